@@ -1,0 +1,59 @@
+# One command each, the same for people, hooks and CI. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-wheels check format bench wheels clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with both distributions and the tools installed
+
+$(STAMP): pyproject.toml client/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable ./client --editable . --group dev
+	@touch $@
+
+demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
+	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
+
+test: setup ## Run the tests (a few minutes on 2 cores)
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+test-slow: setup ## Run the long tests too (soak, big fuzz)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-wheels: wheels ## Run the process and fault tests against the installed wheels
+	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	build/wheel-venv/bin/python -m pip install --quiet --find-links dist dist/batchd-*.whl pytest hypothesis
+	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' process faults $(ARGS)
+
+check: setup ## Lint, format check, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Format the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
+	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')
+
+wheels: setup ## Build the wheels of both distributions into dist/
+	rm -rf dist
+	$(BIN)/python -m build --quiet --wheel --outdir dist client
+	$(BIN)/python -m build --quiet --wheel --outdir dist .
+	@ls dist
+
+clean: ## Remove everything that the other targets made
+	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

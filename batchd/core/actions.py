@@ -1,0 +1,148 @@
+"""What shall be done: every output of the core, as data. ``core.state`` decides them, the daemon performs them in order."""
+
+from dataclasses import dataclass
+
+from batchd.core.course import Course
+from batchd.core.plan import Position
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnWorker:
+    """Start a worker under a number that was never used before."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """Kill a worker; ``reason`` goes into the log."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSlot:
+    """Reserve memory for a slot under a number that was never used before. Paired with ``DropSlot``."""
+
+    stream: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSlot:
+    """Mark the slot unfinished: a new batch will be filled into it. Paired with ``CommitSlot``; reserving again abandons it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSlot:
+    """Mark the slot whole: ``samples`` rows of ``position`` are in it, under ``generation``."""
+
+    stream: int
+    slot: int
+    generation: int
+    position: Position
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlot:
+    """Nobody fills or reads the slot any more: let its memory go."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderChunk:
+    """Have ``worker`` fill rows of ``position`` into ``slot``."""
+
+    worker: int
+    order: int
+    stream: int
+    slot: int
+    position: Position
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitSubscription:
+    """Tell the trainer that its claim is admitted."""
+
+    session: int
+    request: int
+    subscription: int
+    stream: int
+    course: Course
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantLease:
+    """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``."""
+
+    session: int
+    subscription: int
+    sequence: int
+    epoch: int
+    step: int
+    slot: int
+    generation: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell the trainer what cannot be done. ``request`` or ``subscription`` is 0, whichever it is not about."""
+
+    session: int
+    request: int
+    subscription: int
+    error: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportBad:
+    """A sample was found bad for the first time."""
+
+    stream: int
+    sample: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineSample:
+    """A sample killed its workers: tell every worker, now and later, never to decode it again."""
+
+    stream: int
+    sample: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStopped:
+    """A stream stops for good."""
+
+    stream: int
+    text: str
+
+
+Action = (
+    SpawnWorker
+    | KillWorker
+    | CreateSlot
+    | ReserveSlot
+    | CommitSlot
+    | DropSlot
+    | OrderChunk
+    | AdmitSubscription
+    | GrantLease
+    | Refuse
+    | ReportBad
+    | QuarantineSample
+    | ReportStopped
+)

@@ -1,0 +1,91 @@
+"""Which positions one subscription reads, in order: its course. Nobody's process; integer arithmetic only.
+
+A subscription that starts at (epoch, base) as rank r of W reads, counting its sequence from 0,
+
+    first epoch     steps base + r, base + r + W, base + r + 2W, ...
+    later epochs    steps        r,        r + W,        r + 2W, ...
+
+All ranks get the same number of batches in an epoch (a round is one batch for each rank). Where the last round has fewer
+batches left than there are ranks, ``drop_last`` leaves it out; otherwise the ranks share those batches by rows:
+W = 4, two batches left: ranks 0 and 1 read the halves of the first, ranks 2 and 3 those of the second. So every sample is
+read exactly once, no batch is made up, and a position's content does not depend on W.
+
+Invariant: ``at`` is a pure function of the sequence number; ranks that start together stay in the same round.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from batchd.core.plan import Plan, Position
+
+
+class Share(NamedTuple):
+    """What a subscription reads at one place of its course: ``rows`` rows from ``first`` on, of one position."""
+
+    position: Position
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The positions of rank ``rank`` of ``world_size`` from (``epoch``, ``base``) up to before ``end_epoch`` (None: for ever)."""
+
+    plan: Plan
+    rank: int
+    world_size: int
+    epoch: int
+    base: int
+    end_epoch: int | None
+
+    @property
+    def rounds(self) -> int:
+        """Batches per rank in a whole epoch."""
+        return self._rounds_from(0)
+
+    @property
+    def first_rounds(self) -> int:
+        """Batches per rank in the epoch where the course starts."""
+        return self._rounds_from(self.base)
+
+    def at(self, sequence: int) -> Share | None:
+        """What stands at place ``sequence`` of the course; None past its end."""
+        epoch, base, turn = self.epoch, self.base, sequence
+        if turn >= self.first_rounds:
+            later, turn = divmod(turn - self.first_rounds, self.rounds)
+            epoch, base = epoch + 1 + later, 0
+        if self.end_epoch is not None and epoch >= self.end_epoch:
+            return None
+        return self._share(epoch, base, turn)
+
+    def sequence_of(self, position: Position) -> int | None:
+        """At which place of the course ``position`` is read; None where it never is."""
+        epoch, step = position
+        if epoch < self.epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return None
+        base = self.base if epoch == self.epoch else 0
+        if step < base:
+            return None
+        turn = (step - base) // self.world_size
+        if turn >= self._rounds_from(base) or self._share(epoch, base, turn).position.step != step:
+            return None
+        passed = 0 if epoch == self.epoch else self.first_rounds + (epoch - self.epoch - 1) * self.rounds
+        return passed + turn
+
+    def _rounds_from(self, base: int) -> int:
+        full, rest = divmod(self.plan.steps - base, self.world_size)
+        return full + (1 if rest and not self.plan.drop_last else 0)
+
+    def _share(self, epoch: int, base: int, turn: int) -> Share:
+        start = base + turn * self.world_size
+        left = self.plan.steps - start
+        if left >= self.world_size:
+            step = start + self.rank
+            return Share(Position(epoch, step), 0, self.plan.rows(step))
+        batch = self.rank * left // self.world_size
+        first_member = -(-batch * self.world_size // left)
+        next_member = -(-(batch + 1) * self.world_size // left)
+        members, member = next_member - first_member, self.rank - first_member
+        rows = self.plan.rows(start + batch)
+        first, end = rows * member // members, rows * (member + 1) // members
+        return Share(Position(epoch, start + batch), first, end - first)

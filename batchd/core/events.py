@@ -1,0 +1,127 @@
+"""What happens: every input of the daemon, as data. The daemon makes them, ``core.state`` handles them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionAsked:
+    """A trainer of ``session`` claims a stream. See ``messages.Subscribe``.
+
+    ``subscription`` is the number that the claim gets if it is admitted.
+    """
+
+    session: int
+    subscription: int
+    request: int
+    stream: str
+    rank: int
+    world_size: int
+    window: int
+    epoch: int
+    step: int
+    end_epoch: int | None
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A trainer says where it is and what it gives back. See ``messages.Pull``."""
+
+    session: int
+    subscription: int
+    consumed: int
+    waiting: bool
+    wait_us: int
+    released: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionEnded:
+    """A trainer gives up a claim and keeps what it still reads."""
+
+    session: int
+    subscription: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The kernel closed a trainer's lifeline: it reads nothing any more."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker takes orders."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """A worker filled the rows of ``order``. ``bad``: (row, sample, reason)."""
+
+    worker: int
+    order: int
+    busy_us: int
+    bad: list[tuple[int, int, str]]
+
+
+class Note(NamedTuple):
+    """A worker decodes ``sample`` for ``row`` of ``order``."""
+
+    order: int
+    row: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerObserved:
+    """What a worker's note says right now; None between samples."""
+
+    worker: int
+    note: Note | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """A worker is dead, says the kernel. ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)"."""
+
+    worker: int
+    how: str
+    note: Note | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    """The memory for ``slot`` could not be had; ``reason`` is the system's."""
+
+    stream: int
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Finish what is being filled, begin nothing new."""
+
+
+Event = (
+    SubscriptionAsked
+    | Pulled
+    | SubscriptionEnded
+    | SessionEnded
+    | WorkerReady
+    | ChunkDone
+    | WorkerObserved
+    | WorkerGone
+    | SlotLost
+    | Ticked
+    | DrainAsked
+)

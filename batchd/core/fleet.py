@@ -1,0 +1,187 @@
+"""Workers, their orders, their restarts. Nobody's process.
+
+    spawn -> starting --Ready--> ready --(gone)--> its place waits `back-off` -> spawn again, under a new number
+                 |                 |
+                 +----(too slow)---+--(stuck)--> ending, until the kernel says it is gone
+
+Death is only what the kernel reports: a worker that was told to die may still write, so its orders count as under way until then.
+A worker that did something useful is replaced at once; one that dies again and again without, less and less often.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from batchd.core.actions import Action, KillWorker, SpawnWorker
+from batchd.core.events import Note
+from batchd.core.plan import Position
+from batchd.core.ring import Slot
+from batchd.core.statistics import WorkerStatistics
+
+ORDERS_MAX = 2
+"""One in hand and one that is there when it is done, so that no worker waits for the daemon."""
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+START_TIMEOUT_S = 60.0
+
+
+class WorkerState(Enum):
+    """Where a worker stands in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    ENDING = "ending"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A chunk that a worker has: rows ``first`` to ``first + rows`` of ``position``, into ``slot``."""
+
+    number: int
+    stream: int
+    slot: Slot
+    position: Position
+    first: int
+    rows: int
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker process. ``noted_s`` is when its note last changed."""
+
+    number: int
+    place: int
+    started_s: float
+    state: WorkerState = WorkerState.STARTING
+    orders: dict[int, Order] = field(default_factory=dict)
+    chunks: int = 0
+    samples: int = 0
+    busy_us: int = 0
+    note: Note | None = None
+    noted_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the ``workers`` of the configuration; it outlives the processes that fill it."""
+
+    failures: int = 0
+    respawn_s: float | None = None
+    """When the next worker is due; None while there is one."""
+
+
+class Fleet:
+    """All workers of the daemon."""
+
+    def __init__(self, places: int, sample_timeout_s: float) -> None:
+        assert places > 0
+        self.workers: dict[int, Worker] = {}
+        self.deaths = 0
+        self.is_ending = False
+        self._places = [_Place(respawn_s=0.0) for _ in range(places)]
+        self._sample_timeout_s = sample_timeout_s
+        self._last_number = 0
+
+    def spawn_due(self, now: float, actions: list[Action]) -> None:
+        """Start the workers whose time has come."""
+        if self.is_ending:
+            return
+        for index, place in enumerate(self._places):
+            if place.respawn_s is not None and place.respawn_s <= now:
+                place.respawn_s = None
+                self._last_number += 1
+                self.workers[self._last_number] = Worker(self._last_number, index, now)
+                actions.append(SpawnWorker(self._last_number))
+
+    @property
+    def next_spawn_s(self) -> float | None:
+        """When ``spawn_due`` has something to do."""
+        if self.is_ending:
+            return None
+        return min((place.respawn_s for place in self._places if place.respawn_s is not None), default=None)
+
+    @property
+    def ready(self) -> int:
+        """Workers that take orders."""
+        return sum(worker.state is WorkerState.READY for worker in self.workers.values())
+
+    @property
+    def has_orders(self) -> bool:
+        """Is any worker at work?"""
+        return any(worker.orders for worker in self.workers.values())
+
+    def free(self) -> Worker | None:
+        """The worker that will be done first, if any takes one more order."""
+        best: Worker | None = None
+        for worker in self.workers.values():
+            if worker.state is WorkerState.READY and len(worker.orders) < ORDERS_MAX:
+                if not worker.orders:
+                    return worker
+                best = best or worker
+        return best
+
+    def give(self, worker: Worker, order: Order, now: float) -> None:
+        """The worker gets an order. Paired with ``done`` or ``gone``."""
+        if not worker.orders:
+            worker.note, worker.noted_s = None, now
+        worker.orders[order.number] = order
+
+    def done(self, worker: Worker, number: int, busy_us: int) -> Order:
+        """The worker has carried out an order."""
+        order = worker.orders.pop(number)
+        worker.chunks += 1
+        worker.samples += order.rows
+        worker.busy_us += busy_us
+        self._places[worker.place].failures = 0
+        return order
+
+    def gone(self, number: int, now: float) -> Worker:
+        """The kernel says that the worker is dead; its place is filled again after the back-off."""
+        worker = self.workers.pop(number)
+        place = self._places[worker.place]
+        if self.is_ending:
+            return worker
+        self.deaths += 1
+        place.failures = 0 if worker.chunks else place.failures + 1
+        delay_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (place.failures - 1)) if place.failures else 0.0
+        place.respawn_s = now + delay_s
+        return worker
+
+    def observe(self, number: int, note: Note | None, now: float, actions: list[Action]) -> None:
+        """Look at a worker's note: one that says the same for too long is stuck, and killed."""
+        worker = self.workers.get(number)
+        if worker is None or worker.state is WorkerState.ENDING:
+            return
+        if note != worker.note or not worker.orders:
+            worker.note, worker.noted_s = note, now
+            return
+        if now - worker.noted_s >= self._sample_timeout_s:
+            worker.state = WorkerState.ENDING
+            actions.append(KillWorker(number, f"it worked on one sample for {self._sample_timeout_s:g} s"))
+
+    def kill_late_starters(self, now: float, actions: list[Action]) -> None:
+        """A worker that does not come up is replaced."""
+        for worker in self.workers.values():
+            if worker.state is WorkerState.STARTING and now - worker.started_s > START_TIMEOUT_S:
+                worker.state = WorkerState.ENDING
+                actions.append(KillWorker(worker.number, f"it did not start within {START_TIMEOUT_S:g} s"))
+
+    def forgive(self, gap_s: float) -> None:
+        """Nobody ran for ``gap_s`` (the machine was paused): take it off everything that is being timed."""
+        for worker in self.workers.values():
+            worker.noted_s += gap_s
+            worker.started_s += gap_s
+
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        """Every worker that lives, in order of its number."""
+        return tuple(
+            WorkerStatistics(
+                number=worker.number,
+                place=worker.place,
+                state=worker.state.value,
+                orders=len(worker.orders),
+                chunks=worker.chunks,
+                samples=worker.samples,
+                busy_s=worker.busy_us / 1e6,
+            )
+            for worker in self.workers.values()
+        )

@@ -1,0 +1,147 @@
+"""The slots of one stream, and what is being filled into them: a cache of positions. Nobody's process.
+
+    take -> FILLING --(every row filled)--> READY --(not claimed, not leased)--> take again
+              |                                                                     ^
+              +-------(not claimed, no order under way)-----------------------------+
+
+Invariants: a slot is taken only when nobody leases or claims it and no worker has an order for it; each position is in at
+most one slot; a slot's generation grows by one at each taking.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from batchd.core.plan import Position
+
+NEVER = float("inf")
+
+
+class Fill:
+    """The rows of one batch that are still to be filled: cut into chunks on demand, put back when a worker dies."""
+
+    __slots__ = ("_pending", "rows", "under_way")
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._pending: list[tuple[int, int]] = [(0, rows)]
+        self.under_way: dict[int, tuple[int, int]] = {}
+        """Orders at workers: order -> (first row, count)."""
+
+    @property
+    def has_pending(self) -> bool:
+        """Are there rows that no worker has?"""
+        return bool(self._pending)
+
+    @property
+    def is_done(self) -> bool:
+        """Is every row filled?"""
+        return not self._pending and not self.under_way
+
+    @property
+    def pending_rows(self) -> int:
+        """How many rows no worker has."""
+        return sum(count for _first, count in self._pending)
+
+    def cut(self, order: int, rows_max: int) -> tuple[int, int]:
+        """Take up to ``rows_max`` pending rows for an order: (first, count). Ends by ``finish`` or ``put_back``."""
+        first, count = self._pending.pop(0)
+        if count > rows_max:
+            self._pending.insert(0, (first + rows_max, count - rows_max))
+            count = rows_max
+        self.under_way[order] = (first, count)
+        return first, count
+
+    def finish(self, order: int) -> None:
+        """The rows of ``order`` are in the slot."""
+        del self.under_way[order]
+
+    def put_back(self, order: int, parts: list[tuple[int, int]]) -> None:
+        """The rows of ``order`` have to be filled again, in these ``parts``, before any others."""
+        first, count = self.under_way.pop(order)
+        assert sum(part for _first, part in parts) == count, f"parts {parts} of rows {first}+{count}"
+        self._pending[:0] = parts
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One batch worth of shared memory."""
+
+    number: int
+    generation: int = 0
+    position: Position | None = None
+    fill: Fill | None = None
+    leases: int = 0
+    claims: dict[int, int] = field(default_factory=dict)
+    """How many claims each subscription has on it: its trainer will read this filling."""
+    grants: int = 0
+    """How often this filling was handed out."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Is the batch whole?"""
+        return self.position is not None and self.fill is None
+
+    @property
+    def is_idle(self) -> bool:
+        """May it be taken?"""
+        return not self.leases and not self.claims and (self.fill is None or not self.fill.under_way)
+
+
+class Ring:
+    """The slots of one stream, made one by one up to ``slots_max``."""
+
+    def __init__(self, slots_max: int) -> None:
+        self.slots_max = slots_max
+        self.slots: dict[int, Slot] = {}
+        self._by_position: dict[Position, Slot] = {}
+
+    def find(self, position: Position) -> Slot | None:
+        """The slot that holds, or will hold, ``position``."""
+        return self._by_position.get(position)
+
+    def add(self, number: int) -> Slot:
+        """Make room for one more slot."""
+        assert len(self.slots) < self.slots_max, "the ring is full"
+        slot = self.slots[number] = Slot(number)
+        return slot
+
+    def remove(self, slot: Slot) -> None:
+        """Forget a slot whose memory could not be had, and do not ask for that much again."""
+        del self.slots[slot.number]
+        if slot.position is not None:
+            del self._by_position[slot.position]
+        self.slots_max = len(self.slots)
+
+    @property
+    def can_grow(self) -> bool:
+        """May one more slot be made?"""
+        return len(self.slots) < self.slots_max
+
+    def choose(self, next_use: Callable[[Position], float]) -> Slot | None:
+        """The idle slot whose position is needed last (Bélády's rule), or None where none is idle.
+
+        ``next_use`` tells how far away the next reading is, ``NEVER`` where there is none. A slot that is needed again is
+        given up only when the ring cannot grow.
+        """
+        best: Slot | None = None
+        best_use = -1.0
+        for slot in self.slots.values():
+            if not slot.is_idle:
+                continue
+            use = NEVER if slot.position is None or slot.fill is not None else next_use(slot.position)
+            if use == NEVER:
+                return slot
+            if use > best_use:
+                best, best_use = slot, use
+        return None if self.can_grow else best
+
+    def take(self, slot: Slot, position: Position, rows: int) -> None:
+        """Begin to fill ``position`` into an idle slot."""
+        assert slot.is_idle, f"slot {slot.number} is in use"
+        if slot.position is not None:
+            del self._by_position[slot.position]
+        slot.generation += 1
+        slot.position = position
+        slot.fill = Fill(rows)
+        slot.grants = 0
+        self._by_position[position] = slot

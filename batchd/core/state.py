@@ -1,0 +1,206 @@
+"""The daemon's state: one event and the time go in, a list of actions comes out. Nobody's process.
+
+    event, now --> handle --> [what the event means] --> [orders for idle workers] --> actions
+
+It is the only thing that changes streams, rings, subscriptions and the fleet, and it never asks the world: tests drive it
+without any process, and the same events always give the same actions.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from batchd.core.actions import Action, KillWorker, OrderChunk, Refuse
+from batchd.core.delivery import Delivery, StreamSpec
+from batchd.core.events import (
+    ChunkDone,
+    DrainAsked,
+    Event,
+    Pulled,
+    SessionEnded,
+    SlotLost,
+    SubscriptionAsked,
+    SubscriptionEnded,
+    Ticked,
+    WorkerGone,
+    WorkerObserved,
+    WorkerReady,
+)
+from batchd.core.fleet import Fleet, Order, WorkerState
+from batchd.core.statistics import DaemonStatistics
+from batchd.core.stream import Stream
+from batchd.core.subscription import Subscription
+from batchd_wire.codes import ErrorCode
+
+TICK_S = 0.5
+"""How often ``Ticked`` comes."""
+GAP_S = 2.0
+"""A longer pause between two ticks was not ours, so it is not held against anybody."""
+
+
+class DaemonState:
+    """Streams, trainers and workers. ``chunk_rows_max`` bounds what one order fills."""
+
+    def __init__(self, specs: list[StreamSpec], workers: int, *, sample_timeout_s: float, chunk_rows_max: int) -> None:
+        self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot) for spec in specs}
+        self.fleet = Fleet(workers, sample_timeout_s)
+        self.draining = False
+        self._numbers = {spec.name: spec.number for spec in specs}
+        self._stream_of: dict[int, Stream] = {}
+        """By subscription."""
+        self._last_slot = 0
+        self._last_order = 0
+        self._last_tick_s: float | None = None
+        self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
+            SubscriptionAsked: self._subscribe,
+            Pulled: self._pulled,
+            SubscriptionEnded: self._end_subscription,
+            SessionEnded: self._end_session,
+            WorkerReady: self._worker_ready,
+            ChunkDone: self._chunk_done,
+            WorkerObserved: self._worker_observed,
+            WorkerGone: self._worker_gone,
+            SlotLost: self._slot_lost,
+            Ticked: self._ticked,
+            DrainAsked: self._drain,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event in, at ``now`` (seconds of a clock that never goes back); say what shall be done, in order."""
+        actions: list[Action] = []
+        self._handlers[type(event)](event, now, actions)
+        self._order_chunks(now, actions)
+        return actions
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing new is begun, and nothing is under way."""
+        return self.draining and not self.fleet.has_orders
+
+    def statistics(self) -> DaemonStatistics:
+        """Everything that can be counted."""
+        return DaemonStatistics(
+            workers=self.fleet.statistics(),
+            streams=tuple(stream.statistics() for stream in self.streams.values()),
+            worker_deaths=self.fleet.deaths,
+            draining=self.draining,
+        )
+
+    # --- trainers -----------------------------------------------------------------------------------------------------
+
+    def _subscribe(self, event: SubscriptionAsked, _now: float, actions: list[Action]) -> None:
+        number = self._numbers.get(event.stream)
+        if self.draining:
+            problem = ErrorCode.DRAINING, "the daemon is shutting down"
+        elif number is None:
+            names = ", ".join(sorted(self._numbers))
+            problem = ErrorCode.UNKNOWN_STREAM, f"there is no stream {event.stream!r}; this daemon serves: {names}"
+        else:
+            stream = self.streams[number]
+            if stream.delivery.subscribe(event, actions) is not None:
+                self._stream_of[event.subscription] = stream
+            return
+        actions.append(Refuse(event.session, event.request, 0, *problem))
+
+    def _pulled(self, event: Pulled, _now: float, actions: list[Action]) -> None:
+        found = self._find(event.session, event.subscription)
+        if found is None:
+            text = f"subscription {event.subscription} is not one of this session"
+            actions.append(Refuse(event.session, 0, event.subscription, ErrorCode.UNKNOWN_SUBSCRIPTION, text))
+            return
+        delivery, _subscription = found
+        delivery.pull(event, actions)
+        self._forget_if_over(event.subscription)
+
+    def _end_subscription(self, event: SubscriptionEnded, _now: float, actions: list[Action]) -> None:
+        found = self._find(event.session, event.subscription)
+        if found is not None:
+            delivery, subscription = found
+            delivery.end(subscription, actions, with_leases=False)
+            self._forget_if_over(event.subscription)
+
+    def _end_session(self, event: SessionEnded, _now: float, actions: list[Action]) -> None:
+        for stream in self.streams.values():
+            for subscription in list(stream.delivery.subscriptions.values()):
+                if subscription.session == event.session:
+                    stream.delivery.end(subscription, actions, with_leases=True)
+                    self._forget_if_over(subscription.number)
+
+    def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
+        """Only the session that made a subscription may speak for it."""
+        stream = self._stream_of.get(number)
+        subscription = stream.delivery.subscriptions[number] if stream is not None else None
+        if stream is None or subscription is None or subscription.session != session:
+            return None
+        return stream.delivery, subscription
+
+    def _forget_if_over(self, number: int) -> None:
+        if number not in self._stream_of[number].delivery.subscriptions:
+            del self._stream_of[number]
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _worker_ready(self, event: WorkerReady, _now: float, _actions: list[Action]) -> None:
+        worker = self.fleet.workers[event.worker]
+        if worker.state is WorkerState.STARTING:
+            worker.state = WorkerState.READY
+
+    def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
+        worker = self.fleet.workers[event.worker]
+        if event.order not in worker.orders:
+            actions.append(KillWorker(event.worker, f"it reports order {event.order}, which it does not have"))
+            return
+        order = self.fleet.done(worker, event.order, event.busy_us)
+        self.streams[order.stream].chunk_done(order, event, actions)
+
+    def _worker_observed(self, event: WorkerObserved, now: float, actions: list[Action]) -> None:
+        self.fleet.observe(event.worker, event.note, now, actions)
+
+    def _worker_gone(self, event: WorkerGone, now: float, actions: list[Action]) -> None:
+        """Have its orders carried out by others; only the one it had in hand is under suspicion."""
+        worker = self.fleet.gone(event.worker, now)
+        orders = list(worker.orders.values())
+        in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
+        for order in reversed(orders):
+            note = event.note if order.number == in_hand else None
+            how = event.how if order.number == in_hand else None
+            self.streams[order.stream].chunk_lost(order, note, how, actions)
+        self.fleet.spawn_due(now, actions)
+
+    def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:
+        for order in self.streams[event.stream].slot_lost(event.slot, event.reason, actions):
+            for worker in self.fleet.workers.values():
+                worker.orders.pop(order, None)
+
+    def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
+        if self._last_tick_s is not None and now - self._last_tick_s > GAP_S:
+            self.fleet.forgive(now - self._last_tick_s)
+        self._last_tick_s = now
+        self.fleet.spawn_due(now, actions)
+        self.fleet.kill_late_starters(now, actions)
+
+    def _drain(self, _event: DrainAsked, _now: float, _actions: list[Action]) -> None:
+        self.draining = self.fleet.is_ending = True
+
+    def _order_chunks(self, now: float, actions: list[Action]) -> None:
+        """Give every worker that has time the rows that are needed most."""
+        if self.draining:
+            return
+        while (worker := self.fleet.free()) is not None:
+            wants = [(want, stream) for stream in self.streams.values() if (want := stream.delivery.wanted())]
+            if not wants:
+                return
+            ((distance, _served_s), subscription, slot), stream = min(wants, key=lambda want: want[0][0])
+            fill, position = slot.fill, slot.position
+            assert fill is not None
+            assert position is not None
+            self._last_order += 1
+            rows_max = stream.chunk_rows(fill.pending_rows, self.fleet.ready if distance == 0 else None)
+            first, rows = fill.cut(self._last_order, rows_max)
+            subscription.served_s += rows * stream.sample_s
+            order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
+            self.fleet.give(worker, order, now)
+            actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows))
+
+    def _new_slot(self) -> int:
+        self._last_slot += 1
+        return self._last_slot

@@ -1,0 +1,149 @@
+"""One stream: its delivery, its bad samples, and how large its chunks are. Nobody's process."""
+
+from collections.abc import Callable
+
+from batchd.core.actions import Action, QuarantineSample, ReportBad, ReportStopped
+from batchd.core.delivery import Delivery, StreamSpec
+from batchd.core.events import ChunkDone, Note
+from batchd.core.fleet import Order
+from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
+from batchd.core.subscription import Subscription
+from batchd.core.suspicion import BadSamples, Suspects, split
+
+CHUNK_TARGET_S = 0.02
+"""Long enough that messages cost nothing, short enough that workers end a batch together."""
+FIRST_CHUNK_ROWS = 8
+"""Before anything was measured."""
+SMOOTHING = 0.2
+"""Weight of the newest chunk in the mean time for a sample."""
+
+
+class Stream:
+    """See the module. Chunks are as long as the measured time for a sample suggests, and never above ``chunk_rows_max``."""
+
+    def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int]) -> None:
+        self.spec = spec
+        self.delivery = Delivery(spec, new_slot)
+        self.bad = BadSamples(spec.plan.samples, spec.bad_fraction_max)
+        self.suspects = Suspects(spec.plan.samples)
+        self.decoded_samples = 0
+        self.sample_s = 0.0
+        self._chunk_rows_max = chunk_rows_max
+
+    def chunk_rows(self, pending_rows: int, workers: int | None) -> int:
+        """How many rows the next order gets; where a trainer waits, ``workers`` share what is left of its batch."""
+        rows = int(CHUNK_TARGET_S / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
+        if workers is not None:
+            rows = min(rows, -(-pending_rows // workers))
+        return max(1, min(rows, self._chunk_rows_max))
+
+    def chunk_done(self, order: Order, done: ChunkDone, actions: list[Action]) -> None:
+        """Rows of a batch are in its slot."""
+        fill = order.slot.fill
+        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
+        fill.finish(order.number)
+        self._measure(order, done.busy_us)
+        if order.rows == 1 and self.suspects.has_open:
+            self.suspects.acquit(self._sample(order, order.first))
+        self._record_bad(done.bad, actions)
+        if fill.is_done:
+            self.delivery.filled(order.slot, actions)
+        else:
+            self.delivery.wake_stalled(actions)
+
+    def chunk_lost(self, order: Order, note: Note | None, how: str | None, actions: list[Action]) -> None:
+        """The worker that had ``order`` is dead; ``how`` is None where it had not begun with it."""
+        fill = order.slot.fill
+        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
+        if how is None:
+            fill.put_back(order.number, [(order.first, order.rows)])
+            return
+        row = note.row if note is not None else None
+        if note is not None or order.rows == 1:
+            sample = note.sample if note is not None else self._sample(order, order.first)
+            if self.suspects.accuse(sample, alone=order.rows == 1, how=how):
+                reason = self.suspects.quarantined[sample]
+                actions.append(QuarantineSample(self.spec.number, sample, reason))
+                self._stop_if(self.suspects.excess(), actions)
+        fill.put_back(order.number, split(order.first, order.rows, row))
+        self.delivery.wake_stalled(actions)
+
+    def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
+        """Memory for a slot could not be had; says which orders will never be carried out."""
+        slot = self.delivery.ring.slots.get(number)
+        if slot is None:
+            return []
+        orders = list(slot.fill.under_way) if slot.fill is not None else []
+        problem = self.delivery.lose(slot, actions)
+        self._stop_if(problem and f"{problem}: {reason}", actions)
+        return orders
+
+    def statistics(self) -> StreamStatistics:
+        """Everything that can be counted of the stream."""
+        delivery, plan = self.delivery, self.spec.plan
+        slots = delivery.ring.slots.values()
+        return StreamStatistics(
+            name=self.spec.name,
+            fingerprint=self.spec.fingerprint,
+            samples=plan.samples,
+            batch_size=plan.batch_size,
+            steps=plan.steps,
+            slots=len(slots),
+            slots_max=delivery.ring.slots_max,
+            ready_slots=sum(slot.is_ready for slot in slots),
+            leased_slots=sum(slot.leases > 0 for slot in slots),
+            decoded_batches=delivery.decoded_batches,
+            decoded_samples=self.decoded_samples,
+            delivered_batches=delivery.delivered_batches,
+            delivered_samples=delivery.delivered_samples,
+            shared_batches=delivery.shared_batches,
+            bad_rows=self.bad.bad_rows,
+            bad_samples=len(self.bad.listed),
+            quarantined_samples=len(self.suspects.quarantined),
+            sample_s=self.sample_s,
+            stopped=delivery.stopped,
+            subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
+        )
+
+    def _measure(self, order: Order, busy_us: int) -> None:
+        self.decoded_samples += order.rows
+        self.bad.rows += order.rows
+        measured_s = busy_us / 1e6 / order.rows
+        self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
+
+    def _record_bad(self, bad: list[tuple[int, int, str]], actions: list[Action]) -> None:
+        for _row, sample, told in bad:
+            reason = self.suspects.quarantined.get(sample, told)
+            if self.bad.record(sample, reason):
+                actions.append(ReportBad(self.spec.number, sample, reason))
+            if self.spec.on_error == "fail":
+                self._stop_if(f"sample {sample} is bad and on_error = fail: {reason}", actions)
+        if bad:
+            self._stop_if(self.bad.excess(), actions)
+
+    def _stop_if(self, text: str | None, actions: list[Action]) -> None:
+        if text and self.delivery.stopped is None:
+            self.delivery.stop(text, actions)
+            actions.append(ReportStopped(self.spec.number, text))
+
+    def _sample(self, order: Order, row: int) -> int:
+        return int(self.spec.plan.indices(order.position, row, 1)[0])
+
+
+def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:
+    share = one.course.at(one.consumed)
+    return SubscriptionStatistics(
+        number=one.number,
+        session=one.session,
+        rank=one.course.rank,
+        world_size=one.course.world_size,
+        window=one.window,
+        epoch=share.position.epoch if share else None,
+        step=share.position.step if share else None,
+        consumed_batches=one.consumed,
+        delivered_samples=one.delivered_samples,
+        held_slots=len(one.leases),
+        ready_ahead=one.granted - one.consumed,
+        waiting=one.waiting,
+        wait_s=one.wait_us / 1e6,
+    )

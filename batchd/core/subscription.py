@@ -1,0 +1,72 @@
+"""One trainer's claim on a stream: where it is, what it wants, what it holds. Nobody's process.
+
+    sequence   0 ........ consumed ......... granted ........ granted + claims ........ consumed + window
+               read before | handed over,     | claimed: being | not claimed yet: no memory to
+                           | not yet looked at | filled or about to be | promise, or not wanted yet
+
+``usage`` = leases + claims is what the subscription takes of the ring; ``Delivery`` keeps the sum of all usages, each counted as
+at least its entitlement of two slots, within the ring. So every claim has a slot, and nobody waits for somebody else's.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from batchd.core.course import Course, Share
+from batchd.core.ring import Slot
+
+ENTITLEMENT_SLOTS = 2
+"""One to read, one being filled: with them a subscription goes on whatever the others do."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """A position that will be handed out next but ``n``; ``slot`` is None for the moment until one is idle."""
+
+    sequence: int
+    share: Share
+    slot: Slot | None = None
+
+
+class Lease(NamedTuple):
+    """A trainer's right to read one slot."""
+
+    slot: Slot
+    generation: int
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """See the drawing above. ``served_s`` is the worker time spent for it, for fairness."""
+
+    number: int
+    session: int
+    course: Course
+    window: int
+    served_s: float = 0.0
+    consumed: int = 0
+    granted: int = 0
+    waiting: bool = False
+    wait_us: int = 0
+    released: int = 0
+    delivered_samples: int = 0
+    claims: deque[Claim] = field(default_factory=deque)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    """By sequence."""
+    ended: bool = False
+    """The trainer wants no more; only its leases are left."""
+
+    @property
+    def usage(self) -> int:
+        """Slots that it takes of the ring, shared ones counted as if they were its own."""
+        return len(self.leases) + len(self.claims)
+
+    @property
+    def committed(self) -> int:
+        """Slots that the ring owes it at this moment."""
+        return len(self.leases) if self.ended else max(ENTITLEMENT_SLOTS, self.usage)
+
+    @property
+    def next_sequence(self) -> int:
+        """The first place of its course that is not claimed."""
+        return self.granted + len(self.claims)

@@ -1,0 +1,110 @@
+"""Bad samples of one stream, and which sample kills workers. Nobody's process.
+
+A worker that dies names, by its note, the sample it had in hand. That alone proves nothing (somebody may have killed it),
+so the sample is run again, alone in its chunk; a second death there is proof, and the sample is quarantined: no
+worker touches it again. Where a note says nothing, the chunk is halved until one sample is left.
+
+Invariant: a sample that kills whoever decodes it kills at most two workers that left a note.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+
+DEATHS_MAX = 2
+LISTED_MAX = 10_000
+"""Bad samples that are remembered by name; further ones are only counted."""
+SURE_ROWS = 256
+DEVIATIONS = 4
+QUARANTINED_MIN = 10
+QUARANTINED_FRACTION = 0.001
+
+
+@dataclass(slots=True)
+class BadSample:
+    """Why a sample is bad, and in how many rows it was met."""
+
+    reason: str
+    times: int = 0
+
+
+class BadSamples:
+    """The bad samples of one stream, and when there are too many of them."""
+
+    def __init__(self, samples: int, bad_fraction_max: float) -> None:
+        self._samples = samples
+        self._fraction_max = bad_fraction_max
+        self.rows = 0
+        self.bad_rows = 0
+        self.listed: dict[int, BadSample] = {}
+
+    def record(self, sample: int, reason: str) -> bool:
+        """Count a bad row; true where the sample is listed for the first time."""
+        self.bad_rows += 1
+        known = self.listed.get(sample)
+        if known is None and len(self.listed) >= LISTED_MAX:
+            return False
+        entry = self.listed.setdefault(sample, BadSample(reason))
+        entry.times += 1
+        return known is None
+
+    def excess(self) -> str | None:
+        """Say that the stream is mostly broken: certain from the samples listed, or beyond chance from the rows seen.
+
+        The rows seen are a random part of an epoch, so a limit on them alone would stop a stream that has just met its few
+        bad samples early; four standard deviations of a binomial are allowed on top.
+        """
+        if len(self.listed) > self._fraction_max * self._samples:
+            return self._text(len(self.listed), self._samples, "samples")
+        expected = self._fraction_max * self.rows
+        slack = DEVIATIONS * sqrt(expected * (1 - self._fraction_max))
+        if self.rows >= SURE_ROWS and self.bad_rows > expected + slack:
+            return self._text(self.bad_rows, self.rows, "rows read so far")
+        return None
+
+    def _text(self, bad: int, of: int, what: str) -> str:
+        return f"{bad} of {of} {what} are bad, more than max_bad_fraction = {self._fraction_max:g}"
+
+
+class Suspects:
+    """Samples that were in a dead worker's hand."""
+
+    def __init__(self, samples: int) -> None:
+        self._quarantined_max = max(QUARANTINED_MIN, int(samples * QUARANTINED_FRACTION))
+        self._deaths: dict[int, int] = {}
+        self.quarantined: dict[int, str] = {}
+
+    def accuse(self, sample: int, *, alone: bool, how: str) -> bool:
+        """Count a death; true where it proves the sample guilty, which is then quarantined."""
+        deaths = self._deaths[sample] = self._deaths.get(sample, 0) + 1
+        if not alone or deaths < DEATHS_MAX or sample in self.quarantined:
+            return False
+        self.quarantined[sample] = f"quarantined: it ended {deaths} workers, the last by {how}"
+        return True
+
+    def acquit(self, sample: int) -> None:
+        """The sample was decoded alone and the worker lives."""
+        self._deaths.pop(sample, None)
+
+    @property
+    def has_open(self) -> bool:
+        """Is anybody under suspicion?"""
+        return bool(self._deaths)
+
+    def excess(self) -> str | None:
+        """Say that crashes are not a matter of single samples."""
+        if len(self.quarantined) <= self._quarantined_max:
+            return None
+        return (
+            f"{len(self.quarantined)} samples ended their workers, more than the {self._quarantined_max} that may be odd files: "
+            "something is wrong with the decoder or the machine"
+        )
+
+
+def split(first: int, count: int, row: int | None) -> list[tuple[int, int]]:
+    """Cut a dead worker's chunk so that the suspected row stands alone; into halves where none is."""
+    if row is None or not first <= row < first + count:
+        half = count // 2
+        parts = [(first, half), (first + half, count - half)]
+    else:
+        parts = [(first, row - first), (row, 1), (row + 1, first + count - row - 1)]
+    return [part for part in parts if part[1]]

@@ -1,0 +1,58 @@
+"""Messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket. Every process; standard library only.
+
+One datagram is one message; its order is kept and its borders too. End of file is news, not an error: the kernel says
+that the last holder of the other end is gone.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+
+from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message, Vocabulary
+
+DESCRIPTORS_MAX = 4
+SEND_BUFFER_BYTES = 1 << 20
+
+
+class ChannelClosed(ConnectionError):  # noqa: N818  news, not an error of ours
+    """The other side is gone."""
+
+
+def send_message(channel: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Send one message with its descriptors.
+
+    Raises ``ChannelClosed`` where nobody is there any more and ``BlockingIOError`` where a non-blocking channel is full.
+    """
+    data = message.encode()
+    assert len(data) <= MESSAGE_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
+    try:
+        if descriptors:
+            socket.send_fds(channel, [data], list(descriptors))
+        else:
+            channel.send(data)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise ChannelClosed(str(error)) from None
+
+
+def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Message, list[int]]:
+    """Receive one message with its descriptors, which now belong to the caller (close-on-exec).
+
+    Raises ``ChannelClosed`` at the end of file, ``MalformedMessage`` for anything else that is no message (its
+    descriptors are closed), and what the socket raises: ``BlockingIOError`` or ``TimeoutError``.
+    """
+    try:
+        data, descriptors, flags, _address = socket.recv_fds(
+            channel, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+        )
+    except ConnectionResetError as error:
+        raise ChannelClosed(str(error)) from None
+    if not data and not descriptors:
+        raise ChannelClosed("the other side closed the channel")
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise MalformedMessage("a message too long, or with too many descriptors")
+        return vocabulary.decode(data), descriptors
+    except MalformedMessage:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise

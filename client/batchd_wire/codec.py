@@ -1,0 +1,144 @@
+"""How a message becomes bytes, and the one place where arriving bytes are checked. Every process; standard library and msgpack.
+
+A message is a frozen dataclass with a number. On the wire it is one msgpack array, the number first and then the fields in
+their order:
+
+    [code, field 1, field 2, ...]
+
+Nothing but msgpack's own types is ever read (no extensions, no timestamps, no objects); every container and string has a
+limit. A vocabulary is the set of messages that one side may receive: anything else is ``MalformedMessage``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, dataclass_transform, get_args, get_origin, get_type_hints
+
+import msgpack
+
+MESSAGE_BYTES_MAX = 128 * 1024
+"""Longest header frame or datagram; what is longer was not sent by one of us."""
+TEXT_CHARACTERS_MAX = 16 * 1024
+ITEMS_MAX = 4096
+NUMBER_MAX = (1 << 63) - 1
+
+_unpack_options: dict[str, Any] = {
+    "raw": False,
+    "strict_map_key": True,
+    "use_list": True,
+    "max_str_len": TEXT_CHARACTERS_MAX,
+    "max_bin_len": MESSAGE_BYTES_MAX,
+    "max_array_len": ITEMS_MAX,
+    "max_map_len": ITEMS_MAX,
+    "max_ext_len": 0,
+}
+
+_pack = msgpack.Packer(autoreset=True, use_bin_type=True).pack
+
+
+class MalformedMessage(ValueError):  # noqa: N818  the tree of errors names things by what is wrong with them
+    """Bytes that are no message of the expected vocabulary."""
+
+
+class Message:
+    """Base of every message: a frozen dataclass with a ``code`` that is unique in its vocabulary."""
+
+    __slots__ = ()
+    code: ClassVar[int]
+    field_names: ClassVar[tuple[str, ...]]
+    checks: ClassVar[tuple[Callable[[Any], bool], ...]]
+
+    def encode(self) -> bytes:
+        """The message as one msgpack array."""
+        packed: bytes = _pack((self.code, *[getattr(self, name) for name in self.field_names]))
+        return packed
+
+
+@dataclass_transform(frozen_default=True)
+def message(code: int) -> Callable[[type], type[Any]]:
+    """Make a class of annotated fields a message with this number."""
+
+    def decorate(cls: type) -> type[Any]:
+        made: Any = dataclass(frozen=True, slots=True)(cls)
+        hints = get_type_hints(made)
+        made.code = code
+        made.field_names = tuple(field.name for field in fields(made))
+        made.checks = tuple(_check_for(hints[name]) for name in made.field_names)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
+class Vocabulary:
+    """The messages one side may receive, by number."""
+
+    def __init__(self, *kinds: type[Message]) -> None:
+        self._kinds = {kind.code: kind for kind in kinds}
+        assert len(self._kinds) == len(kinds), "two messages of one vocabulary share a number"
+
+    def decode(self, data: bytes | memoryview) -> Message:
+        """Read one message. Raises ``MalformedMessage`` saying what is wrong with it."""
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise MalformedMessage(f"{len(data)} bytes, more than the {MESSAGE_BYTES_MAX} of the longest message")
+        try:
+            parts = msgpack.unpackb(data, **_unpack_options)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MalformedMessage(f"not msgpack: {type(error).__name__} {error}") from None
+        if type(parts) is not list or not parts or type(parts[0]) is not int:
+            raise MalformedMessage("a message is an array that starts with its number")
+        kind = self._kinds.get(parts[0])
+        if kind is None:
+            raise MalformedMessage(f"message number {parts[0]} is not expected here")
+        checks = kind.checks
+        if len(parts) != len(checks) + 1:
+            raise MalformedMessage(f"{kind.__name__} has {len(checks)} fields, not {len(parts) - 1}")
+        values = parts[1:]
+        for name, check, value in zip(kind.field_names, checks, values, strict=True):
+            if not check(value):
+                raise MalformedMessage(f"{kind.__name__}.{name} cannot be {_shorten(value)}")
+        return kind(*values)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= NUMBER_MAX
+
+
+def _is_plain(type_: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is type_
+
+
+def _check_for(hint: Any) -> Callable[[Any], bool]:
+    """Choose the check for a field by its annotation; numbers are whole and never negative."""
+    if hint is int:
+        return _is_number
+    if hint in (str, bytes, bool, float):
+        return _is_plain(hint)
+    if hint is object or hint is Any:
+        return lambda _value: True
+    if get_origin(hint) is list:
+        return _list_check(_check_for(get_args(hint)[0]))
+    if get_origin(hint) is tuple:
+        return _tuple_check(tuple(_check_for(part) for part in get_args(hint)))
+    if get_origin(hint) is dict:
+        return _is_plain(dict)
+    alternatives = [part for part in get_args(hint) if part is not type(None)]
+    assert len(alternatives) == 1, f"no check for {hint}"
+    check = _check_for(alternatives[0])
+    return lambda value: value is None or check(value)
+
+
+def _list_check(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def _tuple_check(checks: tuple[Callable[[Any], bool], ...]) -> Callable[[Any], bool]:
+    """A tuple travels as an array, so it arrives as a list of exactly this length."""
+    return lambda value: (
+        type(value) is list
+        and len(value) == len(checks)
+        and all(check(part) for check, part in zip(checks, value, strict=True))
+    )
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  a line of an error message

@@ -1,0 +1,34 @@
+"""Error codes on the wire. Every process. A number is given once and never reused.
+
+1xx  the session: the peer, its version, its messages
+2xx  subscribing: the stream, the rank, the position, the memory
+3xx  delivery: what may happen to a subscription that was admitted
+4xx  the daemon's own life
+"""
+
+from enum import IntEnum, unique
+
+
+@unique
+class ErrorCode(IntEnum):
+    """Why the daemon refused; the text that travels with it says by how much and what helps."""
+
+    UNSUPPORTED_VERSION = 100
+    NOT_ALLOWED = 101
+    MALFORMED_MESSAGE = 102
+    UNEXPECTED_MESSAGE = 103
+    UNKNOWN_SESSION = 104
+
+    UNKNOWN_STREAM = 200
+    RANK_OUT_OF_RANGE = 201
+    POSITION_OUT_OF_RANGE = 202
+    FINGERPRINT_MISMATCH = 203
+    RING_TOO_SMALL = 204
+    TOO_FEW_BATCHES = 205
+    WINDOW_OUT_OF_RANGE = 206
+
+    RING_EXHAUSTED = 300
+    STREAM_STOPPED = 301
+    UNKNOWN_SUBSCRIPTION = 302
+
+    DRAINING = 400

@@ -1,0 +1,196 @@
+"""What trainer and daemon say to each other. Every process; the numbers are given once and never reused.
+
+Two sockets in the runtime directory make a session on one host:
+
+    trainer                                              daemon
+       |  -- lifeline (AF_UNIX SOCK_SEQPACKET) -------->   |   Hello
+       |  <----------------------------------------------  |   Welcome (secret)  | Refused
+       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties the routing id to the lifeline
+       |  <----------------------------------------------  |   Opened            | Refused
+       |  -- Subscribe --------------------------------->  |
+       |  <-- Subscribed | Refused ----------------------  |
+       |  -- Pull (how far I am, what I give back) ----->  |   one for each batch taken
+       |  <== lifeline: SlotShared + file descriptor ====  |   once for each slot, before the first handle that names it
+       |  <-- Handle ------------------------------------  |   as soon as the position is ready, in order
+       |  -- Unsubscribe ------------------------------->  |
+
+The lifeline proves who the trainer is (``SO_PEERCRED``) and that it lives: its end of file, which the kernel sends when
+the last copy of the trainer's end is gone, gives back every lease of the session. A routing id is only an address.
+
+``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never differences, so it may be
+repeated or overtaken without harm.
+"""
+
+from batchd_wire.codec import Message, Vocabulary, message
+
+# --- on the lifeline -------------------------------------------------------------------------------------------------
+
+
+@message(1)
+class Hello(Message):
+    """The trainer's first word. ``name`` is for people: the program's name, shown by ``batchd status``."""
+
+    version: int
+    name: str
+    pid: int
+
+
+@message(2)
+class Welcome(Message):
+    """The session exists. ``secret`` (16 bytes) opens it on the ZeroMQ side and nowhere else."""
+
+    version: int
+    secret: bytes
+
+
+@message(3)
+class SlotShared(Message):
+    """Travels with one descriptor, opened read-only: the memory of ``slot``, ``slot_bytes`` long, sealed against shrinking."""
+
+    slot: int
+    slot_bytes: int
+
+
+# --- trainer to daemon, over ZeroMQ ----------------------------------------------------------------------------------
+
+
+@message(10)
+class Open(Message):
+    """Tie this ZeroMQ connection to the session that the lifeline began."""
+
+    version: int
+    secret: bytes
+
+
+@message(11)
+class Subscribe(Message):
+    """Claim a stream as ``rank`` of ``world_size``, from (``epoch``, ``step``) up to before ``end_epoch`` (None: for ever).
+
+    ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the same step.
+    ``window`` is how many positions ahead of the trainer shall be ready; 0 means the stream's own setting.
+    ``fingerprint`` is what the trainer's saved state says the stream was, or None.
+    """
+
+    request: int
+    stream: str
+    rank: int
+    world_size: int
+    window: int
+    epoch: int
+    step: int
+    end_epoch: int | None
+    fingerprint: str | None
+
+
+@message(12)
+class Pull(Message):
+    """Where the trainer is: ``consumed`` positions handed to the user's loop so far, ``waiting`` if it stands still for the next.
+
+    ``released``: (sequence, generation) of leases given back. ``wait_us``: microseconds spent waiting so far, in total.
+    """
+
+    subscription: int
+    consumed: int
+    waiting: bool
+    wait_us: int
+    released: list[tuple[int, int]]
+
+
+@message(13)
+class Unsubscribe(Message):
+    """Give up a subscription. Its leases stay until they are released or the lifeline ends."""
+
+    subscription: int
+
+
+@message(14)
+class AskStatus(Message):
+    """What is everybody doing?"""
+
+    request: int
+
+
+@message(15)
+class AskBad(Message):
+    """Which samples of ``stream`` are bad, and why?"""
+
+    request: int
+    stream: str
+
+
+# --- daemon to trainer, over ZeroMQ ----------------------------------------------------------------------------------
+
+
+@message(20)
+class Opened(Message):
+    """The connection may be used. ``daemon`` is the daemon's version, for people."""
+
+    daemon: str
+
+
+@message(21)
+class Subscribed(Message):
+    """The claim is admitted.
+
+    ``layout`` is a ``SlotLayout``; ``rounds`` is how many batches each rank gets in a whole epoch, ``first_rounds`` how many
+    in the epoch where this subscription starts. ``classes`` are the names of the labels, if the source has names.
+    """
+
+    request: int
+    subscription: int
+    fingerprint: str
+    samples: int
+    batch_size: int
+    steps: int
+    rounds: int
+    first_rounds: int
+    window: int
+    layout: object
+    classes: list[str]
+
+
+@message(22)
+class Handle(Message):
+    """The lease of one slot with (``epoch``, ``step``); rows ``first`` to ``first + count`` of it are this trainer's."""
+
+    subscription: int
+    sequence: int
+    epoch: int
+    step: int
+    slot: int
+    generation: int
+    first: int
+    count: int
+
+
+@message(23)
+class Refused(Message):
+    """``request`` could not be done, or (``request`` 0) ``subscription`` cannot go on. ``error`` is an ``ErrorCode``."""
+
+    request: int
+    subscription: int
+    error: int
+    text: str
+
+
+@message(24)
+class Status(Message):
+    """The answer to ``AskStatus``: plain data, the same that ``batchd status --json`` prints."""
+
+    request: int
+    status: dict[str, object]
+
+
+@message(25)
+class BadSamples(Message):
+    """The answer to ``AskBad``: (sample index, path, reason, times seen), the first ``ITEMS_MAX`` of ``total``."""
+
+    request: int
+    total: int
+    samples: list[tuple[int, str, str, int]]
+
+
+TO_DAEMON_LIFELINE = Vocabulary(Hello)
+TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, Refused)
+TO_DAEMON = Vocabulary(Open, Subscribe, Pull, Unsubscribe, AskStatus, AskBad)
+TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples)

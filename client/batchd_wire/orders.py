@@ -1,0 +1,108 @@
+"""What daemon and worker say to each other over their private socket pair. Daemon and worker; numbers never reused.
+
+    daemon                                        worker
+       |  <-----------------------------------------  |   Ready
+       |  -- ServeStream (+ fd: the source's index) -> |   once for each stream, before its first order
+       |  -- UseSlot (+ fd, read and write) --------->  |   once for each slot, before its first order
+       |  -- FillChunk ------------------------------>  |   at most two at a time
+       |  <-----------------------------------------  |   ChunkFilled
+       |  -- Quarantine ----------------------------->  |
+       |  -- ForgetSlot ----------------------------->  |
+       |                 end of file, either way: the other side is gone
+
+Next to the channel each worker owns one small note in shared memory (its fd is inherited): the order it works on, the
+row it stands at and the sample that it decodes for it (not the row's own where it stands in for a bad one). The worker is
+its only writer; the daemon looks at it when a worker is stuck or dead, to know which sample it was.
+
+    0                8               16              24
+    +----------------+---------------+---------------+
+    | order          | row + 1       | sample        |      row + 1 = 0: between samples
+    +----------------+---------------+---------------+
+"""
+
+from struct import Struct
+
+from batchd_wire.codec import Message, Vocabulary, message
+
+NOTE = Struct("<QQQ")
+NOTE_BYTES = 4096
+assert NOTE.size == 24  # noqa: PLR2004  as drawn above
+
+
+@message(30)
+class Ready(Message):
+    """The worker has imported what it needs and takes orders. ``decoders``: the JPEG and the other decoder, with versions."""
+
+    decoders: str
+
+
+@message(31)
+class ServeStream(Message):
+    """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
+
+    ``source`` and ``steps`` are the validated configuration as plain data; ``layout`` is a ``SlotLayout``.
+    """
+
+    stream: int
+    name: str
+    seed: int
+    samples: int
+    batch_size: int
+    shuffle: bool
+    on_error: str
+    source: dict[str, object]
+    steps: list[dict[str, object]]
+    layout: object
+
+
+@message(32)
+class UseSlot(Message):
+    """Travels with one descriptor: the memory of ``slot`` for writing."""
+
+    slot: int
+    slot_bytes: int
+
+
+@message(33)
+class ForgetSlot(Message):
+    """Unmap ``slot``; it will not be ordered again."""
+
+    slot: int
+
+
+@message(34)
+class FillChunk(Message):
+    """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``."""
+
+    order: int
+    stream: int
+    slot: int
+    epoch: int
+    step: int
+    first: int
+    count: int
+
+
+@message(35)
+class ChunkFilled(Message):
+    """The rows of ``order`` are in the slot. ``bad``: (row, sample index, reason) of the samples that are not good."""
+
+    order: int
+    busy_us: int
+    bad: list[tuple[int, int, str]]
+
+
+@message(36)
+class Quarantine(Message):
+    """These samples of the stream killed workers: never decode them, treat them as bad. Adds to what was said before."""
+
+    stream: int
+    samples: list[int]
+
+
+REASON_CHARACTERS_MAX = 300
+CHUNK_ROWS_MAX = 256
+"""So that even a chunk of nothing but bad samples fits into one message."""
+
+TO_WORKER = Vocabulary(ServeStream, UseSlot, ForgetSlot, FillChunk, Quarantine)
+TO_DAEMON_FROM_WORKER = Vocabulary(Ready, ChunkFilled)

@@ -1,0 +1,86 @@
+"""The runtime directory and the addresses in it. Every process; standard library only.
+
+    <runtime directory>/          0750; its group is who may connect
+        batchd.sock               ZeroMQ ROUTER
+        lifeline.sock             AF_UNIX SOCK_SEQPACKET: who are you, descriptors, end of file
+        lock                      held with flock by the living daemon; never removed
+
+An address is that directory: ``ipc:///run/batchd`` or the plain path.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_DIRECTORY = Path("/run/batchd")
+ADDRESS_VARIABLE = "BATCHD_ADDRESS"
+SOCKET_PATH_BYTES_MAX = 107
+"""``sun_path`` of unix(7) holds 108 bytes with the closing zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeDirectory:
+    """The names in a runtime directory. Creates and opens nothing."""
+
+    path: Path
+
+    @property
+    def lifeline_path(self) -> Path:
+        """The lifeline's socket."""
+        return self.path / "lifeline.sock"
+
+    @property
+    def zmq_path(self) -> Path:
+        """The ROUTER's socket file."""
+        return self.path / "batchd.sock"
+
+    @property
+    def zmq_endpoint(self) -> str:
+        """The ROUTER's endpoint, as ZeroMQ writes it."""
+        return f"ipc://{self.zmq_path}"
+
+    @property
+    def lock_path(self) -> Path:
+        """The file that the living daemon holds locked."""
+        return self.path / "lock"
+
+    @property
+    def address(self) -> str:
+        """What a trainer puts into ``BATCHD_ADDRESS``."""
+        return f"ipc://{self.path}"
+
+
+def runtime_directory(path: Path) -> RuntimeDirectory:
+    """Name the runtime directory at ``path``. Raises ``ValueError`` where its sockets' paths would be too long for the kernel."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links, and /run/batchd may be one
+    longest = os.fsencode(absolute / "lifeline.sock")
+    if len(longest) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(
+            f"the runtime directory {absolute} makes socket paths of {len(longest)} bytes, and the kernel takes "
+            f"{SOCKET_PATH_BYTES_MAX}; choose a shorter one"
+        )
+    return RuntimeDirectory(absolute)
+
+
+def parse_address(address: str) -> RuntimeDirectory:
+    """Read ``ipc:///run/batchd`` or ``/run/batchd``. Raises ``ValueError`` for anything else."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        scheme, rest = "ipc", address
+    if scheme != "ipc":
+        raise ValueError(f"the address {address!r} is not of the form ipc:///run/batchd")
+    if not rest:
+        raise ValueError(f"the address {address!r} names no directory; write for example ipc:///run/batchd")
+    return runtime_directory(Path(rest))
+
+
+def user_directory() -> Path | None:
+    """The runtime directory of the user's own daemon, or None where the session has no ``$XDG_RUNTIME_DIR``."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "batchd" if base else None
+
+
+def candidate_directories() -> list[Path]:
+    """Where a daemon may be found, the system's first."""
+    user = user_directory()
+    return [SYSTEM_DIRECTORY] + ([user] if user else [])
