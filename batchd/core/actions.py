@@ -23,7 +23,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class CreateSlot:
-    """Reserve memory for a slot under a number that was never used before. Paired with ``DropSlot``."""
+    """Reserve memory for a slot under a number that was never used before."""
 
     stream: int
     slot: int
@@ -45,13 +45,6 @@ class CommitSlot:
     generation: int
     position: Position
     samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropSlot:
-    """Nobody fills or reads the slot any more: let its memory go."""
-
-    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +104,7 @@ class ReportBad:
 
     stream: int
     sample: int
+    path: str
     reason: str
 
 
@@ -137,7 +131,6 @@ Action = (
     | CreateSlot
     | ReserveSlot
     | CommitSlot
-    | DropSlot
     | OrderChunk
     | AdmitSubscription
     | GrantLease

@@ -99,8 +99,8 @@ class Delivery:
         self._forget_if_over(subscription)
         self.wake_stalled(actions)
 
-    def end(self, subscription: Subscription, actions: list[Action], *, with_leases: bool) -> None:
-        """A trainer gives up its claim, and with its lifeline also everything it reads."""
+    def end(self, subscription: Subscription, actions: list[Action], *, leases_from: int | None) -> None:
+        """A trainer gives up its claim, and its leases from sequence ``leases_from`` on (None: it keeps them all)."""
         if not subscription.ended:
             self._withdraw_claims(subscription, 0)
             before = subscription.committed
@@ -108,9 +108,10 @@ class Delivery:
             subscription.waiting = False
             self._committed += subscription.committed - before
             self._stalled.discard(subscription.number)
-        if with_leases:
+        if leases_from is not None:
             for sequence, lease in list(subscription.leases.items()):
-                self._release(subscription, sequence, lease.generation)
+                if sequence >= leases_from:
+                    self._release(subscription, sequence, lease.generation)
         self._forget_if_over(subscription)
         self.wake_stalled(actions)
 

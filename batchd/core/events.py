@@ -38,15 +38,23 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionEnded:
-    """A trainer gives up a claim and keeps what it still reads."""
+    """A trainer gives up a claim and keeps what it still reads. See ``messages.Unsubscribe``."""
 
     session: int
     subscription: int
+    consumed: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
     """The kernel closed a trainer's lifeline: it reads nothing any more."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCutOff:
+    """A trainer misbehaved and is not listened to any more; it may still read what it holds."""
 
     session: int
 
@@ -60,12 +68,13 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """A worker filled the rows of ``order``. ``bad``: (row, sample, reason)."""
+    """A worker filled the rows of ``order``. See ``orders.ChunkFilled``."""
 
     worker: int
     order: int
     busy_us: int
-    bad: list[tuple[int, int, str]]
+    bad: list[tuple[int, str, str]]
+    hopeless: str
 
 
 class Note(NamedTuple):
@@ -117,6 +126,7 @@ Event = (
     | Pulled
     | SubscriptionEnded
     | SessionEnded
+    | SessionCutOff
     | WorkerReady
     | ChunkDone
     | WorkerObserved

@@ -77,14 +77,20 @@ def _columns_for(length: int) -> int:
 
 
 def _round_keys(key: tuple[int, ...], rounds: int) -> list[tuple[np.uint64, np.uint64]]:
-    state = _GOLDEN
-    for word in key:
-        state = _mix_number(state ^ (word & _MASK))
+    state = mixed(key)
     keys = []
     for _ in range(rounds):
         state = (state + _GOLDEN) & _MASK
         keys.append(np.uint64(_mix_number(state)))
     return list(zip(keys[::2], keys[1::2], strict=True))
+
+
+def mixed(key: tuple[int, ...]) -> int:
+    """One well mixed 64-bit number for any whole numbers."""
+    state = _GOLDEN
+    for word in key:
+        state = _mix_number(state ^ (word & _MASK))
+    return state
 
 
 def _mix_number(value: int) -> int:

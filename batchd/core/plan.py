@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.core.permutation import Permutation
+from batchd.core.permutation import Permutation, mixed
 
 
 class Position(NamedTuple):
@@ -52,6 +52,12 @@ class Plan:
         if not self.shuffle:
             return places.astype(np.int64)
         return _permutation(self.samples, self.seed, position.epoch)(places).astype(np.int64)
+
+    def substitute(self, epoch: int, sample: int, attempt: int) -> int:
+        """The sample that stands in for a bad one at its ``attempt``-th try (from 1): any other, the same for ever."""
+        if self.samples == 1:
+            return sample
+        return (sample + 1 + mixed((self.seed, epoch, sample, attempt)) % (self.samples - 1)) % self.samples
 
 
 @lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from batchd.core.events import (
     DrainAsked,
     Event,
     Pulled,
+    SessionCutOff,
     SessionEnded,
     SlotLost,
     SubscriptionAsked,
@@ -55,6 +56,7 @@ class DaemonState:
             Pulled: self._pulled,
             SubscriptionEnded: self._end_subscription,
             SessionEnded: self._end_session,
+            SessionCutOff: self._end_session,
             WorkerReady: self._worker_ready,
             ChunkDone: self._chunk_done,
             WorkerObserved: self._worker_observed,
@@ -115,14 +117,15 @@ class DaemonState:
         found = self._find(event.session, event.subscription)
         if found is not None:
             delivery, subscription = found
-            delivery.end(subscription, actions, with_leases=False)
+            delivery.end(subscription, actions, leases_from=event.consumed)
             self._forget_if_over(event.subscription)
 
-    def _end_session(self, event: SessionEnded, _now: float, actions: list[Action]) -> None:
+    def _end_session(self, event: SessionEnded | SessionCutOff, _now: float, actions: list[Action]) -> None:
+        leases_from = 0 if isinstance(event, SessionEnded) else None
         for stream in self.streams.values():
             for subscription in list(stream.delivery.subscriptions.values()):
                 if subscription.session == event.session:
-                    stream.delivery.end(subscription, actions, with_leases=True)
+                    stream.delivery.end(subscription, actions, leases_from=leases_from)
                     self._forget_if_over(subscription.number)
 
     def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:

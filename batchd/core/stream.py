@@ -46,6 +46,7 @@ class Stream:
         if order.rows == 1 and self.suspects.has_open:
             self.suspects.acquit(self._sample(order, order.first))
         self._record_bad(done.bad, actions)
+        self._stop_if(done.hopeless, actions)
         if fill.is_done:
             self.delivery.filled(order.slot, actions)
         else:
@@ -111,13 +112,13 @@ class Stream:
         measured_s = busy_us / 1e6 / order.rows
         self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
 
-    def _record_bad(self, bad: list[tuple[int, int, str]], actions: list[Action]) -> None:
-        for _row, sample, told in bad:
+    def _record_bad(self, bad: list[tuple[int, str, str]], actions: list[Action]) -> None:
+        for sample, path, told in bad:
             reason = self.suspects.quarantined.get(sample, told)
-            if self.bad.record(sample, reason):
-                actions.append(ReportBad(self.spec.number, sample, reason))
+            if self.bad.record(sample, path, reason):
+                actions.append(ReportBad(self.spec.number, sample, path, reason))
             if self.spec.on_error == "fail":
-                self._stop_if(f"sample {sample} is bad and on_error = fail: {reason}", actions)
+                self._stop_if(f"{path} (sample {sample}) is bad and on_error = fail: {reason}", actions)
         if bad:
             self._stop_if(self.bad.excess(), actions)
 

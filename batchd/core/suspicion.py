@@ -23,6 +23,7 @@ QUARANTINED_FRACTION = 0.001
 class BadSample:
     """Why a sample is bad, and in how many rows it was met."""
 
+    path: str
     reason: str
     times: int = 0
 
@@ -37,13 +38,13 @@ class BadSamples:
         self.bad_rows = 0
         self.listed: dict[int, BadSample] = {}
 
-    def record(self, sample: int, reason: str) -> bool:
+    def record(self, sample: int, path: str, reason: str) -> bool:
         """Count a bad row; true where the sample is listed for the first time."""
         self.bad_rows += 1
         known = self.listed.get(sample)
         if known is None and len(self.listed) >= LISTED_MAX:
             return False
-        entry = self.listed.setdefault(sample, BadSample(reason))
+        entry = self.listed.setdefault(sample, BadSample(path, reason))
         entry.times += 1
         return known is None
 

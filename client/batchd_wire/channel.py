@@ -8,8 +8,10 @@ import os
 import socket
 from collections.abc import Sequence
 
-from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message, Vocabulary
+from batchd_wire.codec import MalformedMessage, Message, Vocabulary
 
+DATAGRAM_BYTES_MAX = 128 * 1024
+"""Longest message on a channel."""
 DESCRIPTORS_MAX = 4
 SEND_BUFFER_BYTES = 1 << 20
 
@@ -24,7 +26,7 @@ def send_message(channel: socket.socket, message: Message, descriptors: Sequence
     Raises ``ChannelClosed`` where nobody is there any more and ``BlockingIOError`` where a non-blocking channel is full.
     """
     data = message.encode()
-    assert len(data) <= MESSAGE_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
+    assert len(data) <= DATAGRAM_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
     try:
         if descriptors:
             socket.send_fds(channel, [data], list(descriptors))
@@ -42,7 +44,7 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
     """
     try:
         data, descriptors, flags, _address = socket.recv_fds(
-            channel, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+            channel, DATAGRAM_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
         )
     except ConnectionResetError as error:
         raise ChannelClosed(str(error)) from None

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, dataclass_transform, get_args, get_origin, get
 
 import msgpack
 
-MESSAGE_BYTES_MAX = 128 * 1024
-"""Longest header frame or datagram; what is longer was not sent by one of us."""
+MESSAGE_BYTES_MAX = 1 << 20
+"""Longest message; what is longer was not sent by one of us. Only the daemon's answers to people come near it."""
 TEXT_CHARACTERS_MAX = 16 * 1024
 ITEMS_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1

@@ -84,8 +84,9 @@ class Subscribe(Message):
 
 @message(12)
 class Pull(Message):
-    """Where the trainer is: ``consumed`` positions handed to the user's loop so far, ``waiting`` if it stands still for the next.
+    """Where the trainer is.
 
+    ``consumed`` positions were handed to the user's loop so far; ``waiting``: it stands still for the next one.
     ``released``: (sequence, generation) of leases given back. ``wait_us``: microseconds spent waiting so far, in total.
     """
 
@@ -98,9 +99,14 @@ class Pull(Message):
 
 @message(13)
 class Unsubscribe(Message):
-    """Give up a subscription. Its leases stay until they are released or the lifeline ends."""
+    """Give up a subscription.
+
+    Leases of positions before ``consumed`` stay until they are released or the lifeline ends. Those from ``consumed`` on end
+    with it: the trainer never looked at them, and throws away their handles.
+    """
 
     subscription: int
+    consumed: int
 
 
 @message(14)
@@ -133,7 +139,8 @@ class Subscribed(Message):
     """The claim is admitted.
 
     ``layout`` is a ``SlotLayout``; ``rounds`` is how many batches each rank gets in a whole epoch, ``first_rounds`` how many
-    in the epoch where this subscription starts. ``classes`` are the names of the labels, if the source has names.
+    in the epoch where this subscription starts. ``classes`` are the names of the labels; empty where the source has none,
+    or more than a message holds.
     """
 
     request: int
@@ -183,7 +190,7 @@ class Status(Message):
 
 @message(25)
 class BadSamples(Message):
-    """The answer to ``AskBad``: (sample index, path, reason, times seen), the first ``ITEMS_MAX`` of ``total``."""
+    """The answer to ``AskBad``: (sample index, path, reason, times seen), the first of ``total``."""
 
     request: int
     total: int

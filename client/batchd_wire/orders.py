@@ -7,7 +7,6 @@
        |  -- FillChunk ------------------------------>  |   at most two at a time
        |  <-----------------------------------------  |   ChunkFilled
        |  -- Quarantine ----------------------------->  |
-       |  -- ForgetSlot ----------------------------->  |
        |                 end of file, either way: the other side is gone
 
 Next to the channel each worker owns one small note in shared memory (its fd is inherited): the order it works on, the
@@ -63,13 +62,6 @@ class UseSlot(Message):
     slot_bytes: int
 
 
-@message(33)
-class ForgetSlot(Message):
-    """Unmap ``slot``; it will not be ordered again."""
-
-    slot: int
-
-
 @message(34)
 class FillChunk(Message):
     """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``."""
@@ -85,11 +77,15 @@ class FillChunk(Message):
 
 @message(35)
 class ChunkFilled(Message):
-    """The rows of ``order`` are in the slot. ``bad``: (row, sample index, reason) of the samples that are not good."""
+    """The rows of ``order`` are in the slot. ``bad``: (sample index, path, reason) of the samples that are not good.
+
+    ``hopeless`` says, where it is not empty, why a row could not be filled with anything that the stream's policy allows.
+    """
 
     order: int
     busy_us: int
-    bad: list[tuple[int, int, str]]
+    bad: list[tuple[int, str, str]]
+    hopeless: str
 
 
 @message(36)
@@ -100,9 +96,10 @@ class Quarantine(Message):
     samples: list[int]
 
 
-REASON_CHARACTERS_MAX = 300
+REASON_BYTES_MAX = 200
+PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
 """So that even a chunk of nothing but bad samples fits into one message."""
 
-TO_WORKER = Vocabulary(ServeStream, UseSlot, ForgetSlot, FillChunk, Quarantine)
+TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, ChunkFilled)

@@ -1,0 +1,184 @@
+"""A session with a running daemon, for the commands that look at one. Runs in the user's shell.
+
+The server's distribution does not import the trainer's library, so this is the least that can ask a question and look at one
+batch: no reconnecting, no prefetch, every answer within a deadline.
+
+Invariant: leaving the context ends the lifeline, which gives back whatever was held.
+"""
+
+import mmap
+import os
+import select
+import socket
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+import zmq
+
+from batchd.errors import BatchdError, DaemonUnreachable
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+from batchd_wire.fields import layout_from_wire
+from batchd_wire.messages import (
+    TO_TRAINER,
+    TO_TRAINER_LIFELINE,
+    Handle,
+    Hello,
+    Open,
+    Opened,
+    Pull,
+    Refused,
+    SlotShared,
+    Subscribe,
+    Subscribed,
+    Welcome,
+)
+from batchd_wire.runtime import ADDRESS_VARIABLE, RuntimeDirectory, candidate_directories, parse_address
+from batchd_wire.slot import holds_generation
+from batchd_wire.views import slot_arrays
+
+ANSWER_TIMEOUT_S = 10.0
+BATCH_TIMEOUT_S = 120.0
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedBatch:
+    """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty."""
+
+    epoch: int
+    step: int
+    classes: list[str]
+    arrays: dict[str, np.ndarray]
+
+
+class Attachment:
+    """An open session. Use as a context manager."""
+
+    def __init__(self, directory: RuntimeDirectory) -> None:
+        self._directory = directory
+        self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._context = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def ask(self, question: Message, answer: type[_Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> _Answer:
+        """Send a message and wait for the answer to it. Raises ``BatchdError`` with the daemon's words where it refuses."""
+        self._dealer.send(question.encode())
+        if not self._dealer.poll(int(timeout_s * 1000)):
+            raise DaemonUnreachable(
+                f"the daemon at {self._directory.address} has not answered {type(question).__name__} for {timeout_s:g} s; "
+                "it lives (its lifeline is open), so its machine is overloaded or it is stuck: look at its log"
+            )
+        reply = self._decode(self._dealer.recv())
+        if isinstance(reply, Refused):
+            raise BatchdError(reply.text)
+        if not isinstance(reply, answer):
+            raise BatchdError(f"the daemon answered {type(question).__name__} with {type(reply).__name__}")
+        return reply
+
+    def peek(self, stream: str) -> PeekedBatch:
+        """Wait for the first batch of the stream and copy it, as a trainer that begins now would get it."""
+        subscribe = Subscribe(
+            request=1,
+            stream=stream,
+            rank=0,
+            world_size=1,
+            window=1,
+            epoch=0,
+            step=0,
+            end_epoch=None,
+            fingerprint=None,
+        )
+        told = self.ask(subscribe, Subscribed)
+        handle = self.ask(Pull(told.subscription, 0, True, 0, []), Handle, BATCH_TIMEOUT_S)
+        memory = self._map(handle.slot)
+        if not holds_generation(memory[:4096], handle.generation):
+            raise BatchdError(f"slot {handle.slot} does not hold the batch that its handle names")
+        rows = slice(handle.first, handle.first + handle.count)
+        arrays = {
+            name: array[rows].copy() for name, array in slot_arrays(memory, layout_from_wire(told.layout)).items()
+        }
+        return PeekedBatch(handle.epoch, handle.step, told.classes, arrays)
+
+    def _open(self) -> None:
+        path = self._directory.lifeline_path
+        try:
+            self._lifeline.settimeout(ANSWER_TIMEOUT_S)
+            self._lifeline.connect(os.fspath(path))
+            send_message(self._lifeline, Hello(PROTOCOL_VERSION, "batchd", os.getpid()))
+            welcome, _descriptors = receive_message(self._lifeline, TO_TRAINER_LIFELINE)
+        except (OSError, ChannelClosed) as error:
+            raise DaemonUnreachable(_unreachable(self._directory, error)) from None
+        if isinstance(welcome, Refused):
+            raise BatchdError(welcome.text)
+        assert isinstance(welcome, Welcome)
+        self._dealer.setsockopt(zmq.LINGER, 0)
+        self._dealer.connect(self._directory.zmq_endpoint)
+        self.ask(Open(PROTOCOL_VERSION, welcome.secret), Opened)
+
+    def _close(self) -> None:
+        self._context.destroy(linger=0)
+        self._lifeline.close()
+
+    def _decode(self, data: bytes) -> Message:
+        try:
+            return TO_TRAINER.decode(data)
+        except MalformedMessage as error:
+            raise BatchdError(f"the daemon at {self._directory.address} talks nonsense: {error}") from None
+
+    def _map(self, slot: int) -> mmap.mmap:
+        """Take slots from the lifeline until the one that is wanted is there."""
+        deadline = monotonic() + ANSWER_TIMEOUT_S
+        while monotonic() < deadline and select.select([self._lifeline], [], [], ANSWER_TIMEOUT_S)[0]:
+            message, descriptors = receive_message(self._lifeline, TO_TRAINER_LIFELINE)
+            maps = []
+            for descriptor in descriptors:
+                maps.append(mmap.mmap(descriptor, os.fstat(descriptor).st_size, mmap.MAP_SHARED, mmap.PROT_READ))
+                os.close(descriptor)
+            if isinstance(message, SlotShared) and message.slot == slot and maps:
+                return maps[0]
+        raise BatchdError(f"the memory of slot {slot} did not come within {ANSWER_TIMEOUT_S:g} s")
+
+
+def find_daemon(address: str | None) -> RuntimeDirectory:
+    """The runtime directory of the address given, of ``$BATCHD_ADDRESS``, or the first where a daemon has its sockets."""
+    named = address or os.environ.get(ADDRESS_VARIABLE)
+    if named:
+        try:
+            return parse_address(named)
+        except ValueError as error:
+            raise DaemonUnreachable(str(error)) from None
+    directories = [RuntimeDirectory(path) for path in candidate_directories()]
+    for directory in directories:
+        if directory.lifeline_path.exists():
+            return directory
+    tried = ", ".join(str(directory.path) for directory in directories)
+    raise DaemonUnreachable(
+        f"no daemon was found in {tried}: start one with `batchd serve`, or name its address with --address or {ADDRESS_VARIABLE}"
+    )
+
+
+def _unreachable(directory: RuntimeDirectory, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f"this user may not connect to the daemon at {directory.address}: join the group of {directory.path}"
+    return (
+        f"no daemon answers at {directory.address} ({error.strerror or error}): start one with `batchd serve`, "
+        f"or name its address with --address or {ADDRESS_VARIABLE}"
+    )

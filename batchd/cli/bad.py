@@ -1,0 +1,30 @@
+"""``batchd bad``: the bad samples of a stream, with reasons. Runs in the user's shell."""
+
+import json
+
+import click
+
+from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.options import address_option
+from batchd_wire.messages import AskBad, BadSamples
+
+
+@click.command("bad")
+@click.argument("stream")
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
+def command(stream: str, address: str | None, as_json: bool) -> None:
+    """List the samples of STREAM that could not be used: path, reason, how often met, index in the source."""
+    with Attachment(find_daemon(address)) as attachment:
+        answer = attachment.ask(AskBad(1, stream), BadSamples)
+    if as_json:
+        keys = ("sample", "path", "reason", "times")
+        click.echo(json.dumps([dict(zip(keys, bad, strict=True)) for bad in answer.samples], indent=2))
+        return
+    if not answer.total:
+        click.echo(f"no bad samples so far in stream {stream}")
+        return
+    for sample, path, reason, times in answer.samples:
+        click.echo(f"{path}: {reason} (met {times} times, sample {sample})")
+    if answer.total > len(answer.samples):
+        click.echo(f"... and {answer.total - len(answer.samples):,} more")

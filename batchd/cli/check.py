@@ -1,0 +1,95 @@
+"""``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
+
+Four things are looked at: the file by itself, the runtime directory, whether the sources are there, and whether the memory
+holds two slots of each stream. Sources are not scanned, so a check is fast for any number of files.
+
+Invariant: what passes here starts, unless the machine has too little memory or a source turns out empty or malformed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
+from batchd.config.load import load_config, locate_in_file
+from batchd.config.problems import path_text
+from batchd.config.runtime import choose_runtime_directory
+from batchd.config.schema import meaning_of
+from batchd.config.sizes import round_bytes
+from batchd.config.tree import Config
+from batchd.daemon.rings import RingSize, plan_rings
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.sources.scan import source_problems
+from batchd_wire.fields import PlacedField
+
+
+@click.command("check")
+@click.argument("config_file", metavar="[FILE]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG_FILE)
+@set_option
+def command(config_file: Path, overrides: dict[str, str]) -> None:
+    """Check FILE (batchd.toml) and print all that is wrong with it: where, what, and what the key is for.
+
+    If nothing is, print what would be served. Exit code 2 if something must be corrected, 5 if only the memory is too small.
+    """
+    config = load_config(config_file, overrides)
+    rings = _check(config, config_file)
+    click.echo(f"{config_file} is fine: {config.daemon.worker_count()} workers, {_memory(config, rings)}")
+    click.echo()
+    for line in _table(config, rings):
+        click.echo(line)
+
+
+def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
+    """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems and their lines."""
+    problems = [
+        Problem(path_text(path), text, meaning_of(path, {}))
+        for name, stream in config.streams.items()
+        for path in [("streams", name, "source")]
+        for text in source_problems(stream.source)
+    ]
+    kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
+    rings: dict[str, RingSize] = {}
+    try:
+        choose_runtime_directory(config.daemon.runtime_dir)
+    except ConfigInvalid as error:
+        problems += error.problems
+    try:
+        rings = plan_rings(config)
+    except (ConfigInvalid, MemoryTooSmall) as error:
+        kind = ConfigInvalid if problems else type(error)
+        problems += error.problems
+    if problems:
+        raise kind(locate_in_file(problems, config_file), str(config_file))
+    return rings
+
+
+def _memory(config: Config, rings: dict[str, RingSize]) -> str:
+    used = sum(ring.ring_bytes for ring in rings.values())
+    return f"up to {round_bytes(used)} of {round_bytes(config.daemon.memory)} shared memory"
+
+
+def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
+    """One row for each stream, columns as wide as they need to be."""
+    rows = [("stream", "source", "fields of a batch", "slot", "slots in the ring")]
+    for name, stream in config.streams.items():
+        layout = rings[name].layout
+        rows.append(
+            (
+                name,
+                f"{stream.source.type} {stream.source.path}",
+                ", ".join(_field(field, layout.rows) for field in layout.fields),
+                round_bytes(layout.slot_bytes),
+                str(rings[name].slots_max),
+            )
+        )
+    return _aligned(rows)
+
+
+def _field(field: PlacedField, rows: int) -> str:
+    return f"{field.name} {field.dtype}{[rows, *field.shape]}".replace(" [", "[")
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,86 @@
+"""``batchd``: the group of all commands, and the one place where an error becomes a message and an exit code.
+
+A command is the attribute ``command`` of its module, which is imported when the command is called, so that ``batchd --help``
+does not wait for pydantic or ZeroMQ. What the overview says of each command stands here for the same reason.
+
+Invariant: a ``BatchdError`` ends as one message on standard error and its own exit code; anything else is a bug of ours and
+keeps its traceback.
+"""
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
+
+COMMANDS = {
+    "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
+    "check": "Say everything that is wrong with a configuration.",
+    "config": "Print all keys with their defaults and meanings.",
+    "status": "Show what the daemon, its workers and its trainers are doing.",
+    "peek": "Draw the next batch of a stream, with labels.",
+    "bad": "List the bad samples of a stream, with reasons.",
+}
+"""Every command, in the order of the overview. The module ``batchd.cli.NAME`` has it as ``command``."""
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's interface
+        """Name the commands, in the order of the overview."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's interface
+        """Import one command; None where there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"batchd.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's interface
+        """Write the overview without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's interface
+        """Write what the exit codes mean."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()])
+        with formatter.section("Environment"):
+            formatter.write_dl(
+                [
+                    ("BATCHD_ADDRESS", "where the daemon is, such as ipc:///run/batchd"),
+                    ("BATCHD_WORKERS, …", "each key of [daemon] in capitals; overrides batchd.toml"),
+                ]
+            )
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"batchd {version('batchd')}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
+)
+def cli() -> None:
+    """Decode training batches once, into shared memory, for every trainer on the machine.
+
+    Start with `batchd config > batchd.toml`, change what you need, try it with `batchd check batchd.toml`, and run
+    `batchd serve -c batchd.toml`. `batchd COMMAND --help` tells more of each command.
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line and exit; the entry point of the console script."""
+    try:
+        cli.main(args=arguments, prog_name="batchd")
+    except BatchdError as error:
+        click.echo(f"batchd: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,59 @@
+"""Options that several commands share. Runs in the user's shell.
+
+Invariant: ``--config`` and ``--set`` mean the same in every command, and reach it as ``config_file`` and ``overrides``.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+DEFAULT_CONFIG_FILE = Path("batchd.toml")
+
+
+def set_option(command: _Command) -> _Command:
+    """Add ``--set PATH=VALUE``, repeatable; the command gets ``overrides: dict[str, str]`` for ``load_config``."""
+    return click.option(
+        "--set",
+        "overrides",
+        metavar="PATH=VALUE",
+        multiple=True,
+        callback=_split,
+        help="Set one key, over the file and the environment: --set streams.photos.batch_size=64. Repeatable.",
+    )(command)
+
+
+def config_options(command: _Command) -> _Command:
+    """Add ``--config FILE`` and ``--set PATH=VALUE``; the command gets ``config_file: Path`` and ``overrides`` as above."""
+    return click.option(
+        "-c",
+        "--config",
+        "config_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        default=DEFAULT_CONFIG_FILE,
+        show_default=True,
+        help="The configuration, as `batchd config` prints it.",
+    )(set_option(command))
+
+
+def address_option(command: _Command) -> _Command:
+    """Add ``--address``; the command gets ``address: str | None`` for ``find_daemon``."""
+    return click.option(
+        "--address",
+        metavar="ADDRESS",
+        help="The daemon's, such as ipc:///run/batchd. Default: $BATCHD_ADDRESS, then where it usually is.",
+    )(command)
+
+
+def _split(_context: click.Context, _option: click.Parameter, settings: tuple[str, ...]) -> dict[str, str]:
+    overrides = {}
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path.strip():
+            raise click.BadParameter(f"{setting!r} is not PATH=VALUE, such as streams.photos.batch_size=64")
+        overrides[path.strip()] = value.strip()
+    return overrides

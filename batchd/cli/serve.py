@@ -1,0 +1,52 @@
+"""``batchd serve``: the daemon in the foreground. Runs as the DAEMON process.
+
+Invariant: standard output has one line, the address, when trainers may come; everything else is log, on standard error.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from batchd.cli.logs import set_up_logs
+from batchd.cli.options import config_options
+from batchd.config.load import load_config
+from batchd.daemon.serve import ServeOptions, serve
+
+
+@click.command("serve")
+@config_options
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important lines that are written.",
+)
+@click.option("--lifeline", type=int, default=None, hidden=True, help="A descriptor; the daemon ends with it.")
+def command(config_file: Path, overrides: dict[str, str], log_level: str, lifeline: int | None) -> None:
+    """Serve the streams of a configuration in the foreground.
+
+    Prints its address when trainers may come. SIGTERM or Ctrl-C finishes what the workers have in hand and ends; a second one
+    ends at once.
+    """
+    set_up_logs(log_level)
+    config = load_config(config_file, overrides)
+    options = ServeOptions(lifeline=lifeline, progress=_ScanProgress(), ready=_say_ready)
+    serve(config, options)
+
+
+def _say_ready(address: str) -> None:
+    click.echo(address)
+    sys.stdout.flush()
+
+
+class _ScanProgress:
+    """A line on the terminal that counts while a source is scanned; nothing where nobody looks."""
+
+    def __init__(self) -> None:
+        self._shows = sys.stderr.isatty()
+
+    def __call__(self, stream: str, found: int) -> None:
+        if self._shows:
+            click.echo(f"\rscanning {stream}: {found:,} samples\x1b[K\r", err=True, nl=False)

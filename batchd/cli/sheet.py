@@ -1,0 +1,87 @@
+"""A contact sheet: the images of a batch with their labels, as one PNG. Runs in the user's shell.
+
+Draws whatever the pipeline made: uint8 as it is, floating-point numbers stretched from their smallest to their largest value
+(normalising cannot be undone without knowing it), channels first or last, colour or grey.
+"""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from batchd.cli.attach import PeekedBatch
+from batchd.errors import BatchdError
+
+IMAGES_MAX = 64
+COLUMNS = 8
+TILE_PIXELS = 160
+CAPTION_PIXELS = 22
+MARGIN_PIXELS = 6
+BACKGROUND, INK = (250, 250, 250), (40, 40, 40)
+CHARACTER_PIXELS = 8.2
+"""Mean width of a character of the caption's font."""
+FONT_SCALE = 0.42
+
+Image = np.ndarray
+
+
+def write_sheet(batch: PeekedBatch, path: Path, *, is_bgr: bool = False) -> None:
+    """Draw up to 64 images of the batch with their labels. Raises ``BatchdError`` where the file cannot be written."""
+    encoded = cv2.imencode(".png", draw_sheet(batch, is_bgr=is_bgr))[1]
+    try:
+        path.write_bytes(encoded.tobytes())
+    except OSError as error:
+        raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def draw_sheet(batch: PeekedBatch, *, is_bgr: bool) -> Image:
+    """The sheet as a BGR image: uint8 [height, width, 3]."""
+    images = batch.arrays["image"][:IMAGES_MAX]
+    columns = min(COLUMNS, max(1, len(images)))
+    rows = max(1, -(-len(images) // columns))
+    step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
+    sheet = np.full((rows * step_y + MARGIN_PIXELS, columns * step_x + MARGIN_PIXELS, 3), BACKGROUND, np.uint8)
+    for index, image in enumerate(images):
+        top = MARGIN_PIXELS + index // columns * step_y
+        left = MARGIN_PIXELS + index % columns * step_x
+        sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = _tile(_as_bgr(image, is_bgr=is_bgr))
+        caption = _caption(batch, index)
+        baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
+        cv2.putText(sheet, caption, baseline, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, INK, 1, cv2.LINE_AA)
+    return sheet
+
+
+def _as_bgr(image: Image, *, is_bgr: bool) -> Image:
+    """One image as uint8 [height, width, 3] in OpenCV's order."""
+    if image.shape[0] in {1, 3} and image.shape[2] not in {1, 3}:
+        image = image.transpose(1, 2, 0)
+    if image.dtype != np.uint8:
+        values = image.astype(np.float32)
+        low, high = float(values.min()), float(values.max())
+        image = ((values - low) * (255 / (high - low or 1))).astype(np.uint8)
+    if image.shape[2] == 1:
+        return np.repeat(image, 3, axis=2)
+    return image if is_bgr else image[:, :, ::-1]
+
+
+def _tile(image: Image) -> Image:
+    """Fit an image into a square tile, proportions kept."""
+    height, width = image.shape[:2]
+    scale = TILE_PIXELS / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    small = cv2.resize(np.ascontiguousarray(image), size, interpolation=cv2.INTER_AREA)
+    tile = np.full((TILE_PIXELS, TILE_PIXELS, 3), BACKGROUND, np.uint8)
+    top, left = (TILE_PIXELS - size[1]) // 2, (TILE_PIXELS - size[0]) // 2
+    tile[top : top + size[1], left : left + size[0]] = small
+    return tile
+
+
+def _caption(batch: PeekedBatch, index: int) -> str:
+    label = int(batch.arrays["label"][index])
+    name = batch.classes[label] if 0 <= label < len(batch.classes) else ""
+    text = f"{label} {name}".strip()
+    if "valid" in batch.arrays and not batch.arrays["valid"][index]:
+        text = f"bad, masked: {text}"
+    room = int(TILE_PIXELS / CHARACTER_PIXELS)
+    plain = text.encode("ascii", "replace").decode()
+    return plain if len(plain) <= room else plain[: room - 2] + ".."

@@ -1,0 +1,122 @@
+"""``batchd status``: what the daemon, its workers and its trainers are doing. Runs in the user's shell."""
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.options import address_option
+from batchd.config.sizes import round_bytes
+from batchd_wire.messages import AskStatus, Status
+
+PIPED_COLUMNS = 200
+"""Width where nobody looks at a terminal: nothing is cut."""
+
+
+@click.command("status")
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
+def command(address: str | None, as_json: bool) -> None:
+    """Show the daemon, its workers, its streams and its trainers.
+
+    Totals count from the daemon's start. Exit code 3 where no daemon answers.
+    """
+    with Attachment(find_daemon(address)) as attachment:
+        status: Any = attachment.ask(AskStatus(1), Status).status
+    if as_json:
+        click.echo(json.dumps(status, indent=2))
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    console.print(_headline(status))
+    console.print(_streams(status))
+    if any(stream["subscriptions"] for stream in status["streams"]):
+        console.print(_trainers(status))
+    console.print(_workers(status))
+    for stream in status["streams"]:
+        if stream["stopped"]:
+            console.print(f"stream {stream['name']} has stopped: {stream['stopped']}", style="bold red")
+
+
+def _headline(status: Any) -> str:
+    daemon = status["daemon"]
+    deaths = f", {daemon['worker_deaths']} worker deaths" if daemon["worker_deaths"] else ""
+    draining = ", draining" if daemon["draining"] else ""
+    return (
+        f"batchd {daemon['version']}, pid {daemon['pid']}, up {_duration(daemon['uptime_s'])}, "
+        f"{round_bytes(daemon['memory_bytes'])} in slots, {daemon['decoders'] or 'no worker ready yet'}{deaths}{draining}"
+    )
+
+
+def _streams(status: Any) -> Table:
+    table = _table("stream", "samples", "batches", "ring", "decoded", "delivered", "shared", "bad", "ms/sample")
+    for stream in status["streams"]:
+        table.add_row(
+            stream["name"],
+            f"{stream['samples']:,}",
+            f"{stream['steps']:,} x {stream['batch_size']}",
+            f"{stream['ready_slots']} ready, {stream['leased_slots']} leased of {stream['slots']} (max {stream['slots_max']})",
+            f"{stream['decoded_batches']:,}",
+            f"{stream['delivered_batches']:,}",
+            f"{stream['shared_batches']:,}",
+            f"{stream['bad_samples']:,}",
+            f"{stream['sample_s'] * 1000:.2f}",
+        )
+    return table
+
+
+def _trainers(status: Any) -> Table:
+    names = {trainer["session"]: trainer for trainer in status["trainers"]}
+    table = _table("trainer", "pid", "stream", "rank", "next batch", "held", "ready ahead", "state", "waited")
+    for stream in status["streams"]:
+        for one in stream["subscriptions"]:
+            trainer = names.get(one["session"], {"name": "?", "pid": "?"})
+            at = "at its end" if one["epoch"] is None else f"epoch {one['epoch']}, step {one['step']}"
+            table.add_row(
+                trainer["name"],
+                str(trainer["pid"]),
+                stream["name"],
+                f"{one['rank']} of {one['world_size']}",
+                at,
+                str(one["held_slots"]),
+                f"{one['ready_ahead']} of {one['window']}",
+                "waiting" if one["waiting"] else "busy",
+                _duration(one["wait_s"]),
+            )
+    return table
+
+
+def _workers(status: Any) -> Table:
+    table = _table("worker", "pid", "state", "orders", "chunks", "samples", "busy")
+    for worker in status["workers"]:
+        table.add_row(
+            str(worker["number"]),
+            str(worker["pid"] or "-"),
+            worker["state"],
+            str(worker["orders"]),
+            f"{worker['chunks']:,}",
+            f"{worker['samples']:,}",
+            _duration(worker["busy_s"]),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    return table
+
+
+def _duration(seconds: float) -> str:
+    """Two units at most: 0.4 s, 12 s, 3 min 20 s, 5 h 2 min."""
+    if seconds < 10:  # noqa: PLR2004  below it tenths tell something
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,86 @@
+"""How many CPUs this process may use. Daemon and CLI; standard library only.
+
+The answer is the affinity mask ∩ the CPU quota of the control group and of every group above it, version 1 or 2. Never
+``os.cpu_count()``: it counts the machine, and in a container that is someone else's.
+
+Invariant: the answer is at least 1, and a file that is missing or odd means "no quota", never an error.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """One line of mountinfo: ``root`` of the hierarchy is what is seen at ``point``."""
+
+    root: Path
+    point: Path
+    version: int
+
+
+def available_cpus(filesystem: Path = Path("/")) -> int:
+    """Count the CPUs that this process may keep busy; a quota of one and a half counts as two. Reads under ``filesystem``."""
+    return max(1, min([len(os.sched_getaffinity(0)), *map(ceil, _quotas(filesystem))]))
+
+
+def _quotas(filesystem: Path) -> Iterator[float]:
+    """Each CPU quota that applies, in CPUs."""
+    groups = _groups(filesystem)
+    for mount in _mounts(filesystem):
+        group = groups.get(mount.version)
+        if group is None:
+            continue
+        shown = group.relative_to(mount.root) if group.is_relative_to(mount.root) else Path()
+        top = filesystem / mount.point.relative_to("/")
+        folder = top / shown
+        for level in (folder, *folder.parents):
+            if level.is_relative_to(top):
+                yield from _quota(level, mount.version)
+
+
+def _groups(filesystem: Path) -> dict[int, Path]:
+    """The group that limits this process's CPU time, by version of the control groups."""
+    groups = {}
+    for line in _read(filesystem / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            groups[2] = Path(path)
+        elif "cpu" in controllers.split(","):
+            groups[1] = Path(path)
+    return groups
+
+
+def _mounts(filesystem: Path) -> Iterator[_Mount]:
+    """Where the hierarchies that limit CPU time are mounted, as proc(5) writes it: the type stands behind a lone hyphen."""
+    for line in _read(filesystem / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        places, kind = before.split(), after.split()
+        if len(places) < 5 or len(kind) < 3:  # noqa: PLR2004  proc(5): root and mount point are words 4 and 5
+            continue
+        if kind[0] == "cgroup2":
+            yield _Mount(Path(places[3]), Path(places[4]), version=2)
+        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+            yield _Mount(Path(places[3]), Path(places[4]), version=1)
+
+
+def _quota(folder: Path, version: int) -> Iterator[float]:
+    """The quota of one group, in CPUs, if it has one."""
+    if version == 2:  # noqa: PLR2004  the version of the control groups
+        words = _read(folder / "cpu.max").split()
+    else:
+        words = [_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    match words:
+        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            yield int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

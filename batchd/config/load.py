@@ -1,0 +1,216 @@
+"""From batchd.toml, the environment and the command line to one ``Config``. Daemon and CLI.
+
+    --set PATH=VALUE   over   BATCHD_<KEY OF [daemon]>   over   batchd.toml   over   the defaults
+
+Relative paths in the file are relative to the file, all others to the current directory. A leading ``~`` is the home directory.
+
+Invariant: either a whole valid ``Config`` comes back, or a ``ConfigInvalid`` with everything that is wrong.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from batchd.config.lines import KeyPath, key_lines
+from batchd.config.problems import locate, path_text, problems_from
+from batchd.config.schema import path_keys
+from batchd.config.tree import Config, DaemonConfig
+from batchd.errors import ConfigInvalid, Problem
+
+ENVIRONMENT_PREFIX = "BATCHD_"
+FILE_BYTES_MAX = 4 << 20
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+_TOML_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A value from outside of the file. ``origin`` is what the user wrote it with."""
+
+    path: KeyPath
+    value: Any
+    origin: str
+
+
+def load_config(
+    file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
+) -> Config:
+    """Read and check a configuration.
+
+    ``overrides`` maps dotted paths to values in TOML, or plain text: ``{"streams.photos.batch_size": "64"}``; the default of
+    ``environment`` is the process's own. Raises ``ConfigInvalid`` with all problems, each with its line where it has one.
+    """
+    text = read_text(file)
+    data = _parse(text, file)
+    _make_paths_absolute(data, file.absolute().parent)
+    changes, problems = _changes(overrides, os.environ if environment is None else environment)
+    for change in changes:
+        problems += _apply(data, change)
+    try:
+        # JSON is the way in, because pydantic's strict mode takes a table for a dataclass only from there.
+        config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        problems += _name_origins(problems_from(error, data), changes)
+    else:
+        if not problems:
+            return config
+    raise ConfigInvalid(_locate_outside(problems, changes, key_lines(text)), str(file))
+
+
+def locate_in_file(problems: Sequence[Problem], file: Path) -> list[Problem]:
+    """Add lines to problems that were found after ``file`` was loaded; a pipe (``<(…)``) can be read only once."""
+    return locate(problems, key_lines(read_text(file))) if file.is_file() else list(problems)
+
+
+def read_text(file: Path) -> str:
+    """Read a configuration file. Raises ``ConfigInvalid`` saying why it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        hint = "; write one with `batchd config > batchd.toml`" if isinstance(error, FileNotFoundError) else ""
+        raise _unusable(file, f"cannot be read: {error.strerror}{hint}") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise _unusable(file, f"is longer than {FILE_BYTES_MAX} bytes, so it is no configuration")
+    try:
+        return content.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _unusable(file, f"is not UTF-8: byte 0x{content[error.start]:02x}", line) from None
+
+
+def _unusable(file: Path, message: str, line: int | None = None) -> ConfigInvalid:
+    return ConfigInvalid([Problem("", message, line=line)], str(file))
+
+
+def _parse(text: str, file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise _unusable(file, "has arrays or tables in one another too deep to read") from None
+    except ValueError as error:
+        raise _syntax_error(str(error), text, file) from None
+
+
+def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
+    """Say in our words what tomllib says, with its line. A key given twice is the mistake that people make."""
+    place = _TOML_PLACE.search(message)
+    what = message[: place.start()] if place else message
+    line = int(place[1]) if place and place[1] else text.count("\n") + 1
+    twice = _TOML_TWICE.search(what)
+    if twice:
+        names = tuple(re.findall(r"'([^']*)'", twice[1]))
+        return ConfigInvalid([Problem(path_text(names), "this table stands twice in the file", line=line)], str(file))
+    if what in ("Cannot overwrite a value", "Cannot mutate immutable namespace") or what.startswith("Duplicate"):
+        return _unusable(file, f"a key or table stands twice in the file ({what})", line)
+    return _unusable(file, f"is not TOML: {what}" + (f", column {place[2]}" if place and place[2] else ""), line)
+
+
+def _changes(overrides: Mapping[str, str], environment: Mapping[str, str]) -> tuple[list[_Change], list[Problem]]:
+    """Collect what the environment and the command line change, weakest first."""
+    changes: list[_Change] = []
+    problems: list[Problem] = []
+    given: list[tuple[KeyPath, str, str]] = []
+    for name in DaemonConfig.model_fields:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if environment.get(variable):
+            given.append((("daemon", name), environment[variable], variable))
+    for dotted, text in overrides.items():
+        path = _dotted_path(dotted)
+        if path is None:
+            problems.append(Problem(dotted, "is no path of keys; write for example --set streams.photos.batch_size=64"))
+        else:
+            given.append((path, text, f"--set {dotted}"))
+    for path, text, origin in given:
+        if text.encode(errors="replace").decode() == text:
+            changes.append(_Change(path, _value_from_text(path, text), origin))
+        else:
+            problems.append(Problem(path_text(path), f"is not UTF-8 (set by {origin})"))
+    return changes, problems
+
+
+def _dotted_path(dotted: str) -> KeyPath | None:
+    """Split a path as TOML does, quotes and all. None where it is no path."""
+    try:
+        data: Any = tomllib.loads(f"{dotted} = 0")
+    except ValueError:
+        return None
+    path: KeyPath = ()
+    while isinstance(data, dict) and len(data) == 1:
+        name, data = next(iter(data.items()))
+        path += (name,)
+    return path if data == 0 and "\n" not in dotted else None
+
+
+def _value_from_text(path: KeyPath, text: str) -> Any:
+    """Read a value as TOML does; what is not TOML is text, so that ``auto`` and ``/data`` need no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    value = parsed.get("value")
+    usable = len(parsed) == 1 and isinstance(value, (str, bool, int, float, list, dict))
+    if not usable or (path[-1] in path_keys() and not isinstance(value, str)):
+        value = text
+    changed = {str(path[-1]): value}
+    _make_paths_absolute(changed, Path.cwd())
+    return changed[str(path[-1])]
+
+
+def _apply(data: dict[str, Any], change: _Change) -> list[Problem]:
+    """Set one value, making the tables around it where they are missing."""
+    here: Any = data
+    for depth, name in enumerate(change.path[:-1], start=1):
+        here = here.setdefault(name, {})
+        if not isinstance(here, dict):
+            where = path_text(change.path[:depth])
+            return [Problem(path_text(change.path), f"cannot be set by {change.origin}: {where} is no table")]
+    here[change.path[-1]] = change.value
+    return []
+
+
+def _make_paths_absolute(value: Any, base: Path) -> None:
+    """Join every path in the tables under ``value`` to ``base``; an empty one stays, to be refused."""
+    if isinstance(value, list):
+        for item in value:
+            _make_paths_absolute(item, base)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name in path_keys() and isinstance(item, str) and item:
+                value[name] = str(base / os.path.expanduser(item))  # noqa: PTH111  Path's raises for unknown users
+            else:
+                _make_paths_absolute(item, base)
+
+
+def _origin(problem: Problem, changes: Sequence[_Change]) -> str | None:
+    """What outside of the file set the value that ``problem`` is about."""
+    for change in reversed(changes):
+        text = path_text(change.path)
+        if problem.path == text or problem.path.startswith((f"{text}.", f"{text}[")):
+            return change.origin
+    return None
+
+
+def _name_origins(problems: Sequence[Problem], changes: Sequence[_Change]) -> list[Problem]:
+    origins = [_origin(problem, changes) for problem in problems]
+    return [
+        replace(problem, message=f"{problem.message} (set by {origin})") if origin else problem
+        for problem, origin in zip(problems, origins, strict=True)
+    ]
+
+
+def _locate_outside(
+    problems: Sequence[Problem], changes: Sequence[_Change], lines: Mapping[KeyPath, int]
+) -> list[Problem]:
+    """Add lines, except to values that do not stand in the file; then sort by line."""
+    located = [problem if _origin(problem, changes) else locate([problem], lines)[0] for problem in problems]
+    return sorted(located, key=lambda problem: problem.line or 0)

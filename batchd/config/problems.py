@@ -1,0 +1,139 @@
+"""From what pydantic finds wrong to what a person reads: path, message, meaning. Daemon and CLI.
+
+    pydantic: ('streams', 'photos', 'pipeline', 1, 'resize', 'sise')  unexpected_keyword_argument
+    person:   streams.photos.pipeline[1].sise: unknown key; did you mean size?
+
+Invariant: every error becomes a part of exactly one problem, and no path has two problems.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from batchd.config.lines import KeyPath
+from batchd.config.schema import known_keys, meaning_of
+from batchd.errors import Problem
+
+VALUE_CHARACTERS_MAX = 60
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_MUST_BE = "must be "
+
+
+def path_text(path: KeyPath) -> str:
+    """Write a path as in TOML, items in brackets: ``streams."a.b".pipeline[1].size``."""
+    parts = []
+    for name in path:
+        if isinstance(name, int):
+            parts.append(f"[{name}]")
+        else:
+            parts.append("." + (name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)))
+    return "".join(parts).removeprefix(".")
+
+
+def problems_from(error: ValidationError, data: Mapping[str, Any]) -> list[Problem]:
+    """Write what pydantic found for people, one problem for each path, without lines. ``data`` is what was validated."""
+    messages: dict[KeyPath, list[str]] = {}
+    values: dict[KeyPath, str] = {}
+    for details in filter(_concerns_the_data, error.errors(include_url=False)):
+        path, message = _read(details, data)
+        if message not in messages.setdefault(path, []):
+            messages[path].append(message)
+        values[path] = _value(details)
+    return [
+        Problem(path_text(path), _join(texts, values[path]), meaning_of(path, data)) for path, texts in messages.items()
+    ]
+
+
+def locate(problems: Sequence[Problem], lines: Mapping[KeyPath, int]) -> list[Problem]:
+    """Add to each problem the line of its key, or of the nearest table around it. Problems that have a line keep it."""
+    by_text = {path_text(path): line for path, line in lines.items()}
+    located = []
+    for problem in problems:
+        around = [text for text in by_text if problem.path == text or problem.path.startswith((f"{text}.", f"{text}["))]
+        if problem.line is None and around:
+            located.append(replace(problem, line=by_text[max(around, key=len)]))
+        else:
+            located.append(problem)
+    return located
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """Help with a name that is not among the ``known`` ones."""
+    nearest = get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
+
+
+def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]:
+    """The path and the message of one of pydantic's errors."""
+    path = _real_path(details, data)
+    context = details.get("ctx", {})
+    match details["type"]:
+        case "missing" if path == ("streams",):
+            return path, "missing: the daemon needs at least one table [streams.NAME]"
+        case "missing":
+            return path, "missing"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            return path, f"unknown key; {suggestion(str(path[-1]), known_keys(path[:-1], data))}"
+        case "union_tag_invalid":
+            key = context["discriminator"].strip("'")
+            known = context["expected_tags"].replace("'", "").split(", ")
+            return (*path, key), f'"{context["tag"]}" is unknown; {suggestion(str(context["tag"]), known)}'
+        case "union_tag_not_found":
+            key = context["discriminator"].strip("'")
+            return (*path, key), "missing"
+        case "string_pattern_mismatch" if details["loc"][-1:] == ("[key]",):
+            return path, 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
+        case "value_error":
+            return path, str(context["error"])
+        case "too_short":
+            return path, f"must have {context['min_length']} or more items, not {context['actual_length']}"
+        case "too_long":
+            return path, f"must have {context['max_length']} or fewer items, not {context['actual_length']}"
+        case _:
+            return path, details["msg"].replace("Input should be ", _MUST_BE)
+
+
+def _concerns_the_data(details: ErrorDetails) -> bool:
+    """A list is also too short for pydantic when its items are wrong; that would be said twice."""
+    wrong_items = details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
+    return not wrong_items
+
+
+def _real_path(details: ErrorDetails, data: Mapping[str, Any]) -> KeyPath:
+    """Leave out of pydantic's path what is no key of the file: the tags of alternatives."""
+    path: KeyPath = ()
+    here: Any = data
+    *inner, last = details["loc"] or [""]
+    for name in inner:
+        if _holds(here, name):
+            here, path = here[name], (*path, name)
+    return (*path, last) if _holds(here, last) or details["type"] == "missing" else path
+
+
+def _holds(here: object, name: str | int) -> bool:
+    """Whether there is something at ``here[name]``."""
+    if isinstance(here, dict):
+        return name in here
+    return isinstance(here, list) and isinstance(name, int) and name < len(here)
+
+
+def _value(details: ErrorDetails) -> str:
+    """The value as it was given, where it is short enough to help."""
+    value = details["input"]
+    if details["type"] in ("value_error", "missing", "too_short", "too_long") or isinstance(value, (dict, list)):
+        return ""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."
+
+
+def _join(messages: Sequence[str], value: str) -> str:
+    """Join what the alternatives of one key demand: must be a number or "auto", not "many"."""
+    first, *others = messages
+    text = " or ".join([first, *(other.removeprefix(_MUST_BE) for other in others)])
+    return f"{text}, not {value}" if value and first.startswith(_MUST_BE) else text

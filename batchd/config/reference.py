@@ -1,0 +1,171 @@
+"""The configuration explained to people: an annotated batchd.toml and the manual's page. CLI.
+
+Both are made from the JSON Schema, which is made from the tree, so that no key is without its meaning and no default is
+told in two places.
+
+Invariant: ``annotated_toml()`` loads, and gives every key that it leaves out of comments its default.
+"""
+
+import json
+from collections.abc import Iterator
+from textwrap import wrap
+
+from batchd.config.schema import Node, alternatives, json_schema, resolve
+from batchd.config.sizes import format_bytes
+
+WIDTH_CHARACTERS = 110
+_EXAMPLE_STREAM = "photos"
+_EXAMPLES = {
+    "source": '{ type = "folder", path = "/data/photos" }',
+    "batch_size": "256",
+    "pipeline": """[
+    { op = "decode" },
+    { op = "random_resized_crop", size = [224, 224] },
+    { op = "random_flip" },
+]""",
+    "runtime_dir": '"/run/batchd"',
+    "memory": '"1GiB"',
+    "path": '"/data/photos"',
+    "root": '"/data"',
+    "size": "[224, 224]",
+}
+"""What stands where there is no default; a key without an example excludes one that has one."""
+_DEPENDENT = {"max_skew"}
+"""Keys that are refused unless another key says that they count."""
+_MANUAL_HEAD = """# Configuration
+
+*Made by `batchd config --reference`; do not edit.*
+
+`batchd serve --config batchd.toml` reads one TOML file. `batchd config` prints all of it with its defaults, `batchd check
+batchd.toml` says everything that is wrong with yours, and `batchd config --schema` prints a JSON Schema for editors.
+
+A value is taken from the first of these that has one: `--set PATH=VALUE` on the command line, where the path has dots
+(`--set streams.photos.batch_size=64`); for keys of `[daemon]` the environment variable `BATCHD_` with the key in capitals
+(`BATCHD_WORKERS=4`), unless it is empty; the file; the default. Relative paths in the file are relative to the file, others
+to the current directory, and `~` is the home directory. Unknown keys are refused.
+"""
+
+
+def annotated_toml() -> str:
+    """A whole batchd.toml: each key with its default, its meaning above it, and an example where a key has no default."""
+    schema = json_schema()
+    stream = resolve(next(iter(schema["properties"]["streams"]["patternProperties"].values())))
+    lines = [
+        *_comment(
+            "All keys of batchd.toml with their defaults. What is commented out has no default, or is an example."
+        ),
+        "",
+        "[daemon]",
+        *_annotated_keys(resolve(schema["properties"]["daemon"])),
+        *_comment(schema["properties"]["streams"]["description"]),
+        f"[streams.{_EXAMPLE_STREAM}]",
+        *_annotated_keys(stream),
+        *_comment("The kinds of source:"),
+        *_annotated_alternatives(stream["properties"]["source"]),
+        *_comment("The steps of a pipeline:"),
+        *_annotated_alternatives(stream["properties"]["pipeline"]["items"]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def reference_markdown() -> str:
+    """The page ``docs/configuration.md``."""
+    schema = json_schema()
+    streams = schema["properties"]["streams"]
+    stream = resolve(next(iter(streams["patternProperties"].values())))
+    sections = [
+        _MANUAL_HEAD,
+        *_section("## `[daemon]`", resolve(schema["properties"]["daemon"])),
+        *_section("## `[streams.NAME]`", stream, _meaning(streams)),
+    ]
+    for title, node in (
+        ("Sources", stream["properties"]["source"]),
+        ("Steps", stream["properties"]["pipeline"]["items"]),
+    ):
+        sections.append(f"## {title}\n")
+        for kind, table in alternatives(node).items():
+            sections += _section(f"### `{node['discriminator']['propertyName']} = {json.dumps(kind)}`", table)
+    return "\n".join(sections).rstrip() + "\n"
+
+
+def _annotated_keys(table: Node) -> Iterator[str]:
+    for name, node in table["properties"].items():
+        yield from _comment(_meaning(node))
+        value = _default(node)
+        required = name in table.get("required", ())
+        mark = "" if required or (value and name not in _DEPENDENT) else "# "
+        yield f"{mark}{name} = {value or _EXAMPLES[name]}"
+        yield ""
+
+
+def _annotated_alternatives(node: Node) -> Iterator[str]:
+    """Every kind as comments: how it is written, then what the keys are for."""
+    chosen_by = node["discriminator"]["propertyName"]
+    for kind, table in alternatives(node).items():
+        keys = {name: key for name, key in table["properties"].items() if name != chosen_by}
+        written = [f"{chosen_by} = {json.dumps(kind)}"]
+        values = {name: _default(key) or _EXAMPLES.get(name) for name, key in keys.items()}
+        written += [f"{name} = {value}" for name, value in values.items() if value]
+        yield f"# {{ {', '.join(written)} }}"
+        yield from _comment(_meaning(table), "    ")
+        for name, key in keys.items():
+            yield from _comment(f"{name} ({_shown_default(name, key, table)}): {_meaning(key)}", "      ")
+        yield "#"
+    yield ""
+
+
+def _section(title: str, table: Node, introduction: str = "") -> list[str]:
+    rows = [
+        f"| `{name}` | {_marked(_shown_default(name, node, table))} | {_meaning(node)} |"
+        for name, node in table["properties"].items()
+        if "const" not in node
+    ]
+    text = " ".join(filter(None, [_meaning(table), introduction]))
+    return [f"{title}\n", text + "\n", "| key | default | meaning |", "|---|---|---|", *rows, ""]
+
+
+def _shown_default(name: str, node: Node, table: Node) -> str:
+    if name in table.get("required", ()):
+        return "required"
+    return _default(node) or "not set"
+
+
+def _marked(default: str) -> str:
+    return default if default in ("required", "not set") else f"`{default}`"
+
+
+def _default(node: Node) -> str:
+    """The default as TOML writes it; "" where there is none."""
+    value = node.get("default")
+    if value is None:
+        return ""
+    return json.dumps(format_bytes(value) if "x-unit" in node else value)
+
+
+def _meaning(node: Node) -> str:
+    """The documentation and the limits of a key or table on one line."""
+    text = " ".join(node["description"].replace("``", "`").split())
+    return " ".join(filter(None, [text, _choices(node), _range(node)]))
+
+
+def _choices(node: Node) -> str:
+    return f"One of {', '.join(map(json.dumps, node['enum']))}." if "enum" in node else ""
+
+
+def _range(node: Node) -> str:
+    """The limits of a number, also where it is one of several things that the key may be."""
+    numbers = [option for option in [node, *node.get("anyOf", ())] if option.get("type") in ("integer", "number")]
+    if not numbers or "x-unit" in node:
+        return ""
+    low = _first(numbers[0], ("minimum", "at least"), ("exclusiveMinimum", "more than"))
+    high = _first(numbers[0], ("maximum", "at most"), ("exclusiveMaximum", "less than"))
+    text = ", ".join(filter(None, [low, high]))
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _first(node: Node, *limits: tuple[str, str]) -> str:
+    return next((f"{words} {node[name]}" for name, words in limits if name in node), "")
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    return [f"# {indent}{line}" for line in wrap(text, WIDTH_CHARACTERS - len(indent), break_on_hyphens=False)]

@@ -1,0 +1,41 @@
+"""Which runtime directory the daemon takes. Daemon and CLI.
+
+Invariant: the choice creates nothing; the directory that comes back exists and is writable for this user, or could be made.
+"""
+
+import os
+from pathlib import Path
+
+from batchd.config.schema import meaning_of
+from batchd.errors import ConfigInvalid, Problem
+from batchd_wire.runtime import RuntimeDirectory, candidate_directories, runtime_directory
+
+_KEY = "daemon.runtime_dir"
+
+
+def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
+    """Take what is configured, else the first of /run/batchd and $XDG_RUNTIME_DIR/batchd that is ours.
+
+    Raises ``ConfigInvalid`` where none of them is, or where the path is too long for a socket.
+    """
+    directory = configured or next(filter(_is_ours, candidate_directories()), None)
+    if directory is None:
+        raise _invalid(
+            f"no directory for the sockets: uid {os.geteuid()} may not write "
+            f"{' or '.join(map(str, candidate_directories()))}; set runtime_dir in batchd.toml"
+            + ("" if os.environ.get("XDG_RUNTIME_DIR") else ", or $XDG_RUNTIME_DIR, which is not set")
+        )
+    try:
+        return runtime_directory(directory)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether this user may put sockets there, or may make it."""
+    place = directory if directory.exists() else directory.parent
+    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+
+
+def _invalid(message: str) -> ConfigInvalid:
+    return ConfigInvalid([Problem(_KEY, message, meaning_of(("daemon", "runtime_dir"), {}))])

@@ -1,0 +1,104 @@
+"""The JSON Schema of the configuration, and questions to it: what is this key for, which keys are there? Daemon and CLI.
+
+The schema is made from ``config.tree``; everything that speaks of keys (messages, ``batchd config``, the manual) asks here.
+
+Invariant: an answer follows the data: which keys a step or a source has depends on its ``op`` or ``type``.
+"""
+
+from functools import cache
+from typing import Any
+
+from batchd.config.lines import KeyPath
+from batchd.config.tree import Config
+
+Node = dict[str, Any]
+"""A JSON Schema, or a part of one."""
+
+
+@cache
+def json_schema() -> Node:
+    """The JSON Schema of batchd.toml, for editors. Do not change what you get."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Config.model_json_schema(),
+        "title": "batchd.toml",
+    }
+
+
+@cache
+def path_keys() -> frozenset[str]:
+    """The keys whose values are paths of files, such as ``root``."""
+    found = set()
+    for table in [json_schema(), *json_schema()["$defs"].values()]:
+        for name, node in table["properties"].items():
+            if any(option.get("format") == "path" for option in [node, *node.get("anyOf", ())]):
+                found.add(name)
+    return frozenset(found)
+
+
+def meaning_of(path: KeyPath, data: object) -> str:
+    """What the key at ``path`` is for: its documentation on one line, "" where there is no such key."""
+    node = json_schema()
+    description = ""
+    for name in path:
+        child = _child(resolve(node, data), name)
+        if child is None:
+            return "" if isinstance(name, str) else description
+        node, data = child, _item(data, name)
+        if isinstance(name, str):
+            description = node.get("description", "")
+        elif "discriminator" in node:
+            description = resolve(node, data).get("description", description)
+    return " ".join(description.split())
+
+
+def known_keys(path: KeyPath, data: object) -> list[str]:
+    """The keys that the table at ``path`` may have; none where it has no fixed keys."""
+    node = json_schema()
+    for name in path:
+        child = _child(resolve(node, data), name)
+        if child is None:
+            return []
+        node, data = child, _item(data, name)
+    return list(resolve(node, data).get("properties", ()))
+
+
+def resolve(node: Node, data: object = None) -> Node:
+    """Follow a reference, and choose among alternatives by the ``op`` or ``type`` that ``data`` has."""
+    if "$ref" in node:
+        return _definition(node["$ref"])
+    if "discriminator" in node:
+        kind = _item(data, node["discriminator"]["propertyName"])
+        reference = node["discriminator"]["mapping"].get(kind) if isinstance(kind, str) else None
+        return _definition(reference) if reference else node
+    return node
+
+
+def alternatives(node: Node) -> dict[str, Node]:
+    """The tables among which a discriminator chooses, by its value, in their order: ``{"decode": …, "resize": …}``."""
+    chosen_by = node["discriminator"]["propertyName"]
+    tables = [_definition(option["$ref"]) for option in node["oneOf"]]
+    return {table["properties"][chosen_by]["const"]: table for table in tables}
+
+
+def _definition(reference: str) -> Node:
+    node: Node = json_schema()["$defs"][reference.rpartition("/")[2]]
+    return node
+
+
+def _child(node: Node, name: str | int) -> Node | None:
+    if isinstance(name, int):
+        items: list[Node] = node.get("prefixItems", [])
+        return items[name] if name < len(items) else node.get("items")
+    if name in node.get("properties", {}):
+        child: Node = node["properties"][name]
+        return child
+    return next(iter(node.get("patternProperties", {}).values()), None)
+
+
+def _item(data: object, name: str | int) -> object:
+    if isinstance(data, dict):
+        return data.get(name)
+    if isinstance(data, list) and isinstance(name, int) and name < len(data):
+        return data[name]
+    return None

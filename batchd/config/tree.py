@@ -1,0 +1,173 @@
+"""The configuration as one frozen tree. Daemon and CLI; workers never import this, because pydantic costs them memory.
+
+    Config ── daemon: DaemonConfig
+           └─ streams: NAME → StreamConfig ── source: FolderSource | ListSource
+                                           └─ pipeline: Decode, …
+
+Field, limits, default, unit and meaning stand here (and in ``sources`` and ``steps``) once; what the TOML file may hold, what
+error messages say, ``batchd config``, the JSON Schema and the manual are all made from it.
+
+Invariant: a ``Config`` that exists is valid in itself. Whether its files exist and its memory suffices is checked by
+``batchd check`` and at the daemon's start.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from batchd.config.cpus import available_cpus
+from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
+from batchd.config.sources import Source
+from batchd.config.steps import Step
+
+GIBIBYTE = 1 << 30
+MEMORY_BYTES_MIN = 1 << 16
+MEMORY_BYTES_MAX = 1 << 50
+BATCH_SIZE_MAX = 65_536
+STEPS_MAX = 64
+STREAMS_MAX = 1024
+STREAM_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
+
+OnError = Literal["substitute", "mask", "fail"]
+Lag = Literal["independent", "lockstep"]
+
+
+def _bytes_from_text(value: object) -> object:
+    """Read "4GiB"; numbers go on to the number's own check, where ``true`` and 1.5 end."""
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _within_memory_limits(count: int) -> int:
+    if not MEMORY_BYTES_MIN <= count <= MEMORY_BYTES_MAX:
+        raise ValueError(f"must be from 64KiB to 1024TiB, not {count} bytes")
+    return count
+
+
+def _named_by_parts(path: Path) -> Path:
+    """An empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
+    if not path.parts or "\0" in str(path):
+        raise ValueError("must name a directory")
+    return path
+
+
+Memory = Annotated[
+    int,
+    BeforeValidator(_bytes_from_text),
+    AfterValidator(_within_memory_limits),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": MEMORY_BYTES_MIN, "maximum": MEMORY_BYTES_MAX},
+                {"type": "string", "pattern": AMOUNT_PATTERN},
+            ],
+            "x-unit": "bytes",
+        }
+    ),
+]
+StreamName = Annotated[str, Field(pattern=STREAM_NAME_PATTERN)]
+
+
+class _Branch(BaseModel):
+    """What all tables have in common: frozen, strict, no unknown keys, meanings from the strings under the fields."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class DaemonConfig(_Branch):
+    """What concerns the daemon as a whole."""
+
+    runtime_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    """Directory of the sockets and the lock; its group is who may connect. When not set, the first of /run/batchd and
+    $XDG_RUNTIME_DIR/batchd that this user may write."""
+
+    workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
+    """Number of decoding processes. "auto" is one for each CPU that the daemon may use: affinity and cgroup quota count."""
+
+    memory: Memory = 4 * GIBIBYTE
+    """Shared memory for the rings of all streams together, in bytes or as "4GiB", "512MiB"."""
+
+    sample_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """How long one sample may keep a worker busy, in seconds; a worker that takes longer is killed and the file is named."""
+
+    drain_timeout_s: Annotated[float, Field(ge=0, lt=10)] = 8.0
+    """How long workers may take to finish what they have in hand after SIGTERM, in seconds; then the daemon ends."""
+
+    chunk_rows: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
+    """Most samples that a worker gets at once. "auto" measures: about 20 ms of work, so that messages cost nothing and all
+    workers end a batch together."""
+
+    sessions_max: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """How many trainers may be connected at once; further ones are refused with a message."""
+
+    def worker_count(self) -> int:
+        """The number of workers, with "auto" resolved for this process."""
+        return available_cpus() if self.workers == "auto" else self.workers
+
+
+class StreamConfig(_Branch):
+    """One stream: a source, what is done to its samples, and how they become batches."""
+
+    source: Annotated[Source, Field(discriminator="type")]
+    """Where the samples come from."""
+
+    pipeline: Annotated[
+        tuple[Annotated[Step, Field(discriminator="op")], ...], Field(min_length=1, max_length=STEPS_MAX)
+    ]
+    """What is done to each sample, step by step; the first step is decode."""
+
+    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
+    """Samples in one batch. Ranks share batches out, not samples: each batch goes to one rank whole."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    """Decides the shuffle and every random step; the same seed gives the same bytes."""
+
+    shuffle: bool = True
+    """Whether each epoch has an order of its own; false keeps the order of the source."""
+
+    drop_last: bool = False
+    """Whether an epoch ends with its last whole batch; false keeps the samples that are left as a smaller last batch."""
+
+    on_error: OnError = "substitute"
+    """What stands for a sample that cannot be read or decoded: "substitute" another sample (always the same one), "mask" it
+    with zeros and valid = false, or "fail" and stop the stream."""
+
+    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of bad samples among those seen above which the stream stops."""
+
+    window: Annotated[int, Field(ge=1, le=64)] = 4
+    """How many batches ahead of each trainer are made ready."""
+
+    lag: Lag = "independent"
+    """Whether a trainer may run ahead of the others that read the same batches: "independent" lets it, "lockstep" makes it wait
+    so that each batch is decoded once."""
+
+    max_skew: Annotated[int, Field(ge=1, le=1024)] = 8
+    """With lag = "lockstep": how many batches the first trainer may be ahead of the last."""
+
+    memory: Memory | None = None
+    """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set, streams share equally what the
+    others leave."""
+
+    @model_validator(mode="after")
+    def _max_skew_needs_lockstep(self) -> Self:
+        """An option that nobody would read is a mistake."""
+        if "max_skew" in self.model_fields_set and self.lag != "lockstep":
+            raise ValueError('max_skew counts only with lag = "lockstep"')
+        return self
+
+
+class Config(_Branch):
+    """The whole configuration of one daemon."""
+
+    daemon: DaemonConfig = DaemonConfig()
+    """What concerns the daemon as a whole."""
+
+    streams: Annotated[dict[StreamName, StreamConfig], Field(min_length=1, max_length=STREAMS_MAX)]
+    """What trainers may ask for, by name: letters, digits, "_", "." and "-", at most 64 characters."""

@@ -1,0 +1,10 @@
+"""The daemon process: decides through ``core``, touches no pixels, and supervises the workers.
+
+serve            its entry: from a configuration to a daemon that runs, and back to nothing
+loop             waits, turns what happened into events, performs the actions
+sessions         the front end for trainers on this host
+workers          the worker processes
+slot_memory      the memory of the slots; ``memory`` and ``rings`` say how much there is and how it is divided
+streams          from the configuration of a stream to what everybody must know of it
+runtime          the runtime directory and its lock
+"""

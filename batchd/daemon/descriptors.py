@@ -1,0 +1,44 @@
+"""The descriptors that the loop waits for, apart from ZeroMQ's, in one epoll. DAEMON process.
+
+One epoll stands for all of them in the loop's ``zmq.Poller``, so waiting costs the same with two trainers and with two hundred.
+"""
+
+import select
+from collections.abc import Callable
+
+EVENTS_AT_ONCE = 256
+
+
+class Watch:
+    """Calls back for each descriptor that has something to read, or whose other end is gone."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+
+    def fileno(self) -> int:
+        """The epoll's own descriptor, readable when one of the watched ones is."""
+        return self._epoll.fileno()
+
+    def add(self, descriptor: int, callback: Callable[[], None]) -> None:
+        """Watch a descriptor. Paired with ``remove``, before it is closed."""
+        assert descriptor not in self._callbacks, f"descriptor {descriptor} is watched already"
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._callbacks[descriptor] = callback
+
+    def remove(self, descriptor: int) -> None:
+        """Stop watching; no matter if it was not watched."""
+        if self._callbacks.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def dispatch(self) -> None:
+        """Call back for whatever is there now. A callback may remove others: those are passed over."""
+        for descriptor, _events in self._epoll.poll(0, EVENTS_AT_ONCE):
+            callback = self._callbacks.get(descriptor)
+            if callback is not None:
+                callback()
+
+    def close(self) -> None:
+        """Stop watching everything."""
+        self._epoll.close()
+        self._callbacks.clear()

@@ -1,0 +1,280 @@
+"""The daemon's loop: waits, turns what happened into events, lets the core decide, does what it decided. DAEMON process.
+
+    zmq.Poller( ROUTER | epoll( lifelines, listener, worker channels, pidfds, signals ) )
+         |                                     |
+         +-------- callbacks only enqueue -----+--> queue --> DaemonState.handle --> actions --> performed in order
+
+Single-threaded: there is nothing to lock. Invariant: an action is performed after everything that was decided before it,
+and nothing but ``DaemonState`` decides.
+"""
+
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import structlog
+import zmq
+
+from batchd import failpoints
+from batchd.core.actions import (
+    Action,
+    AdmitSubscription,
+    CommitSlot,
+    CreateSlot,
+    GrantLease,
+    KillWorker,
+    OrderChunk,
+    QuarantineSample,
+    Refuse,
+    ReportBad,
+    ReportStopped,
+    ReserveSlot,
+    SpawnWorker,
+)
+from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerObserved
+from batchd.core.state import TICK_S, DaemonState
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.sessions import Sessions
+from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.streams import ServedStream
+from batchd.daemon.workers import WorkerProcesses
+from batchd_wire.messages import Handle, Refused, Subscribed
+from batchd_wire.orders import FillChunk, Quarantine, UseSlot
+from batchd_wire.slot import SlotHeader
+
+_log = structlog.get_logger()
+
+
+class Loop:
+    """Owns the queue and the clock. Everything it works on is given to it, open; it closes nothing."""
+
+    def __init__(self, state: DaemonState, streams: dict[int, ServedStream], memory: SlotMemory, watch: Watch) -> None:
+        self._state = state
+        self._streams = streams
+        self._memory = memory
+        self._watch = watch
+        self._queue: deque[Event] = deque()
+        self._next_tick_s = 0.0
+        self._deadline_s: float | None = None
+        self._performers: dict[type, Callable[[Any], None]] = {
+            SpawnWorker: self._spawn_worker,
+            KillWorker: self._kill_worker,
+            CreateSlot: self._create_slot,
+            ReserveSlot: self._reserve_slot,
+            CommitSlot: self._commit_slot,
+            OrderChunk: self._order_chunk,
+            AdmitSubscription: self._admit,
+            GrantLease: self._grant,
+            Refuse: self._refuse,
+            ReportBad: self._report_bad,
+            QuarantineSample: self._quarantine,
+            ReportStopped: self._report_stopped,
+        }
+
+    def attach(self, sessions: Sessions, workers: WorkerProcesses) -> None:
+        """Give the loop its two sides, which were made with the loop's ``enqueue``."""
+        self._sessions = sessions
+        self._workers = workers
+        self._poller = zmq.Poller()
+        self._poller.register(sessions.router, zmq.POLLIN)
+        self._poller.register(self._watch.fileno(), zmq.POLLIN)
+
+    def enqueue(self, event: Event) -> None:
+        """Take an event in; it is handled when the loop comes to it."""
+        self._queue.append(event)
+
+    def drain(self, within_s: float) -> None:
+        """Begin nothing new and end when what is under way is done, or after ``within_s``."""
+        if self._deadline_s is None:
+            self._deadline_s = monotonic() + within_s
+            self._queue.append(DrainAsked())
+
+    def stop(self) -> None:
+        """End now."""
+        self._deadline_s = monotonic()
+
+    def run(self) -> None:
+        """Run until drained or stopped."""
+        more = False
+        while not self._is_over():
+            ready = dict(self._poller.poll(0 if more or self._queue else self._patience_ms()))
+            more = self._sessions.router in ready and self._sessions.receive()
+            if self._watch.fileno() in ready:
+                self._watch.dispatch()
+            self._tick()
+            while self._queue:
+                event = self._queue.popleft()
+                for action in self._state.handle(event, monotonic()):
+                    self._perform(action)
+
+    def _is_over(self) -> bool:
+        return self._deadline_s is not None and (self._state.is_drained or monotonic() >= self._deadline_s)
+
+    def _patience_ms(self) -> int:
+        """How long nothing has to be done unless something happens."""
+        due_s = self._next_tick_s
+        spawn_s = self._state.fleet.next_spawn_s
+        if spawn_s is not None:
+            due_s = min(due_s, spawn_s)
+        return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
+
+    def _tick(self) -> None:
+        """Let time pass for the core, and show it what the workers have in hand."""
+        now = monotonic()
+        spawn_s = self._state.fleet.next_spawn_s
+        if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
+            return
+        self._next_tick_s = now + TICK_S
+        self._queue.append(Ticked())
+        for worker in self._workers.pids():
+            self._queue.append(WorkerObserved(worker, self._workers.note(worker)))
+
+    # --- performing ---------------------------------------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        self._performers[type(action)](action)
+
+    def _spawn_worker(self, action: SpawnWorker) -> None:
+        self._workers.spawn(action.worker)
+
+    def _kill_worker(self, action: KillWorker) -> None:
+        self._workers.kill(action.worker, action.reason)
+
+    def _create_slot(self, action: CreateSlot) -> None:
+        stream = self._streams[action.stream]
+        try:
+            self._memory.create(action.slot, stream.layout.slot_bytes)
+        except (MemoryError, OSError) as error:
+            _log.error("no memory for a slot", stream=stream.name, reason=str(error))
+            self._queue.append(SlotLost(action.stream, action.slot, str(error)))
+
+    def _reserve_slot(self, action: ReserveSlot) -> None:
+        if action.slot in self._memory:
+            self._memory.reserve(action.slot)
+
+    def _commit_slot(self, action: CommitSlot) -> None:
+        failpoints.passing("daemon.done.received")
+        layout = self._streams[action.stream].layout
+        payload_bytes = action.samples * sum(field.row_bytes for field in layout.fields)
+        epoch, step = action.position
+        self._memory.commit(
+            action.slot, SlotHeader(action.generation, action.slot, epoch, step, action.samples, payload_bytes)
+        )
+
+    def _order_chunk(self, action: OrderChunk) -> None:
+        """Send an order, behind whatever the worker must know for it."""
+        if action.slot not in self._memory:
+            return  # its memory could not be had; SlotLost is in the queue
+        stream, worker = self._streams[action.stream], action.worker
+        if not self._workers.knows(worker, stream=action.stream):
+            self._workers.tell_stream(worker, action.stream, stream.serve_stream(), stream.index_descriptor)
+            for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
+                part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
+                self._workers.tell(worker, Quarantine(action.stream, part))
+        if not self._workers.knows(worker, slot=action.slot):
+            message = UseSlot(action.slot, self._memory.slot_bytes(action.slot))
+            self._workers.tell_slot(worker, action.slot, message, self._memory.writable(action.slot))
+        epoch, step = action.position
+        self._workers.tell(
+            worker, FillChunk(action.order, action.stream, action.slot, epoch, step, action.first, action.count)
+        )
+        failpoints.passing("daemon.order.sent")
+
+    def _admit(self, action: AdmitSubscription) -> None:
+        stream = self._streams[action.stream]
+        course = action.course
+        self._sessions.send(
+            action.session,
+            Subscribed(
+                request=action.request,
+                subscription=action.subscription,
+                fingerprint=stream.spec.fingerprint,
+                samples=course.plan.samples,
+                batch_size=course.plan.batch_size,
+                steps=course.plan.steps,
+                rounds=course.rounds,
+                first_rounds=course.first_rounds,
+                window=action.window,
+                layout=stream.layout.to_wire(),
+                classes=stream.classes,
+            ),
+        )
+
+    def _grant(self, action: GrantLease) -> None:
+        slot = action.slot
+        self._sessions.share_slot(action.session, slot, self._memory.slot_bytes(slot), self._memory.readable(slot))
+        self._sessions.send(
+            action.session,
+            Handle(
+                action.subscription,
+                action.sequence,
+                action.epoch,
+                action.step,
+                slot,
+                action.generation,
+                action.first,
+                action.count,
+            ),
+        )
+        failpoints.passing("daemon.handle.sent")
+
+    def _refuse(self, action: Refuse) -> None:
+        self._sessions.send(action.session, Refused(action.request, action.subscription, action.error, action.text))
+
+    def _report_bad(self, action: ReportBad) -> None:
+        stream = self._streams[action.stream]
+        _log.warning(
+            "bad sample",
+            stream=stream.name,
+            path=action.path,
+            reason=action.reason,
+            treatment=stream.config.on_error,
+        )
+
+    def _quarantine(self, action: QuarantineSample) -> None:
+        stream = self._streams[action.stream]
+        stream.quarantined.append(action.sample)
+        _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
+        for worker in self._workers.told_of(action.stream):
+            self._workers.tell(worker, Quarantine(action.stream, [action.sample]))
+
+    def _report_stopped(self, action: ReportStopped) -> None:
+        _log.error("stream stopped", stream=self._streams[action.stream].name, reason=action.text)
+
+
+_QUARANTINED_AT_ONCE = 1024
+
+
+class Signals:
+    """SIGTERM and SIGINT, through a descriptor: the handler does nothing, the loop reads what came."""
+
+    def __init__(self, watch: Watch, callback: Callable[[int], None]) -> None:
+        self._watch = watch
+        self._callback = callback
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+        self._before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        watch.add(self._ours.fileno(), self._read)
+
+    def close(self) -> None:
+        """Put everything back as it was."""
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._watch.remove(self._ours.fileno())
+        self._ours.close()
+        self._theirs.close()
+
+    def _read(self) -> None:
+        for number in os.read(self._ours.fileno(), 64):
+            self._callback(number)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Nothing to do: the interpreter has written the signal's number to the wake-up descriptor."""

@@ -1,0 +1,70 @@
+"""How much memory may still be had: what the machine has and what the cgroup allows. DAEMON process.
+
+memfds are bounded by neither /dev/shm nor rlimits, so the only honest limit is asked for before anything is reserved.
+"""
+
+from pathlib import Path
+
+from batchd.config.sizes import format_bytes
+
+KIBIBYTE = 1024
+UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 writes "no limit" as a number near 2^63."""
+RESERVE_BYTES = 64 << 20
+"""Left for everybody else when a slot is made: below this the machine is about to swap or to kill."""
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that this process may still take: what the machine has, or what its cgroups leave if that is less."""
+    return min([_machine_bytes(proc), *_cgroup_bytes(proc, cgroups)])
+
+
+def shortage(need_bytes: int, have_bytes: int) -> str | None:
+    """Say that there is not enough, by how much, and what helps; None where there is."""
+    if need_bytes + RESERVE_BYTES <= have_bytes:
+        return None
+    return (
+        f"need {format_bytes(need_bytes)} of shared memory, have {format_bytes(max(0, have_bytes - RESERVE_BYTES))}: "
+        "set memory = to less, or use a machine (or a cgroup) with more"
+    )
+
+
+def _machine_bytes(proc: Path) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * KIBIBYTE
+    return UNLIMITED_BYTES
+
+
+def _cgroup_bytes(proc: Path, cgroups: Path) -> list[int]:
+    """What each limiting cgroup of this process leaves, whichever version the host has."""
+    left = []
+    for line in (proc / "self" / "cgroup").read_text().splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if controllers == "":
+            left += _left_on_the_way(cgroups, path, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            left += _left_on_the_way(cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return left
+
+
+def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) -> list[int]:
+    """Look at the group and everything above it: the tightest counts. In a container the path may not be visible."""
+    group = root / path.lstrip("/")
+    left = []
+    for folder in (group, *group.parents):
+        limit = _read_number(folder / limit_name)
+        usage = _read_number(folder / usage_name)
+        if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
+            left.append(max(0, limit - usage))
+        if folder == root:
+            break
+    return left
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

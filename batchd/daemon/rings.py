@@ -1,0 +1,115 @@
+"""How the daemon's memory is divided among the rings. The daemon at its start, and ``batchd check``; reserves nothing.
+
+    [daemon] memory = 4GiB
+    |-- streams.a: its own memory = 1GiB --|-- streams.b: half of what is left --|-- streams.c: the other half --|
+    |-- slot --|-- slot --|-- ... --|      |-- slot --|-- slot --|               |-- slot --|-- slot --|
+
+Invariant: the slots of all rings together never exceed the daemon's memory, and each ring has at least two: one is read
+while the other is filled.
+"""
+
+from dataclasses import dataclass
+
+from batchd.config.problems import path_text
+from batchd.config.schema import meaning_of
+from batchd.config.sizes import round_bytes
+from batchd.config.tree import Config
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.pipeline.fields import check_steps, sample_fields
+from batchd_wire.fields import SlotLayout, place_fields
+
+SLOTS_MIN = 2
+SLOTS_MAX = 256
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RingSize:
+    """What one stream's ring may take: up to ``slots_max`` slots of ``layout.slot_bytes`` bytes."""
+
+    layout: SlotLayout
+    slots_max: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """The memory of one slot."""
+        return self.layout.slot_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """The most memory that the ring takes."""
+        return self.slots_max * self.slot_bytes
+
+
+def plan_rings(config: Config) -> dict[str, RingSize]:
+    """Lay out the slots of every stream and count them.
+
+    Raises ``ConfigInvalid`` where the steps of a stream make no sense, and ``MemoryTooSmall`` where it is only the memory
+    that does not suffice; either carries everything that is wrong with any stream. The problems have no lines yet.
+    """
+    step_problems = [
+        _problem(name, "pipeline", text)
+        for name, stream in config.streams.items()
+        for text in check_steps(stream.pipeline)
+    ]
+    layouts = {
+        name: place_fields(sample_fields(stream.pipeline, stream.on_error), stream.batch_size)
+        for name, stream in config.streams.items()
+        if not check_steps(stream.pipeline)
+    }
+    memory_problems = _memory_problems(config, layouts)
+    if step_problems:
+        raise ConfigInvalid(step_problems + memory_problems)
+    if memory_problems:
+        raise MemoryTooSmall(memory_problems)
+    shares = _shares(config)
+    return {
+        name: RingSize(layout, min(SLOTS_MAX, shares[name] // layout.slot_bytes)) for name, layout in layouts.items()
+    }
+
+
+def _shares(config: Config) -> dict[str, int]:
+    """The bytes of each stream: its own, or an equal part of what the others leave (negative where they take too much)."""
+    own = {name: stream.memory for name, stream in config.streams.items() if stream.memory is not None}
+    sharing = len(config.streams) - len(own)
+    rest = (config.daemon.memory - sum(own.values())) // max(1, sharing)
+    return {name: own.get(name, rest) for name in config.streams}
+
+
+def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Problem]:
+    """Find the rings without room for two slots, and own memory that adds up to more than there is."""
+    own_bytes = sum(stream.memory or 0 for stream in config.streams.values())
+    sharing = [name for name, stream in config.streams.items() if stream.memory is None]
+    needs = {name: SLOTS_MIN * layout.slot_bytes for name, layout in layouts.items()}
+    daemon_need = own_bytes + len(sharing) * max((needs[name] for name in sharing if name in needs), default=0)
+    problems = []
+    if own_bytes > config.daemon.memory:
+        have = f"have {round_bytes(config.daemon.memory)} for all rings together"
+        remedy = f"set memory = {_setting(daemon_need)} in [daemon], or less in the streams"
+        text = f"need {round_bytes(own_bytes)}, which the streams' own memory adds up to, {have}; {remedy}"
+        problems.append(Problem("daemon.memory", text, meaning_of(("daemon", "memory"), {})))
+    for name, share in _shares(config).items():
+        if needs.get(name, 0) <= share:
+            continue
+        have = f"have {round_bytes(max(0, share))}"
+        if name in sharing:
+            have += " as the stream's part of [daemon] memory"
+            remedy = f"set memory = {_setting(daemon_need)} in [daemon]"
+        else:
+            remedy = f"set memory = {_setting(needs[name])} in [{path_text(('streams', name))}]"
+        text = (
+            f"need {round_bytes(needs[name])} for {SLOTS_MIN} slots of {layouts[name].rows} samples, {have}; {remedy}"
+        )
+        problems.append(_problem(name, "memory", f"{text}, or a smaller batch_size"))
+    return problems
+
+
+def _problem(stream: str, key: str, message: str) -> Problem:
+    """A problem with one key of a stream."""
+    meaning = meaning_of(("streams", stream, key), {})
+    return Problem(path_text(("streams", stream, key)), message, meaning)
+
+
+def _setting(need_bytes: int) -> str:
+    """The next whole MiB, as it stands in the file."""
+    return f'"{-(-need_bytes // MEBIBYTE)}MiB"'

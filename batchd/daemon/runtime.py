@@ -1,0 +1,70 @@
+"""The runtime directory of a daemon: made and locked. DAEMON process.
+
+The lock is a file held with ``flock``: the kernel gives it up with the process, however that ends, so it is never stale. The
+file stays where it is; removing it would let two daemons hold two locks of one name.
+
+Invariant: who holds the lock owns the sockets in the directory.
+"""
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from batchd.config.runtime import choose_runtime_directory
+from batchd.errors import AlreadyRunning, BatchdError
+from batchd_wire.runtime import RuntimeDirectory
+
+DIRECTORY_MODE = 0o750
+
+
+class HeldDirectory:
+    """A locked runtime directory. Use as a context manager."""
+
+    def __init__(self, names: RuntimeDirectory, lock: int) -> None:
+        self.names = names
+        self._lock = lock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Remove the sockets while the lock is held, then give it up."""
+        for path in (self.names.lifeline_path, self.names.zmq_path):
+            path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def hold(configured: Path | None) -> HeldDirectory:
+    """Make and lock the runtime directory.
+
+    Raises ``AlreadyRunning`` where another daemon holds it, ``ConfigInvalid`` where there is none to take, and ``BatchdError``
+    where it cannot be used.
+    """
+    names = choose_runtime_directory(configured)
+    try:
+        names.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        lock = os.open(names.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    except OSError as error:
+        raise BatchdError(
+            f"the runtime directory {names.path} cannot be used: {error.strerror}; make it writable for this user, or set "
+            "runtime_dir in [daemon] (or BATCHD_RUNTIME_DIR)"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+            raise BatchdError(f"{names.lock_path} cannot be locked: {error.strerror}") from None
+        raise AlreadyRunning(
+            f"another daemon (pid {holder or 'unknown'}) holds the runtime directory {names.path}; use it, stop it, or set "
+            "another runtime_dir in [daemon] (or BATCHD_RUNTIME_DIR)"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return HeldDirectory(names, lock)

@@ -1,0 +1,165 @@
+"""From a configuration to a daemon that runs, and back to nothing. DAEMON process; its entry.
+
+    hold the directory -> start the workers (they import while we scan) -> divide the memory -> scan the sources
+    -> bind -> ready -> loop -> close everything, in the opposite order
+
+Invariant: whatever goes wrong, nothing is left behind: processes end with their channels, memory with its descriptors, and
+sockets are removed while the lock is held.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+
+import structlog
+
+from batchd import __version__
+from batchd.config.tree import Config
+from batchd.core.state import DaemonState
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.loop import Loop, Signals
+from batchd.daemon.memory import available_bytes, shortage
+from batchd.daemon.rings import RingSize, plan_rings
+from batchd.daemon.runtime import hold
+from batchd.daemon.sessions import Sessions
+from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.status import plain_status
+from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.workers import WorkerProcesses
+from batchd.errors import MemoryTooSmall, Problem
+from batchd_wire.codec import ITEMS_MAX, Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
+from batchd_wire.orders import CHUNK_ROWS_MAX
+
+_log = structlog.get_logger()
+
+WORKERS_END_S = 1.0
+"""How long workers have to notice that their channel is closed, before they are killed."""
+BAD_SHOWN_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What is not in the configuration. ``lifeline``: a descriptor whose end of file ends the daemon, for embedding."""
+
+    lifeline: int | None = None
+    progress: Callable[[str, int], None] = field(default=lambda _stream, _found: None)
+    """Told now and then how many samples of which stream were found."""
+    ready: Callable[[str], None] = field(default=lambda _address: None)
+    """Told the address when trainers may come."""
+
+
+def serve(config: Config, options: ServeOptions) -> None:
+    """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError`` where that cannot begin."""
+    started_s = monotonic()
+    with ExitStack() as stack:
+        held = stack.enter_context(hold(config.daemon.runtime_dir))
+        watch = Watch()
+        stack.callback(watch.close)
+        workers = WorkerProcesses(watch)
+        stack.callback(lambda: workers.close(WORKERS_END_S))
+        for number in range(1, config.daemon.worker_count() + 1):
+            workers.spawn(number)
+
+        rings = plan_rings(config)
+        _check_memory(rings)
+        streams = {
+            number: open_stream(number, name, stream, rings[name], partial(options.progress, name))
+            for number, (name, stream) in enumerate(config.streams.items(), 1)
+        }
+        for stream in streams.values():
+            stack.callback(os.close, stream.index_descriptor)
+
+        state = DaemonState(
+            [stream.spec for stream in streams.values()],
+            config.daemon.worker_count(),
+            sample_timeout_s=config.daemon.sample_timeout_s,
+            chunk_rows_max=CHUNK_ROWS_MAX if config.daemon.chunk_rows == "auto" else config.daemon.chunk_rows,
+        )
+        memory = SlotMemory()
+        stack.callback(memory.close)
+        loop = Loop(state, streams, memory, watch)
+        workers.enqueue = loop.enqueue
+        desk = _Desk(state, streams, memory, workers, started_s)
+        sessions = Sessions(watch, loop.enqueue, desk.answer, config.daemon.sessions_max)
+        desk.sessions = sessions
+        stack.callback(sessions.close)
+        sessions.bind(held.names.lifeline_path, held.names.zmq_path)
+        loop.attach(sessions, workers)
+        stack.callback(Signals(watch, _signal_handler(loop, config.daemon.drain_timeout_s)).close)
+        if options.lifeline is not None:
+            watch.add(options.lifeline, loop.stop)
+        _log.info(
+            "serving",
+            address=held.names.address,
+            streams=", ".join(config.streams),
+            workers=config.daemon.worker_count(),
+        )
+        options.ready(held.names.address)
+        loop.run()
+        _log.info("stopping", drained=state.is_drained)
+
+
+def _check_memory(rings: dict[str, RingSize]) -> None:
+    need = sum(ring.ring_bytes for ring in rings.values())
+    problem = shortage(need, available_bytes())
+    if problem is not None:
+        raise MemoryTooSmall([Problem("daemon.memory", problem)])
+
+
+def _signal_handler(loop: Loop, drain_timeout_s: float) -> Callable[[int], None]:
+    """The first signal drains, the second stops at once."""
+    received: list[int] = []
+
+    def handle(number: int) -> None:
+        received.append(number)
+        _log.info("signal", name=signal.Signals(number).name)
+        if len(received) > 1:
+            loop.stop()
+        else:
+            loop.drain(drain_timeout_s)
+
+    return handle
+
+
+@dataclass(slots=True)
+class _Desk:
+    """Answers people's questions."""
+
+    state: DaemonState
+    streams: dict[int, ServedStream]
+    memory: SlotMemory
+    workers: WorkerProcesses
+    started_s: float
+    sessions: Sessions | None = None
+
+    def answer(self, question: AskStatus | AskBad) -> Message:
+        """Answer at once, from what is known."""
+        if isinstance(question, AskBad):
+            return self._bad(question)
+        assert self.sessions is not None
+        daemon: dict[str, object] = {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": monotonic() - self.started_s,
+            "memory_bytes": self.memory.total_bytes,
+            "decoders": self.workers.decoders,
+        }
+        status = plain_status(self.state.statistics(), daemon, self.sessions.everybody(), self.workers.pids())
+        return Status(question.request, status)
+
+    def _bad(self, question: AskBad) -> Message:
+        for number, stream in self.streams.items():
+            if stream.name == question.stream:
+                listed = self.state.streams[number].bad.listed
+                shown = sorted(listed.items())[: min(BAD_SHOWN_MAX, ITEMS_MAX)]
+                rows = [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
+                return BadSamples(question.request, len(listed), rows)
+        names = ", ".join(stream.name for stream in self.streams.values())
+        text = f"there is no stream {question.stream!r}; this daemon serves: {names}"
+        return Refused(question.request, 0, ErrorCode.UNKNOWN_STREAM, text)

@@ -1,0 +1,358 @@
+"""The front end for trainers on this host: who is there, and what they say. DAEMON process.
+
+    lifeline.sock   accept -> Hello -> Welcome (secret) ... SlotShared ... end of file: the trainer is gone
+    batchd.sock     Open (secret) ties a routing id to the session; from then on its messages speak for that session alone
+
+What trainers say becomes events in the loop's queue; questions of people are answered at once. A routing id is an address
+and proves nothing: without a session's secret, which went over the lifeline alone, no message has any effect.
+
+Invariant: a session lives exactly as long as its lifeline.
+"""
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+import zmq
+
+from batchd import __version__
+from batchd.core.events import Event, Pulled, SessionCutOff, SessionEnded, SubscriptionAsked, SubscriptionEnded
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.seldom import Seldom
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import (
+    TO_DAEMON,
+    TO_DAEMON_LIFELINE,
+    AskBad,
+    AskStatus,
+    Hello,
+    Open,
+    Opened,
+    Pull,
+    Refused,
+    SlotShared,
+    Subscribe,
+    Unsubscribe,
+    Welcome,
+)
+
+_log = structlog.get_logger()
+
+SECRET_BYTES = 16
+BACKLOG = 256
+MESSAGE_BYTES_MAX = 64 * 1024
+"""Longest message from a trainer that ZeroMQ lets through."""
+HANDSHAKE_TIMEOUT_MS = 5_000
+UNREAD_MAX = 4_096
+"""Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
+MESSAGES_AT_ONCE = 64
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One trainer, from its lifeline's first byte to its end. ``routing`` is set once it has opened the ZeroMQ side."""
+
+    number: int
+    lifeline: socket.socket
+    pid: int
+    user: int
+    name: str = ""
+    secret: bytes | None = None
+    routing: bytes | None = None
+    slots: set[int] = field(default_factory=set)
+    """Slots whose memory it was handed."""
+    is_cut_off: bool = False
+    """It was sent away, and has not gone yet."""
+
+
+class Sessions:
+    """Owns both sockets. ``answer`` answers questions that need no event; ``readable`` gives a slot's descriptor and size."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        enqueue: Callable[[Event], None],
+        answer: Callable[[AskStatus | AskBad], Message],
+        sessions_max: int,
+    ) -> None:
+        self._watch = watch
+        self._enqueue = enqueue
+        self._answer = answer
+        self._sessions_max = sessions_max
+        self._context = zmq.Context()
+        self.router = self._context.socket(zmq.ROUTER)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._by_number: dict[int, Session] = {}
+        self._by_routing: dict[bytes, Session] = {}
+        self._by_secret: dict[bytes, Session] = {}
+        self._last_session = 0
+        self._last_subscription = 0
+        self._seldom = Seldom()
+
+    def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
+        """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed."""
+        for path in (lifeline_path, zmq_path):
+            path.unlink(missing_ok=True)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
+            (zmq.SNDHWM, UNREAD_MAX),
+        ):
+            self.router.setsockopt(option, value)
+        self.router.bind(f"ipc://{zmq_path}")
+        self._listener.bind(os.fspath(lifeline_path))
+        self._listener.listen(BACKLOG)
+        for path in (lifeline_path, zmq_path):
+            path.chmod(0o660)
+        self._watch.add(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """End every session and close both sockets; trainers see the end of their lifelines."""
+        for session in list(self._by_number.values()):
+            session.lifeline.close()
+        self._listener.close()
+        self._context.destroy(linger=0)
+
+    def get(self, number: int) -> Session | None:
+        """The session, if its trainer still lives."""
+        return self._by_number.get(number)
+
+    def everybody(self) -> list[Session]:
+        """All sessions that said who they are."""
+        return [
+            session for session in self._by_number.values() if session.secret is not None and not session.is_cut_off
+        ]
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, number: int, message: Message) -> None:
+        """Send over ZeroMQ. Nothing is sent to trainers that are gone; one that never reads is cut off."""
+        session = self._by_number.get(number)
+        if session is not None and session.routing is not None and not session.is_cut_off:
+            self._send_to(session.routing, message, session)
+
+    def share_slot(self, number: int, slot: int, slot_bytes: int, descriptor: int) -> None:
+        """Hand a slot's memory to a trainer that has not got it yet, before the first handle that names it."""
+        session = self._by_number.get(number)
+        if session is None or session.is_cut_off or slot in session.slots:
+            return
+        session.slots.add(slot)
+        try:
+            send_message(session.lifeline, SlotShared(slot, slot_bytes), (descriptor,))
+        except ChannelClosed:
+            return
+        except BlockingIOError:
+            self._cut_off(session, "does not read its lifeline")
+
+    def _send_to(self, routing: bytes, message: Message, session: Session | None) -> None:
+        try:
+            self.router.send(routing, zmq.SNDMORE | zmq.NOBLOCK)
+            self.router.send(message.encode(), zmq.NOBLOCK)
+        except zmq.Again:
+            if session is not None:
+                self._cut_off(session, f"left {UNREAD_MAX} messages unread")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+
+    # --- the lifeline -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            lifeline, _address = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if self._seldom.now("accept"):
+                _log.error("cannot accept a trainer", reason=str(error))
+            return
+        lifeline.setblocking(False)
+        pid, user, _group = _CREDENTIALS.unpack(
+            lifeline.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if len(self._by_number) >= self._sessions_max:
+            text = f"{self._sessions_max} trainers are connected already; raise sessions_max in [daemon]"
+            _say_last_word(lifeline, Refused(0, 0, ErrorCode.NOT_ALLOWED, text))
+            if self._seldom.now("sessions_max"):
+                _log.warning("trainer refused", pid=pid, user=user, reason=text)
+            return
+        self._last_session += 1
+        session = self._by_number[self._last_session] = Session(self._last_session, lifeline, pid, user)
+        self._watch.add(lifeline.fileno(), lambda: self._hear(session))
+
+    def _hear(self, session: Session) -> None:
+        """The lifeline has something to read: a Hello once, and then nothing but its end."""
+        try:
+            message, descriptors = receive_message(session.lifeline, TO_DAEMON_LIFELINE)
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            self._end(session)
+            return
+        except MalformedMessage as error:
+            self._cut_off(session, f"talks nonsense: {error}")
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if session.is_cut_off:
+            return
+        assert isinstance(message, Hello)
+        if session.secret is not None:
+            self._cut_off(session, "said Hello twice")
+        elif message.version != PROTOCOL_VERSION:
+            _say_last_word(session.lifeline, _wrong_version(message.version))
+            self._cut_off(session, f"speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
+        else:
+            self._welcome(session, message.name)
+
+    def _welcome(self, session: Session, name: str) -> None:
+        session.name = name[:64]
+        session.secret = secrets.token_bytes(SECRET_BYTES)
+        self._by_secret[session.secret] = session
+        try:
+            send_message(session.lifeline, Welcome(PROTOCOL_VERSION, session.secret))
+        except ChannelClosed:
+            return  # its end of file is the next thing to hear
+
+    def _cut_off(self, session: Session, fault: str) -> None:
+        """Send a trainer away. It lives and may still read its slots: only the end of its lifeline ends its leases."""
+        if session.is_cut_off:
+            return
+        _log.warning("trainer cut off", session=session.number, pid=session.pid, reason=f"it {fault}")
+        self._forget_names(session)
+        session.is_cut_off = True
+        try:
+            session.lifeline.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # its end of file is the next thing to hear
+        self._enqueue(SessionCutOff(session.number))
+
+    def _end(self, session: Session) -> None:
+        """The kernel says that the trainer is gone. Paired with ``_accept``."""
+        self._watch.remove(session.lifeline.fileno())
+        session.lifeline.close()
+        self._forget_names(session)
+        del self._by_number[session.number]
+        self._enqueue(SessionEnded(session.number))
+
+    def _forget_names(self, session: Session) -> None:
+        if session.secret is not None:
+            self._by_secret.pop(session.secret, None)
+        if session.routing is not None:
+            self._by_routing.pop(session.routing, None)
+
+    # --- ZeroMQ -------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> bool:
+        """Read what trainers say, a bounded portion at a time; true where there may be more."""
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                frames = self.router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._take(frames)
+        return True
+
+    def _take(self, frames: list[bytes]) -> None:
+        routing = frames[0]
+        session = self._by_routing.get(routing)
+        try:
+            if len(frames) != 2:  # noqa: PLR2004  address and message
+                raise MalformedMessage(f"{len(frames) - 1} frames instead of one")
+            message = TO_DAEMON.decode(frames[1])
+        except MalformedMessage as error:
+            self._reject(routing, session, ErrorCode.MALFORMED_MESSAGE, str(error))
+            return
+        if session is None:
+            self._open(routing, message)
+        else:
+            self._understand(session, message)
+
+    def _open(self, routing: bytes, message: Message) -> None:
+        if not isinstance(message, Open):
+            self._reject(routing, None, ErrorCode.UNKNOWN_SESSION, "open the session first")
+            return
+        if message.version != PROTOCOL_VERSION:
+            self._send_to(routing, _wrong_version(message.version), None)
+            return
+        session = self._by_secret.get(message.secret)
+        if session is None or session.routing is not None:
+            self._reject(routing, None, ErrorCode.UNKNOWN_SESSION, "no session has this secret, or it is open already")
+            return
+        session.routing = routing
+        self._by_routing[routing] = session
+        self._send_to(routing, Opened(__version__), session)
+
+    def _understand(self, session: Session, message: Message) -> None:
+        match message:
+            case Pull():
+                released = [(sequence, generation) for sequence, generation in message.released]
+                self._enqueue(
+                    Pulled(
+                        session.number,
+                        message.subscription,
+                        message.consumed,
+                        message.waiting,
+                        message.wait_us,
+                        released,
+                    )
+                )
+            case Subscribe():
+                self._last_subscription += 1
+                self._enqueue(_asked(session.number, self._last_subscription, message))
+            case Unsubscribe():
+                self._enqueue(SubscriptionEnded(session.number, message.subscription, message.consumed))
+            case AskStatus() | AskBad():
+                self.send(session.number, self._answer(message))
+            case _:
+                text = f"{type(message).__name__} is not expected in an open session"
+                self._reject(b"", session, ErrorCode.UNEXPECTED_MESSAGE, text)
+
+    def _reject(self, routing: bytes, session: Session | None, error: ErrorCode, text: str) -> None:
+        """Answer nonsense with its number; say so in the log, but not for each."""
+        if session is not None:
+            routing = session.routing or routing
+        self._send_to(routing, Refused(0, 0, error, text), session)
+        if self._seldom.now(f"reject {error}"):
+            _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
+
+
+def _asked(session: int, subscription: int, message: Subscribe) -> SubscriptionAsked:
+    return SubscriptionAsked(
+        session=session,
+        subscription=subscription,
+        request=message.request,
+        stream=message.stream,
+        rank=message.rank,
+        world_size=message.world_size,
+        window=message.window,
+        epoch=message.epoch,
+        step=message.step,
+        end_epoch=message.end_epoch,
+        fingerprint=message.fingerprint,
+    )
+
+
+def _wrong_version(theirs: int) -> Refused:
+    older = "client" if theirs < PROTOCOL_VERSION else "daemon"
+    text = f"the daemon speaks version {PROTOCOL_VERSION} of the protocol, the client {theirs}: upgrade the {older}"
+    return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
+
+
+def _say_last_word(lifeline: socket.socket, message: Message) -> None:
+    """Tell somebody why he is not let in; if he does not listen, it is his loss."""
+    try:
+        send_message(lifeline, message)
+    except (ChannelClosed, BlockingIOError):
+        return

@@ -1,0 +1,87 @@
+"""The memory of the slots. DAEMON process; it makes, hands out and marks slots, and maps none.
+
+    create -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
+    reserve -> header: unfinished          commit -> header: whole, under its generation
+    writable -> for a worker               readable -> the same memory opened read-only, for a trainer
+
+A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot collide. Mode 0600 keeps a trainer of
+another user from opening its read-only descriptor again for writing.
+
+Invariant: the header is written by ``reserve`` and ``commit`` alone.
+"""
+
+import fcntl
+import os
+
+from batchd.daemon.memory import available_bytes, shortage
+from batchd_wire.slot import UNFINISHED, SlotHeader
+
+MEMORY_NAME = "batchd-slot"
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SlotMemory:
+    """Every slot of the daemon, by number."""
+
+    def __init__(self) -> None:
+        self._writable: dict[int, int] = {}
+        self._readable: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
+
+    def create(self, slot: int, slot_bytes: int) -> None:
+        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made."""
+        problem = shortage(slot_bytes, available_bytes())
+        if problem is not None:
+            raise MemoryError(problem)
+        descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.posix_fallocate(descriptor, 0, slot_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._writable[slot] = descriptor
+        self._readable[slot] = readable
+        self._bytes[slot] = slot_bytes
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._writable
+
+    def reserve(self, slot: int) -> None:
+        """Mark the slot unfinished."""
+        self._write(slot, SlotHeader(UNFINISHED, slot, 0, 0, 0, 0))
+
+    def commit(self, slot: int, header: SlotHeader) -> None:
+        """Mark the slot whole."""
+        self._write(slot, header)
+
+    def writable(self, slot: int) -> int:
+        """The descriptor for a worker; it stays ours."""
+        return self._writable[slot]
+
+    def readable(self, slot: int) -> int:
+        """The descriptor for a trainer, opened read-only; it stays ours."""
+        return self._readable[slot]
+
+    def slot_bytes(self, slot: int) -> int:
+        """The size of one slot in bytes."""
+        return self._bytes[slot]
+
+    @property
+    def total_bytes(self) -> int:
+        """What all slots take."""
+        return sum(self._bytes.values())
+
+    def close(self) -> None:
+        """Let go of every slot. Who has one mapped keeps its pages until he unmaps them."""
+        for descriptor in (*self._writable.values(), *self._readable.values()):
+            os.close(descriptor)
+        self._writable.clear()
+        self._readable.clear()
+        self._bytes.clear()
+
+    def _write(self, slot: int, header: SlotHeader) -> None:
+        written = os.pwrite(self._writable[slot], header.pack(), 0)
+        assert written == len(header.pack()), "a header is shorter than a page, and the page is reserved"

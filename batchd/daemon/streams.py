@@ -1,0 +1,123 @@
+"""The streams that this daemon serves: from the configuration to what core, workers and trainers must know. DAEMON process.
+
+    StreamConfig --scan--> index (memfd) --> ServeStream + descriptor, for workers
+                           layout, plan  --> StreamSpec, for the core
+                           fingerprint   --> what a position of this stream means
+
+Invariant: two streams with the same fingerprint have the same bytes at every position.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from batchd.config.sources import source_to_plain
+from batchd.config.steps import step_to_plain
+from batchd.config.tree import StreamConfig
+from batchd.core.delivery import StreamSpec
+from batchd.core.plan import Plan
+from batchd.daemon.rings import RingSize
+from batchd.errors import SourceInvalid
+from batchd.pipeline.fields import is_random
+from batchd.sources.index import SourceIndex
+from batchd.sources.scan import scan_source
+from batchd_wire.fields import SlotLayout
+from batchd_wire.orders import ServeStream
+
+CONTENT_VERSION = 1
+"""Grows when the same configuration begins to give other bytes."""
+FINGERPRINT_DIGITS = 32
+CLASSES_MAX = 4_096
+CLASSES_CHARACTERS_MAX = 256 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class ServedStream:
+    """One stream. The index's descriptor stays open, for workers that come later."""
+
+    number: int
+    name: str
+    config: StreamConfig
+    layout: SlotLayout
+    spec: StreamSpec
+    index_descriptor: int
+    classes: list[str]
+    quarantined: list[int] = field(default_factory=list)
+
+    def serve_stream(self) -> ServeStream:
+        """What a worker is told; goes with the index's descriptor."""
+        return ServeStream(
+            stream=self.number,
+            name=self.name,
+            seed=self.config.seed,
+            samples=self.spec.plan.samples,
+            batch_size=self.config.batch_size,
+            shuffle=self.config.shuffle,
+            on_error=self.config.on_error,
+            source=source_to_plain(self.config.source),
+            steps=[step_to_plain(step) for step in self.config.pipeline],
+            layout=self.layout.to_wire(),
+        )
+
+
+def open_stream(
+    number: int, name: str, config: StreamConfig, ring: RingSize, progress: Callable[[int], None]
+) -> ServedStream:
+    """Scan the source and work out everything that follows. Raises ``SourceInvalid`` naming the stream and what is wrong."""
+    try:
+        index = scan_source(config.source, progress)
+    except SourceInvalid as error:
+        raise SourceInvalid(f"streams.{name}.source: {error}") from None
+    plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
+    if plan.steps == 0:
+        raise SourceInvalid(
+            f"streams.{name}: {len(index)} samples make no batch of {config.batch_size}, and drop_last = true drops the rest; "
+            "set a smaller batch_size, or drop_last = false"
+        )
+    spec = StreamSpec(
+        number=number,
+        name=name,
+        fingerprint=fingerprint(config, index.digest),
+        plan=plan,
+        repeats=not config.shuffle and not is_random(config.pipeline),
+        window=config.window,
+        max_skew=config.max_skew if config.lag == "lockstep" else None,
+        slots_max=ring.slots_max,
+        on_error=config.on_error,
+        bad_fraction_max=config.max_bad_fraction,
+    )
+    return ServedStream(
+        number=number,
+        name=name,
+        config=config,
+        layout=ring.layout,
+        spec=spec,
+        index_descriptor=index.to_memfd(),
+        classes=_classes(index),
+    )
+
+
+def fingerprint(config: StreamConfig, source_digest: str) -> str:
+    """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
+
+    Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it.
+    """
+    content = {
+        "version": CONTENT_VERSION,
+        "source": source_digest,
+        "steps": [step_to_plain(step) for step in config.pipeline],
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+        "shuffle": config.shuffle,
+        "drop_last": config.drop_last,
+        "on_error": config.on_error,
+    }
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _classes(index: SourceIndex) -> list[str]:
+    names = [name for name in index.class_names if name]
+    if len(names) > CLASSES_MAX or sum(map(len, names)) > CLASSES_CHARACTERS_MAX:
+        return []
+    return names

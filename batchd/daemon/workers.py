@@ -1,0 +1,211 @@
+"""The worker processes. DAEMON process; the only module that knows that workers are processes of this host.
+
+    spawn -> [ serve_stream, use_slot, order ]* -> (result)* -> gone
+    kill  -> gone
+
+What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel says
+that the process has ended (its pidfd is readable), never before: a process that may still write is not gone.
+
+Invariant: a worker has exactly the descriptors of its channel and its note; everything else of the daemon is close-on-exec.
+"""
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from batchd.core.events import ChunkDone, Event, Note, WorkerGone, WorkerReady
+from batchd.daemon.descriptors import Watch
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+from batchd_wire.orders import (
+    NOTE,
+    NOTE_BYTES,
+    TO_DAEMON_FROM_WORKER,
+    ChunkFilled,
+    Ready,
+)
+
+_log = structlog.get_logger()
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+MESSAGES_AT_ONCE = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """One worker process and everything of the daemon that belongs to it."""
+
+    number: int
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    channel: socket.socket
+    note: mmap.mmap
+    streams: set[int] = field(default_factory=set)
+    slots: set[int] = field(default_factory=set)
+
+
+class WorkerProcesses:
+    """Starts workers and speaks with them. ``enqueue`` takes the events, from the moment when ``watch`` is dispatched."""
+
+    enqueue: Callable[[Event], None]
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._processes: dict[int, _Process] = {}
+        self.decoders = ""
+        """What workers decode with, by their own word; empty before the first is ready."""
+
+    def spawn(self, number: int) -> None:
+        """Start worker ``number``, unless it was started ahead of time."""
+        if number in self._processes:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            ours.setblocking(False)
+            os.posix_fallocate(note, 0, NOTE_BYTES)
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "batchd.worker", str(theirs.fileno()), str(note)],
+                pass_fds=(theirs.fileno(), note),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+            )
+            process = _Process(number, popen, os.pidfd_open(popen.pid), ours, mmap.mmap(note, NOTE_BYTES))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(note)
+        self._processes[number] = process
+        self._watch.add(process.channel.fileno(), lambda: self._receive(process))
+        self._watch.add(process.pidfd, lambda: self._bury(process))
+
+    def knows(self, number: int, *, stream: int | None = None, slot: int | None = None) -> bool:
+        """Was the worker told of the stream, or of the slot? Gone workers need to be told nothing."""
+        process = self._processes.get(number)
+        return process is None or stream in process.streams or slot in process.slots
+
+    def tell_stream(self, number: int, stream: int, message: Message, index_descriptor: int) -> None:
+        """Send what a worker must know of a stream, before its first order for it."""
+        self._processes[number].streams.add(stream)
+        self.tell(number, message, index_descriptor)
+
+    def tell_slot(self, number: int, slot: int, message: Message, descriptor: int) -> None:
+        """Hand a worker a slot, before its first order for it."""
+        self._processes[number].slots.add(slot)
+        self.tell(number, message, descriptor)
+
+    def tell(self, number: int, message: Message, *descriptors: int) -> None:
+        """Send a message. A worker that is gone, or that has stopped reading, is not waited for: its pidfd will tell."""
+        process = self._processes.get(number)
+        if process is None:
+            return
+        try:
+            send_message(process.channel, message, descriptors)
+        except ChannelClosed:
+            return
+        except BlockingIOError:
+            self.kill(number, "it does not read its orders")
+
+    def told_of(self, stream: int) -> list[int]:
+        """The workers that know the stream."""
+        return [process.number for process in self._processes.values() if stream in process.streams]
+
+    def kill(self, number: int, reason: str) -> None:
+        """Kill a worker that does not do what it should. ``WorkerGone`` follows when it is dead."""
+        process = self._processes.get(number)
+        if process is None:
+            return
+        _log.warning("worker killed", worker=number, pid=process.popen.pid, reason=reason)
+        process.popen.kill()
+
+    def note(self, number: int) -> Note | None:
+        """What the worker says it has in hand."""
+        process = self._processes.get(number)
+        return _read_note(process.note) if process is not None else None
+
+    def pids(self) -> dict[int, int]:
+        """The process id of each worker, by its number."""
+        return {number: process.popen.pid for number, process in self._processes.items()}
+
+    def close(self, wait_s: float) -> None:
+        """End all workers: close their channels, which tells them to go, wait, and kill who stays."""
+        for process in self._processes.values():
+            self._watch.remove(process.channel.fileno())
+            process.channel.close()
+        for process in list(self._processes.values()):
+            try:
+                process.popen.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+            self._forget(process)
+
+    def _receive(self, process: _Process) -> None:
+        """Read what a worker reports, a bounded portion at a time."""
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                self._watch.remove(process.channel.fileno())
+                process.popen.kill()
+                return
+            except MalformedMessage as error:
+                self.kill(process.number, f"it talks nonsense: {error}")
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.enqueue(self._event(process, message))
+
+    def _event(self, process: _Process, message: Message) -> Event:
+        if isinstance(message, Ready):
+            self.decoders = message.decoders
+            return WorkerReady(process.number)
+        assert isinstance(message, ChunkFilled)
+        bad = [(sample, path, reason) for sample, path, reason in message.bad]
+        return ChunkDone(process.number, message.order, message.busy_us, bad, message.hopeless)
+
+    def _bury(self, process: _Process) -> None:
+        """The kernel says that the process has ended. What it reported before still counts."""
+        self._receive(process)
+        status = process.popen.wait()
+        note = _read_note(process.note)
+        how = _describe(status)
+        _log.warning("worker ended", worker=process.number, pid=process.popen.pid, how=how)
+        self._watch.remove(process.channel.fileno())
+        process.channel.close()
+        self._forget(process)
+        self.enqueue(WorkerGone(process.number, how, note))
+
+    def _forget(self, process: _Process) -> None:
+        self._watch.remove(process.pidfd)
+        os.close(process.pidfd)
+        process.note.close()
+        del self._processes[process.number]
+
+
+def _read_note(memory: mmap.mmap) -> Note | None:
+    order, row_after, sample = NOTE.unpack_from(memory)
+    return Note(order, row_after - 1, sample) if row_after else None
+
+
+def _describe(status: int) -> str:
+    """Say how a process ended, for people."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,113 @@
+"""What goes wrong on the server's side, sorted by what the operator does next. Daemon, workers and CLI.
+
+    BatchdError                   exit code 1: it failed
+    ├── ConfigInvalid             2: correct the configuration
+    ├── SourceInvalid             2: correct the files that the configuration names
+    ├── DaemonUnreachable         3: start the daemon, or name its address
+    ├── AlreadyRunning            4: use the daemon that runs, or another runtime directory
+    └── MemoryTooSmall            5: give more memory, or ask for less
+
+Invariant: whatever leaves the command line because of the world outside is one of these, and its exit code is the class's.
+A bad sample is no error but data (``SampleUnreadable``, ``SampleUndecodable``): it never gets this far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """How every ``batchd`` command ends; documented in ``batchd --help``."""
+
+    FINE = 0
+    FAILED = 1
+    USAGE = 2
+    NO_DAEMON = 3
+    ALREADY_RUNNING = 4
+    NOT_ENOUGH_MEMORY = 5
+
+
+EXIT_CODE_MEANINGS = {
+    ExitCode.FINE: "fine",
+    ExitCode.FAILED: "failed",
+    ExitCode.USAGE: "wrong usage, configuration or source files",
+    ExitCode.NO_DAEMON: "no daemon answers at the address",
+    ExitCode.ALREADY_RUNNING: "another daemon holds the runtime directory",
+    ExitCode.NOT_ENOUGH_MEMORY: "not enough memory",
+}
+"""One line for each exit code, for people."""
+
+
+class BatchdError(Exception):
+    """Something outside of batchd is not as it must be; the text says what, where, and what helps."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the configuration.
+
+    ``path`` is the key, such as ``streams.photos.pipeline[1].size`` ("" for the file as a whole), ``meaning`` what the key is
+    for, and ``line`` where it stands in the file, counted from 1 (None where it does not stand there).
+    """
+
+    path: str
+    message: str
+    meaning: str = ""
+    line: int | None = None
+
+
+class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what is wrong with them
+    """The configuration cannot be used; ``problems`` holds everything that is wrong with it, not only the first."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
+        self.problems = tuple(problems)
+        self.file = file
+        super().__init__(problems_text(self.problems, file))
+
+
+class MemoryTooSmall(BatchdError):  # noqa: N818  as above
+    """The memory does not hold what was asked for; each of the ``problems`` names the need, the supply and the key to set."""
+
+    exit_code = ExitCode.NOT_ENOUGH_MEMORY
+
+    def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
+        self.problems = tuple(problems)
+        self.file = file
+        super().__init__(problems_text(self.problems, file))
+
+
+class SourceInvalid(BatchdError):  # noqa: N818  as above
+    """The files of a stream cannot be served: the folder is empty, the list has a malformed line, a directory is unreadable."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DaemonUnreachable(BatchdError):  # noqa: N818  as above
+    """No daemon answers. Start one with ``batchd serve``, or name its address with ``BATCHD_ADDRESS``."""
+
+    exit_code = ExitCode.NO_DAEMON
+
+
+class AlreadyRunning(BatchdError):  # noqa: N818  as above
+    """Another daemon holds the runtime directory. Use it, stop it, or set ``runtime_dir`` in batchd.toml."""
+
+    exit_code = ExitCode.ALREADY_RUNNING
+
+
+def problems_text(problems: Sequence[Problem], file: str = "") -> str:
+    """Write problems for people: two lines each, where it is and what is wrong, then what the key is for."""
+    name = file or "the configuration"
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"{name} has {count}:"]
+    for problem in problems:
+        place = f"{file or 'line'}:{problem.line}: " if problem.line is not None else ""
+        key = f"{problem.path}: " if problem.path else ""
+        lines.append(f"  {place}{key}{problem.message}")
+        if problem.meaning:
+            lines.append(f"      ({problem.meaning})")
+    return "\n".join(lines)

@@ -1,0 +1,135 @@
+"""Bytes to pixels, into memory that is used again and again. Worker process.
+
+JPEG goes through simplejpeg (libjpeg-turbo), which reports what it had to repair; cv2 decodes the other formats and the
+JPEGs that simplejpeg cannot (CMYK, unusual subsampling, or simplejpeg missing). Both sides decode the same pixels from the
+same file, at 1/1, 1/2, 1/4 and 1/8, because both are libjpeg-turbo with its default settings; tests hold them to it.
+
+cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
+
+Invariant: the pixels returned are all this sample's. A decoder that had to invent some of them (libjpeg fills with grey,
+older cv2 with the image before) is ``SampleUndecodable``.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from batchd.config.steps import Decode
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.probe import ImageHeader
+from batchd.pipeline.scratch import Scratch
+from batchd.pipeline.vision import Pixels, cv2
+
+try:
+    import simplejpeg
+except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
+    simplejpeg = None
+
+__all__ = ["Decoder", "SampleUndecodable", "decoder_versions"]
+
+_CMYK_CHANNELS = 4
+_HARMLESS_WARNINGS = ("extraneous bytes before marker", "Invalid SOS parameters", "Unknown Adobe color transform")
+"""What libjpeg mentions and then decodes every pixel all the same."""
+_UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
+_SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
+_CV2_FLAGS = {
+    "rgb": {1: cv2.IMREAD_COLOR_RGB},
+    "bgr": {
+        1: cv2.IMREAD_COLOR_BGR,
+        2: cv2.IMREAD_REDUCED_COLOR_2,
+        4: cv2.IMREAD_REDUCED_COLOR_4,
+        8: cv2.IMREAD_REDUCED_COLOR_8,
+    },
+    "gray": {
+        1: cv2.IMREAD_GRAYSCALE,
+        2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+        4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+        8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+    },
+}
+for _factor in (2, 4, 8):
+    _CV2_FLAGS["rgb"][_factor] = _CV2_FLAGS["bgr"][_factor] & ~cv2.IMREAD_COLOR_BGR | cv2.IMREAD_COLOR_RGB
+
+
+def decoder_versions() -> str:
+    """Name the decoders and their versions, for people: "simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0"."""
+    jpeg = f"simplejpeg {simplejpeg.__version__} (libjpeg-turbo), " if simplejpeg else ""
+    return f"{jpeg}OpenCV {cv2.__version__}"
+
+
+class Decoder:
+    """Decodes the images of one pipeline, as its ``decode`` step says."""
+
+    def __init__(self, step: Decode, scratch: Scratch) -> None:
+        self._step = step
+        self._scratch = scratch
+        self._color = _SIMPLEJPEG_COLORS[step.color]
+        self._channels = 1 if step.color == "gray" else 3
+        self._flags = {
+            factor: flags | cv2.IMREAD_IGNORE_ORIENTATION for factor, flags in _CV2_FLAGS[step.color].items()
+        }
+
+    def check_limits(self, data: memoryview, header: ImageHeader) -> None:
+        """Raise ``SampleUndecodable`` where the image or its file is larger than allowed."""
+        pixels = header.height * header.width
+        if pixels > self._step.max_pixels:
+            raise SampleUndecodable(
+                f"a {header.format} of {header.width} x {header.height} = {pixels} pixels, "
+                f"more than max_pixels = {self._step.max_pixels}"
+            )
+        if len(data) > self._step.max_bytes:
+            raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
+
+    def decode(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
+        """Decode a file that ``probe_image`` read ``header`` from, at 1/``factor`` (1; for JPEG also 2, 4 or 8), as stored.
+
+        Returns [height / factor, width / factor, channels], sizes rounded up, valid until the next call.
+        Raises ``SampleUndecodable``.
+        """
+        height, width = -(-header.height // factor), -(-header.width // factor)
+        if simplejpeg and header.format == "JPEG":
+            pixels = self._decode_jpeg(data, header, (height, width, self._channels), factor)
+        else:
+            pixels = self._decode_any(data, factor)
+        if pixels.shape != (height, width, self._channels):
+            raise SampleUndecodable(
+                f"a {header.format} whose header announces {header.width} x {header.height} pixels, "
+                f"but which decodes to the shape {pixels.shape}"
+            )
+        return pixels
+
+    def _decode_jpeg(self, data: memoryview, header: ImageHeader, shape: tuple[int, int, int], factor: int) -> Pixels:
+        try:
+            if header.channels == _CMYK_CHANNELS:  # simplejpeg would hand the inks out as if they were RGB
+                _decode_strictly(data, "CMYK", {"min_height": 1, "min_width": 1, "min_factor": 8})
+                return self._decode_any(data, factor)
+            options: dict[str, Any] = {"buffer": self._scratch.bytes("decode", prod(shape))}
+            if factor > 1:
+                options |= {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
+            return _decode_strictly(data, self._color, options)
+        except ValueError as error:
+            if _UNUSUAL_SUBSAMPLING in str(error):
+                return self._decode_any(data, factor)
+            raise SampleUndecodable(f"a broken JPEG: {error}") from None
+
+    def _decode_any(self, data: memoryview, factor: int) -> Pixels:
+        try:
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[factor])
+        except cv2.error as error:
+            raise SampleUndecodable(f"OpenCV cannot decode it: {error.err}") from None
+        if pixels is None:
+            raise SampleUndecodable("OpenCV cannot decode it")
+        return np.asarray(pixels, np.uint8).reshape(*pixels.shape[:2], self._channels)
+
+
+def _decode_strictly(data: memoryview, color: str, options: dict[str, Any]) -> Pixels:
+    """Decode with simplejpeg. Raises ``ValueError`` for whatever libjpeg had to repair, unless no pixel was lost by it."""
+    pixels: Pixels
+    try:
+        pixels = simplejpeg.decode_jpeg(data, color, **options)
+    except ValueError as error:
+        if not any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
+            raise
+        pixels = simplejpeg.decode_jpeg(data, color, **options, strict=False)
+    return pixels

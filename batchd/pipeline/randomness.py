@@ -1,0 +1,43 @@
+"""The random numbers of one sample: a pure function of (seed, epoch, sample, attempt). Worker process; needs numpy.
+
+One Philox generator is moved, not made anew, for every sample. Philox computes block ``i`` of its stream from a key and a
+counter, so the place of a sample in the stream is written straight into the counter:
+
+    key      ( seed,  SALT )
+    counter  ( 0,     attempt,  epoch,  sample )
+               ^ counts the blocks of four numbers that this sample draws
+
+Invariant: the numbers do not depend on what was drawn before, on the process or on the machine; two samples, epochs,
+attempts or seeds never share a block.
+"""
+
+import numpy as np
+
+SALT = 0x6261746368640001
+"""Sets the stream of augmentations apart from every other use of the same seed: "batchd" and a version."""
+NUMBER_MAX = (1 << 63) - 1
+
+
+class SampleRandom:
+    """Random numbers that start over for each sample. ``seed`` is 0 to ``NUMBER_MAX``."""
+
+    __slots__ = ("_bits", "_counter", "_state", "generator", "random")
+
+    def __init__(self, seed: int) -> None:
+        assert 0 <= seed <= NUMBER_MAX, f"seed {seed}"
+        self._bits = np.random.Philox(key=np.array([seed, SALT], np.uint64))
+        # The state before the first number: nothing buffered, no half of a number kept. Setting it copies it.
+        self._state = self._bits.state
+        self._counter = self._state["state"]["counter"]
+        self.generator = np.random.Generator(self._bits)
+        """For steps that need more than uniform numbers."""
+        self.random = self.generator.random
+        """Draw one number from [0, 1); bound once, as steps call it several times for each sample."""
+
+    def start(self, epoch: int, sample: int, attempt: int) -> None:
+        """Go to the numbers of ``sample`` in ``epoch``; ``attempt`` counts substitutions, 0 for the sample itself. About 1 µs."""
+        counter = self._counter
+        counter[1] = attempt
+        counter[2] = epoch
+        counter[3] = sample
+        self._bits.state = self._state

@@ -1,0 +1,85 @@
+"""The bytes of one sample, or the reason why there are none. Workers only.
+
+A source is someone else's disk: files vanish, are replaced by a FIFO, shrink while they are read. Each of these is one
+``SampleUnreadable`` with a short reason; what is wrong with this process instead (no descriptors, no memory) stays an
+``OSError``, so that a good sample is never called bad.
+
+Invariant: what ``read`` returns is the whole of one regular file as it was in one piece, at most ``max_bytes`` long, and
+stays valid until the next ``read``.
+"""
+
+import errno
+import os
+import stat
+
+from batchd.sources.index import SourceIndex
+
+KEPT_BYTES_MAX = 8 << 20
+"""A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
+FIRST_BUFFER_BYTES = 1 << 20
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_OUR_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class SampleUnreadable(ValueError):  # noqa: N818  names what is wrong
+    """The file of a sample cannot be read; the text is the reason, short, without the path."""
+
+
+class SampleReader:
+    """Reads samples one after the other into one buffer. Belongs to one worker and one stream."""
+
+    def __init__(self, index: SourceIndex, max_bytes: int) -> None:
+        self._index = index
+        self._max_bytes = max_bytes
+        self._buffer = bytearray(FIRST_BUFFER_BYTES)
+
+    def read(self, sample: int) -> memoryview:
+        """Return the bytes of a sample's file, valid until the next call.
+
+        Raises ``SampleUnreadable`` with the reason; ``IndexError`` where there is no such sample.
+        """
+        try:
+            descriptor = os.open(self._index.file(sample), _OPEN_FLAGS)
+            try:
+                return self._read_whole(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _OUR_OWN_FAULTS:
+                raise
+            raise SampleUnreadable(os.strerror(error.errno or errno.EIO)) from None
+
+    def _read_whole(self, descriptor: int) -> memoryview:
+        status = os.fstat(descriptor)
+        kind = stat.S_IFMT(status.st_mode)
+        if kind != stat.S_IFREG:
+            raise SampleUnreadable(f"is {_KINDS.get(kind, 'something')}, not a regular file")
+        size = status.st_size
+        if size == 0:
+            raise SampleUnreadable("is empty")
+        if size > self._max_bytes:
+            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+        room = self._room(size + 1)  # one more than the file has, to see whether it grew
+        filled = 0
+        while filled < len(room) and (count := os.readv(descriptor, [room[filled:]])):
+            filled += count
+        if filled != size:
+            raise SampleUnreadable(
+                f"changed while it was read: {filled} bytes{' or more' * (filled > size)}, not {size}"
+            )
+        return room[:size]
+
+    def _room(self, size: int) -> memoryview:
+        """``size`` bytes to read into."""
+        if size > KEPT_BYTES_MAX:
+            return memoryview(bytearray(size))
+        if size > len(self._buffer):
+            self._buffer = bytearray(min(2 * size, KEPT_BYTES_MAX))
+        return memoryview(self._buffer)[:size]

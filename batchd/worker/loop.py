@@ -1,0 +1,53 @@
+"""One message after the other, until the channel ends. WORKER process.
+
+Invariant: an order is answered with exactly one ``ChunkFilled``, or the process ends; it never waits for anything but its channel
+and its files.
+"""
+
+import socket
+
+from batchd import failpoints
+from batchd.pipeline.decode import decoder_versions
+from batchd.worker.chunk import ServedStream
+from batchd.worker.note import Note
+from batchd.worker.slots import WritableSlots
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import Message
+from batchd_wire.orders import TO_WORKER, FillChunk, Quarantine, Ready, ServeStream, UseSlot
+
+
+class WorkerLoop:
+    """Owns the channel to the daemon."""
+
+    def __init__(self, channel: socket.socket, note: Note) -> None:
+        self._channel = channel
+        self._note = note
+        self._slots = WritableSlots()
+        self._streams: dict[int, ServedStream] = {}
+
+    def run(self) -> None:
+        """Work until the daemon closes the channel or is gone."""
+        try:
+            send_message(self._channel, Ready(decoder_versions()))
+            while True:
+                message, descriptors = receive_message(self._channel, TO_WORKER)
+                self._handle(message, descriptors)
+        except ChannelClosed:
+            return
+
+    def _handle(self, message: Message, descriptors: list[int]) -> None:
+        match message, descriptors:
+            case FillChunk(), []:
+                failpoints.passing("worker.order.received")
+                stream = self._streams[message.stream]
+                filled = stream.fill(message, self._slots.arrays(message.slot, stream.layout))
+                send_message(self._channel, filled)
+                failpoints.passing("worker.done.sent")
+            case UseSlot(), [descriptor]:
+                self._slots.add(message.slot, message.slot_bytes, descriptor)
+            case ServeStream(), [descriptor]:
+                self._streams[message.stream] = ServedStream(message, descriptor, self._note)
+            case Quarantine(), []:
+                self._streams[message.stream].quarantined.update(message.samples)
+            case _:
+                raise AssertionError(f"{type(message).__name__} came with {len(descriptors)} descriptors")

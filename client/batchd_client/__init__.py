@@ -1,0 +1,33 @@
+"""The trainer's side of batchd: training batches out of shared memory. Runs in the trainer; needs pyzmq, msgpack and numpy.
+
+    with batchd_client.connect() as daemon:
+        train = daemon.stream("photos")
+        for epoch in range(3):
+            for batch in train:
+                batch["image"]                  # uint8 [B, H, W, 3], read-only, no copy
+
+Starts no thread at import. All exceptions are in ``batchd_client.errors`` and derive from ``BatchdClientError``.
+"""
+
+from batchd_client import errors
+from batchd_client.batch import Batch
+from batchd_client.course import StreamState
+from batchd_client.daemon import BadReport, BadSample, Daemon, connect
+from batchd_client.errors import BatchdClientError
+from batchd_client.stream import FieldSchema, Stream, StreamStatistics
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadReport",
+    "BadSample",
+    "Batch",
+    "BatchdClientError",
+    "Daemon",
+    "FieldSchema",
+    "Stream",
+    "StreamState",
+    "StreamStatistics",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,154 @@
+"""One batch in shared memory, and how long it stays there. Runs in the trainer.
+
+    Batch ----> Lease <---- FieldMemory <---- numpy array <---- whatever is built on it: slices, tensors, memoryviews
+                  |  |
+                  |  +----> SlotMemory (the mapping)      Lifeline (its end would give the lease back)
+                  +-------> on its end: (sequence, generation) into the subscription's ``ended`` queue
+
+The lease ends when the batch and the last array over its memory are gone, or by ``release()``. Its end may come in any
+thread and in the middle of anything (the garbage collector decides), so it only appends to a queue; the next pull gives
+it back. Not ``__del__``: a ``finalize`` runs exactly once, however release and death race.
+
+Invariant: while a lease has not ended, the daemon writes nothing to its slot.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from weakref import finalize
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd_client.errors import BatchReleased
+from batchd_client.memory import SlotMemory
+from batchd_wire.fields import PlacedField
+from batchd_wire.messages import Handle
+
+
+class FieldView(NamedTuple):
+    """How a field looks in memory, made ready for ``__array_interface__``. ``shape`` is that of one sample."""
+
+    name: str
+    type_text: str
+    shape: tuple[int, ...]
+    row_bytes: int
+    offset: int
+
+
+def field_view(field: PlacedField) -> FieldView:
+    """Prepare a field once for all batches of its stream."""
+    type_text = np.dtype(field.dtype).newbyteorder("<").str
+    return FieldView(field.name, type_text, field.shape, field.row_bytes, field.offset)
+
+
+class Lease:
+    """A trainer's right to read one slot. ``end()`` gives it back early; further calls do nothing.
+
+    ``session`` is anything that must live as long as the lease: the lifeline, whose end gives back all leases at once.
+    """
+
+    __slots__ = ("__weakref__", "end", "memory", "session")
+
+    def __init__(self, memory: SlotMemory, session: object, ended: deque[tuple[int, int]], handle: Handle) -> None:
+        self.memory = memory
+        self.session = session
+        self.end = finalize(self, ended.append, (handle.sequence, handle.generation))
+        self.end.atexit = False
+
+
+class FieldMemory:
+    """The memory of one field of one batch: what numpy builds an array on, and what keeps the lease while the array lives."""
+
+    __slots__ = ("__array_interface__", "lease")
+
+    def __init__(self, lease: Lease, field: FieldView, first: int, count: int) -> None:
+        self.lease = lease
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": field.type_text,
+            "shape": (count, *field.shape),
+            "data": (lease.memory.address + field.offset + first * field.row_bytes, True),
+        }
+
+
+class Batch(Mapping[str, npt.NDArray[Any]]):
+    """One batch: a mapping of field name to a read-only numpy array ``[samples, ...]`` over shared memory, not a copy.
+
+    ``epoch`` and ``step`` say which batch of the stream it is, ``samples`` how many rows it has, ``wait_s`` how long the
+    trainer waited for it, in seconds. As in every mapping, ``len(batch)`` is the number of fields.
+
+    The memory stays as it is while the batch or any array made from it lives, and goes back to the daemon after that.
+    ``release()``, or leaving ``with batch:``, gives it back at once: from then on the batch refuses access, and arrays
+    taken from it earlier must not be read any more, since another batch may be written over them.
+    """
+
+    __slots__ = ("_arrays", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
+
+    def __init__(self, stream: str, fields: dict[str, FieldView], lease: Lease, handle: Handle) -> None:
+        self._stream = stream
+        self._fields = fields
+        self._lease: Lease | None = lease
+        self._first = handle.first
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self.epoch = handle.epoch
+        self.step = handle.step
+        self.samples = handle.count
+        self.wait_s = 0.0
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Give the array of one field. Raises ``KeyError`` for an unknown name and ``BatchReleased`` after ``release()``."""
+        lease = self._lease
+        if lease is None:
+            raise BatchReleased(
+                f"batch (epoch {self.epoch}, step {self.step}) of stream {self._stream!r} has been released, so its "
+                f"field {name!r} may already hold another batch"
+            )
+        array = self._arrays.get(name)
+        if array is None:
+            field = self._fields.get(name)
+            if field is None:
+                raise KeyError(f"{name!r} is no field of this batch; it has {', '.join(self._fields)}")
+            array = self._arrays[name] = np.asarray(FieldMemory(lease, field, self._first, self.samples))
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        """How many fields the batch has; ``samples`` is the number of its rows."""
+        return len(self._fields)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def released(self) -> bool:
+        """Has the batch been given back?"""
+        return self._lease is None
+
+    def release(self) -> None:
+        """Give the memory back now, from any thread. Releasing twice does nothing."""
+        lease, self._lease = self._lease, None
+        self._arrays = {}
+        if lease is not None:
+            lease.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        where = f"<Batch {self._stream} epoch={self.epoch} step={self.step}"
+        if self._lease is None:
+            return f"{where} [released]>"
+        shapes = " ".join(
+            f"{field.name}={np.dtype(field.type_text).name}{[self.samples, *field.shape]}"
+            for field in self._fields.values()
+        )
+        return f"{where} samples={self.samples} {shapes}>"

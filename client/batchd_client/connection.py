@@ -1,0 +1,178 @@
+"""The connection to one daemon, across its restarts: one session at a time, one thread in it at a time. Runs in the trainer.
+
+    run(operation):  lock -> usable session, else reopen with back-off -> operation(session) -> SessionLost: once more
+
+Threads may share a connection, but they take turns: an operation has the session to itself, and only waiting is done
+outside (a thread that waits looks again after ``TURN_S`` at the latest). For two threads at full speed use two connections.
+
+Invariant: whatever happens in ``operation``, the connection is either usable afterwards or opens a new session at its
+next use; positions live in the streams, so nothing is lost with a session.
+"""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from weakref import finalize
+
+from batchd_client.errors import (
+    ConnectTimeout,
+    DaemonClosed,
+    ForkedConnection,
+    ProtocolError,
+    ReconnectTimeout,
+    ReentrantCall,
+)
+from batchd_client.lifeline import DaemonBusy, SessionLost
+from batchd_client.session import Context, Session, open_session
+from batchd_wire.runtime import RuntimeDirectory
+
+PAUSE_S = 0.02
+PAUSE_MAX_S = 1.0
+TURN_S = 0.05
+"""Longest wait before a waiting thread looks whether other threads released batches or received its own."""
+EXIT_WAIT_S = 1.0
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each kind of waiting may take, in seconds."""
+
+    connect_timeout_s: float
+    reconnect_timeout_s: float
+    batch_timeout_s: float
+
+    def request_deadline(self) -> float:
+        """Until when, by the monotonic clock, a question that is asked now has to be answered."""
+        return time.monotonic() + self.connect_timeout_s
+
+
+class Connection:
+    """See above. ``session`` is the one just opened; the context and the session belong to the connection from now on."""
+
+    def __init__(self, context: Context, directory: RuntimeDirectory, session: Session, deadlines: Deadlines) -> None:
+        self.directory = directory
+        self.deadlines = deadlines
+        self.reconnects = 0
+        self._context = context
+        self._session: Session | None = session
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._process = os.getpid()
+        self._end = finalize(self, _destroy, context, self._lock, self._process)
+
+    def run(self, operation: Callable[[Session], T]) -> T:
+        """Do something with the session, again with a new one where the daemon went away meanwhile.
+
+        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and what ``operation`` raises.
+        """
+        return self._in_turn(self._run, operation)
+
+    def run_if_usable(self, operation: Callable[[Session], None]) -> None:
+        """Do something that only matters while there is a session: for closing. In a forked child it is the parent's to do."""
+        session = self._session
+        if session is not None and session.is_usable and os.getpid() == self._process:
+            self.run(operation)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there may be something to receive, for ``TURN_S`` at most; other threads may use the session meanwhile."""
+        session = self._session
+        if session is not None and session.is_usable:
+            session.wait(min(seconds, TURN_S))
+
+    def close(self) -> None:
+        """End the session. Batches that are still alive stay readable; their leases end with the last of them."""
+        if os.getpid() == self._process:
+            self._in_turn(self._close, None)
+        else:  # a copy of the parent's connection: drop it, and say nothing to the daemon
+            self._session = None
+
+    @property
+    def session(self) -> Session | None:
+        """The present session, for looking at; None once closed."""
+        return self._session
+
+    def _in_turn(self, operation: Callable[[V], T], argument: V) -> T:
+        if os.getpid() != self._process:
+            raise ForkedConnection
+        caller = threading.get_ident()
+        if self._owner == caller and self._lock.locked():
+            raise ReentrantCall
+        with self._lock:
+            self._owner = caller
+            try:
+                return operation(argument)
+            finally:
+                self._owner = 0
+
+    def _run(self, operation: Callable[[Session], T]) -> T:
+        give_up = None
+        while True:
+            session = self._session
+            if session is None:
+                raise DaemonClosed
+            if not session.is_usable:
+                give_up = give_up or time.monotonic() + self.deadlines.reconnect_timeout_s
+                session = self._reopen(session, give_up)
+            try:
+                return operation(session)
+            except SessionLost:
+                continue
+            except ProtocolError:
+                session.close()
+                raise
+
+    def _reopen(self, session: Session, give_up: float) -> Session:
+        session.close()
+        try:
+            self._session = patiently_open(self._context, self.directory, give_up, self.deadlines.connect_timeout_s)
+        except (OSError, DaemonBusy, ConnectTimeout) as error:
+            raise ReconnectTimeout(
+                f"the daemon at {self.directory.address} went away and did not come back within "
+                f"{self.deadlines.reconnect_timeout_s:g} s; the last try ended with: {first_line(error)}"
+            ) from error
+        self.reconnects += 1
+        return self._session
+
+    def _close(self, _: None) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close(linger=session.holds_leases)
+        if self._end.detach():
+            self._context.destroy()
+
+
+def patiently_open(
+    context: Context,
+    directory: RuntimeDirectory,
+    give_up: float,
+    attempt_s: float,
+    retry: tuple[type[Exception], ...] = (OSError, DaemonBusy, ConnectTimeout),
+) -> Session:
+    """Try until a session opens or ``give_up`` is near, with growing pauses of random length. Raises the last try's error."""
+    pause = PAUSE_S
+    while True:
+        try:
+            return open_session(context, directory, min(give_up, time.monotonic() + attempt_s))
+        except retry:
+            if time.monotonic() + pause >= give_up:
+                raise
+        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
+        pause = min(2 * pause, PAUSE_MAX_S)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, for quoting it in another one."""
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def _destroy(context: Context, lock: threading.Lock, process: int) -> None:
+    """Free ZeroMQ's threads and descriptors where nobody called ``close``: at the connection's or the interpreter's end."""
+    if os.getpid() != process or lock.acquire(timeout=EXIT_WAIT_S):
+        context.destroy()

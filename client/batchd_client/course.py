@@ -1,0 +1,98 @@
+"""Which positions a subscription reads, and where it stands: arithmetic on whole numbers. Runs in the trainer.
+
+A subscription starts at (epoch, step) as rank r of W. In each round the W ranks take W steps, one each:
+
+    first epoch:   step + r, step + W + r, ...     ``first_rounds`` rounds
+    later epochs:         r,        W + r, ...     ``rounds`` rounds each
+
+Where an epoch's last round has fewer batches than ranks, several ranks share one batch, and which one is the daemon's to
+say. So a single number, how many batches were taken, tells the whole state, and a restart anywhere is a seek.
+
+Invariant: a position is normalised: the end of an epoch is step 0 of the next.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
+
+from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
+
+
+class Position(NamedTuple):
+    """The place in a stream where all ranks go on: ``step`` counts batches of the whole stream from 0 in each epoch."""
+
+    epoch: int
+    step: int
+
+
+class StreamState(TypedDict):
+    """What ``Stream.state_dict`` gives for a checkpoint: plain, JSON-able, about a hundred bytes."""
+
+    stream: str
+    fingerprint: str
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The positions of one subscription, counted by how many batches were taken. ``steps``: batches in a whole epoch."""
+
+    start: Position
+    rank: int
+    world_size: int
+    steps: int
+    rounds: int
+    first_rounds: int
+
+    def __post_init__(self) -> None:
+        """Refuse counts that no daemon of sound mind sends."""
+        if not self._fits(self.rounds, self.steps) or not self._fits(self.first_rounds, self.steps - self.start.step):
+            raise ProtocolError(
+                f"{self.steps} steps for {self.world_size} ranks from step {self.start.step} on do not make "
+                f"{self.first_rounds} rounds at first and {self.rounds} in later epochs"
+            )
+        if self.rounds == 0:
+            raise ProtocolError("the daemon admitted a stream that has no batch for this rank")
+
+    def _fits(self, rounds: int, steps: int) -> bool:
+        whole, rest = divmod(steps, self.world_size)
+        return steps >= 0 and whole <= rounds <= whole + bool(rest)
+
+    def position(self, taken: int) -> Position:
+        """Where all ranks stand after ``taken`` batches each."""
+        if taken < self.first_rounds:
+            return Position(self.start.epoch, self.start.step + taken * self.world_size)
+        epochs, rounds = divmod(taken - self.first_rounds, self.rounds)
+        return Position(self.start.epoch + 1 + epochs, rounds * self.world_size)
+
+    def expects(self, taken: int, epoch: int, step: int) -> bool:
+        """Tell whether batch number ``taken`` (from 0) may be the one at (``epoch``, ``step``)."""
+        here = self.position(taken)
+        if epoch != here.epoch:
+            return False
+        if here.step + self.world_size <= self.steps:
+            return step == here.step + self.rank
+        return here.step <= step < self.steps
+
+
+def checked_position(epoch: int, step: int) -> Position:
+    """Make a position of what the user says. Raises ``PositionInvalid``."""
+    if type(epoch) is not int or type(step) is not int or epoch < 0 or step < 0:
+        raise PositionInvalid(f"epoch {epoch!r}, step {step!r} is no position")
+    return Position(epoch, step)
+
+
+def read_state(state: Mapping[str, object], stream: str) -> tuple[Position, str]:
+    """Read what ``state_dict`` wrote: (position, fingerprint). Raises ``StateMismatch`` saying what is wrong with it."""
+    match state:
+        case {"stream": str(name), "fingerprint": str(fingerprint), "epoch": int(epoch), "step": int(step)}:
+            pass
+        case _:
+            raise StateMismatch(
+                f"a saved state has stream, fingerprint, epoch and step, and this is {str(state)[:200]!r}; "
+                "pass what state_dict() gave"
+            )
+    if name != stream:
+        raise StateMismatch(f"the saved state is of stream {name!r}, and this is stream {stream!r}")
+    return checked_position(epoch, step), fingerprint

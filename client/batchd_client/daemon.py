@@ -1,0 +1,143 @@
+"""The daemon as a trainer sees it: where streams come from. Runs in the trainer.
+
+Invariant: one ``Daemon`` is one connection: a session at a time, ZeroMQ's own thread, and none of ours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from operator import index
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import zmq
+
+from batchd_client.connection import Connection, Deadlines
+from batchd_client.discovery import find_daemon
+from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
+from batchd_client.session import Context, Session
+from batchd_client.stream import Stream
+from batchd_client.subscription import Claim
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be used: its index in the source, its path, why, and how often it was met."""
+
+    sample: int
+    path: str
+    reason: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadReport:
+    """The bad samples of a stream: ``total`` of them, of which ``samples`` has the first few thousand."""
+
+    total: int
+    samples: tuple[BadSample, ...]
+
+
+def connect(
+    address: str | None = None,
+    *,
+    connect_timeout_s: float = 10.0,
+    reconnect_timeout_s: float = 60.0,
+    batch_timeout_s: float = 300.0,
+) -> "Daemon":
+    """Connect to the batchd daemon on this machine.
+
+    ``address`` is its runtime directory, as in ``ipc:///run/batchd``. Default: ``$BATCHD_ADDRESS``, else the first of
+    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where one answers.
+
+    ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a daemon may be away (loops
+    just wait longer meanwhile), ``batch_timeout_s`` how long a living daemon may take for one batch.
+
+    Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid`` or
+    ``ProtocolError``.
+    """
+    deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
+    context: Context = zmq.Context()
+    connection = None
+    try:
+        directory, session = find_daemon(context, address, connect_timeout_s)
+        connection = Connection(context, directory, session, deadlines)
+    finally:
+        if connection is None:
+            context.destroy()
+    return Daemon(connection)
+
+
+class Daemon:
+    """A connection to a daemon; ``connect`` makes it. Use it in a ``with``, or close it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def address(self) -> str:
+        """Where the daemon is: what ``connect`` takes."""
+        return self._connection.directory.address
+
+    def stream(  # noqa: PLR0913  what a trainer may say of a stream, each by its name
+        self,
+        name: str,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        window: int | None = None,
+        epochs: int | None = None,
+        state: Mapping[str, object] | None = None,
+    ) -> Stream:
+        """Claim the stream ``name``: all of it, or share ``rank`` of ``world_size``, which take its steps in turn.
+
+        ``window``: how many batches shall be ready ahead of this trainer (default: the stream's setting). ``epochs``: the
+        training's length, counted from epoch 0, so a resumed run says the same number; nothing is decoded beyond it, and
+        iteration past it ends at once. ``state``: what ``state_dict()`` gave, to go on exactly there.
+
+        Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``TooFewBatches``, ``RingTooSmall``, ``StateMismatch``, …
+        """
+        rank, world_size = index(rank), index(world_size)
+        if not 0 <= rank < world_size:
+            raise RankInvalid(f"rank {rank} of world_size {world_size}")
+        if window is not None and index(window) < 1:
+            raise WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
+        if epochs is not None and index(epochs) < 0:
+            raise PositionInvalid(f"epochs {epochs}")
+        claim = Claim(
+            name, rank, world_size, 0 if window is None else index(window), None if epochs is None else index(epochs)
+        )
+        return Stream(self._connection, claim, state)
+
+    def status(self) -> dict[str, object]:
+        """What everybody does right now: the same data that `batchd status --json` prints."""
+        return self._connection.run(self._ask_status)
+
+    def bad(self, stream: str) -> BadReport:
+        """Which samples of ``stream`` are bad, and why. Raises ``StreamUnknown``."""
+        return self._connection.run(partial(self._ask_bad, stream=stream))
+
+    def close(self) -> None:
+        """End the connection and all its streams. Batches that are still alive stay readable. Closing twice does nothing."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        session = self._connection.session
+        return f"<Daemon {self.address} {f'version {session.daemon_version}' if session else '[closed]'}>"
+
+    def _ask_status(self, session: Session) -> dict[str, object]:
+        return session.request(AskStatus, Status, self._connection.deadlines.request_deadline()).status
+
+    def _ask_bad(self, session: Session, stream: str) -> BadReport:
+        answer = session.request(
+            lambda request: AskBad(request, stream), BadSamples, self._connection.deadlines.request_deadline()
+        )
+        return BadReport(answer.total, tuple(BadSample(*sample) for sample in answer.samples))

@@ -1,0 +1,261 @@
+"""Everything that can go wrong in a trainer, sorted by what the trainer does next. Runs in the trainer.
+
+(The end of an epoch is no error: a ``for`` over a stream just ends.)
+
+    BatchdClientError
+    +-- Closed                   you closed it: stop using it
+    |   +-- DaemonClosed         BatchReleased         StreamClosed
+    +-- DaemonUnavailable        the other side is not there or broke: start it, or try later
+    |   +-- DaemonNotFound       PermissionDenied      VersionMismatch
+    |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout
+    +-- Misused                  the program asks for what cannot be: change the program or the configuration
+    |   +-- AddressInvalid       ForkedConnection      ReentrantCall
+    |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
+    |   +-- TooFewBatches        RingTooSmall          RingExhausted
+    +-- ProtocolError            the peer speaks nonsense: report it
+    +-- DataError                the data is not what it was, or is bad: decide what to train on
+        +-- StateMismatch        StreamChanged         StreamStopped
+
+The first paragraph of each docstring says what happened and is replaced by the facts where they are known; the rest says
+what helps and is part of every message.
+"""
+
+# ruff: noqa: N818  each is named by what is wrong, as in "except RingExhausted"
+
+from inspect import cleandoc
+
+from batchd_wire.codes import ErrorCode
+
+
+class BatchdClientError(Exception):
+    """Something went wrong between this trainer and its batchd daemon."""
+
+    def __init__(self, facts: str | None = None) -> None:
+        happened, _, remedy = cleandoc(type(self).__doc__ or "").partition("\n\n")
+        super().__init__("\n".join(filter(None, (facts or happened, remedy))))
+
+
+# --- you closed it ---------------------------------------------------------------------------------------------------
+
+
+class Closed(BatchdClientError):
+    """What was used had been closed before."""
+
+
+class DaemonClosed(Closed):
+    """This connection to the daemon has been closed.
+
+    Open another one with ``batchd_client.connect()``.
+    """
+
+
+class StreamClosed(Closed):
+    """This stream has been closed.
+
+    Open it again with ``daemon.stream(...)``; ``state=`` takes the state of the closed one.
+    """
+
+
+class BatchReleased(Closed):
+    """This batch has been released, so its memory may already hold another batch.
+
+    Read it before ``batch.release()`` or inside ``with batch:``, and copy what you keep (``batch["image"].copy()``).
+    """
+
+
+# --- the other side is not there, or broke ---------------------------------------------------------------------------
+
+
+class DaemonUnavailable(BatchdClientError):
+    """There is no daemon to talk to."""
+
+
+class DaemonNotFound(DaemonUnavailable):
+    """No batchd daemon answers.
+
+    Start one with `batchd serve --config batchd.toml`, or say where it is: batchd_client.connect("ipc:///run/batchd"), or
+    BATCHD_ADDRESS=ipc:///run/batchd in the environment.
+    """
+
+
+class PermissionDenied(DaemonUnavailable):
+    """The daemon's runtime directory is closed to this user.
+
+    Its group is who may connect: join it (`usermod -aG GROUP USER`, then log in again), or run a daemon of your own.
+    """
+
+
+class VersionMismatch(DaemonUnavailable):
+    """Daemon and client speak different versions of the protocol.
+
+    Install the same version of batchd and batchd-client: `batchd --version` and `pip show batchd-client` tell them.
+    """
+
+
+class ConnectTimeout(DaemonUnavailable):
+    """The daemon is there but did not answer in time.
+
+    It may be starting, draining or stopped: look at `batchd status` and its log, or allow more time (connect_timeout_s).
+    """
+
+
+class ReconnectTimeout(DaemonUnavailable):
+    """The daemon went away and did not come back in time.
+
+    The stream stands where it stood: once a daemon serves again, the same loop goes on with the next batch. Allow more
+    time with connect(reconnect_timeout_s=...).
+    """
+
+
+class BatchTimeout(DaemonUnavailable):
+    """The daemon lives, but the next batch did not come in time.
+
+    `batchd status` tells what its workers do; a slow pipeline or slow storage may need connect(batch_timeout_s=...) to
+    be longer. The stream stands where it stood: the next call waits for the same batch.
+    """
+
+
+# --- the program asks for what cannot be -----------------------------------------------------------------------------
+
+
+class Misused(BatchdClientError):
+    """The program asks for something that cannot be."""
+
+
+class AddressInvalid(Misused):
+    """The address is none.
+
+    Write the daemon's runtime directory, as in ipc:///run/batchd.
+    """
+
+
+class ForkedConnection(Misused):
+    """This connection was opened before a fork, and belongs to the parent process.
+
+    Call ``batchd_client.connect()`` in the child, after the fork; the parent's connection goes on undisturbed.
+    """
+
+
+class ReentrantCall(Misused):
+    """A signal handler or a finalizer used this connection while the same thread was inside it.
+
+    From there only read ``state_dict()``, release batches, or set a flag that the training loop looks at.
+    """
+
+
+class StreamUnknown(Misused):
+    """The daemon serves no stream of this name.
+
+    `batchd status` lists the streams; they are named by [streams.NAME] in the daemon's batchd.toml.
+    """
+
+
+class RankInvalid(Misused):
+    """There is no such rank.
+
+    Ranks go from 0 to world_size - 1.
+    """
+
+
+class PositionInvalid(Misused):
+    """There is no such position in the stream.
+
+    Epochs and steps count from 0; ``stream.steps`` is how many steps an epoch has.
+    """
+
+
+class WindowInvalid(Misused):
+    """The window is outside its limits.
+
+    It says how many batches shall be ready ahead of the trainer; None takes the stream's own setting.
+    """
+
+
+class TooFewBatches(Misused):
+    """An epoch of the stream has fewer batches than there are ranks.
+
+    Use a smaller batch_size, fewer ranks, or drop_last = false for the stream in batchd.toml.
+    """
+
+
+class RingTooSmall(Misused):
+    """The stream's memory has no two slots left for one more trainer.
+
+    Give the stream more memory (memory = in batchd.toml), or close a trainer that no longer reads.
+    """
+
+
+class RingExhausted(Misused):
+    """Every slot of the ring is held by this trainer, so no batch can be filled.
+
+    Release batches you are done with (``batch.release()`` or ``with batch:``), copy what you keep, or give the stream
+    more memory (memory = in batchd.toml). Then the same loop goes on.
+    """
+
+
+# --- the peer speaks nonsense ----------------------------------------------------------------------------------------
+
+
+class ProtocolError(BatchdClientError):
+    """The daemon sent what no daemon of this version sends.
+
+    No batch was taken from it. This is a bug in batchd, or the peer is something else: please report it.
+    """
+
+
+# --- the data --------------------------------------------------------------------------------------------------------
+
+
+class DataError(BatchdClientError):
+    """The data is not what it was, or is bad."""
+
+
+class StateMismatch(DataError):
+    """The saved state does not belong to this stream as it is now.
+
+    Bring back the files and settings it was saved with, or start without it (``state=None``).
+    """
+
+
+class StreamChanged(DataError):
+    """The daemon was restarted with other files or other settings for this stream, so its positions name other batches.
+
+    Bring back the old ones, or open the stream anew with ``daemon.stream(...)`` to train on what is there now.
+    """
+
+
+class StreamStopped(DataError):
+    """The daemon stopped this stream.
+
+    `batchd bad STREAM` lists its bad samples; on_error and max_bad_fraction in batchd.toml say what shall be tolerated.
+    """
+
+
+_BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
+    ErrorCode.UNSUPPORTED_VERSION: VersionMismatch,
+    ErrorCode.NOT_ALLOWED: PermissionDenied,
+    ErrorCode.MALFORMED_MESSAGE: ProtocolError,
+    ErrorCode.UNEXPECTED_MESSAGE: ProtocolError,
+    ErrorCode.UNKNOWN_SESSION: DaemonUnavailable,
+    ErrorCode.UNKNOWN_STREAM: StreamUnknown,
+    ErrorCode.RANK_OUT_OF_RANGE: RankInvalid,
+    ErrorCode.POSITION_OUT_OF_RANGE: PositionInvalid,
+    ErrorCode.FINGERPRINT_MISMATCH: StateMismatch,
+    ErrorCode.RING_TOO_SMALL: RingTooSmall,
+    ErrorCode.TOO_FEW_BATCHES: TooFewBatches,
+    ErrorCode.WINDOW_OUT_OF_RANGE: WindowInvalid,
+    ErrorCode.RING_EXHAUSTED: RingExhausted,
+    ErrorCode.STREAM_STOPPED: StreamStopped,
+    ErrorCode.UNKNOWN_SUBSCRIPTION: ProtocolError,
+    ErrorCode.DRAINING: DaemonUnavailable,
+}
+assert set(_BY_CODE) == set(ErrorCode), "an error code without an exception"
+
+
+def error_for_code(error: int, text: str) -> BatchdClientError:
+    """Turn what the daemon refused with into the exception for it; ``text`` is the daemon's, with the numbers."""
+    try:
+        kind = _BY_CODE[ErrorCode(error)]
+    except ValueError:
+        return ProtocolError(f"the daemon refused with the unknown error {error}: {text}")
+    return kind(f"the daemon says: {text}" if text else None)

@@ -1,0 +1,119 @@
+"""The lifeline: the AF_UNIX socket that proves who the trainer is, that it lives, and that the daemon does. Runs in the trainer.
+
+    connect -> Hello -> Welcome (secret) -> SlotShared + descriptor, as often as there are slots -> end of file
+
+Invariant: the socket stays open for as long as the session *or any lease of it* lives, since its end tells the daemon that
+nobody reads its slots any more. So a connection may be closed or replaced while arrays over its slots are still in use.
+"""
+
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+
+from batchd_client.errors import ConnectTimeout, DaemonUnavailable, ProtocolError, error_for_code
+from batchd_client.memory import SlotMemory
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Refused, SlotShared, Welcome
+
+PROGRAM_CHARACTERS_MAX = 100
+SECRET_BYTES = 16
+
+
+class SessionLost(Exception):  # noqa: N818  news that never leaves this package: the connection answers it by reconnecting
+    """The daemon went away, or no longer knows the session."""
+
+
+class DaemonBusy(DaemonUnavailable):
+    """The daemon is there, but cannot take a session right now.
+
+    It is draining, or many trainers connect at once; try again in a moment.
+    """
+
+
+class Lifeline:
+    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference."""
+
+    __slots__ = ("_socket", "descriptor", "path")
+
+    def __init__(self, path: Path, connected: socket.socket) -> None:
+        self._socket = connected
+        self.path = path
+        self.descriptor = connected.fileno()
+
+    def __del__(self) -> None:
+        self._socket.close()
+
+    def wait(self, deadline: float) -> bool:
+        """Wait until there is something to receive; False once ``deadline`` has passed."""
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+    def receive_slots(self, slots: dict[int, SlotMemory]) -> None:
+        """Map all the slots that have been shared until now. Raises ``SessionLost`` at the end of file, and ``ProtocolError``."""
+        while True:
+            try:
+                message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                raise SessionLost("the daemon is gone: end of file on the lifeline") from None
+            except MalformedMessage as error:
+                raise ProtocolError(f"on the lifeline: {error}") from None
+            if type(message) is not SlotShared or len(descriptors) != 1:
+                _close(descriptors)
+                raise ProtocolError(f"on the lifeline: {type(message).__name__} with {len(descriptors)} descriptors")
+            slots[message.slot] = SlotMemory(descriptors[0], message.slot_bytes)
+
+    def introduce(self, deadline: float) -> bytes:
+        """Say who we are and get the secret that opens the session; see ``open_lifeline``."""
+        try:
+            send_message(self._socket, Hello(PROTOCOL_VERSION, _program(), os.getpid()))
+            if not self.wait(deadline):
+                raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
+            message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
+        except ChannelClosed:
+            raise DaemonBusy(f"the daemon closed {self.path} without a word") from None
+        except MalformedMessage as error:
+            raise ProtocolError(f"on {self.path}: {error}") from None
+        _close(descriptors)
+        match message:
+            case Welcome(secret=secret) if len(secret) == SECRET_BYTES:
+                return secret
+            case Refused(error=ErrorCode.DRAINING, text=text):
+                raise DaemonBusy(f"the daemon is shutting down: {text}")
+            case Refused(error=code, text=text):
+                raise error_for_code(code, text)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} instead of a welcome on {self.path}")
+
+
+def open_lifeline(path: Path, deadline: float) -> tuple[Lifeline, bytes]:
+    """Connect and introduce ourselves: the lifeline and the session's secret.
+
+    Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again, ``ConnectTimeout`` for a silent
+    daemon, ``PermissionDenied`` or ``VersionMismatch`` where it refuses us, and ``ProtocolError``.
+    """
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    lifeline = Lifeline(path, connecting)
+    try:
+        connecting.connect(os.fspath(path))
+    except BlockingIOError:
+        raise DaemonBusy(f"{path} has more trainers waiting to connect than the kernel queues") from None
+    return lifeline, lifeline.introduce(deadline)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _program() -> str:
+    """What `batchd status` shows for this trainer."""
+    return (os.path.basename(sys.argv[0]) if sys.argv else "")[:PROGRAM_CHARACTERS_MAX] or "python"  # noqa: PTH119

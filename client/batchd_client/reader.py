@@ -1,0 +1,218 @@
+"""Takes the batches of one stream, one after the other, whatever happens to the daemon. Runs in the trainer.
+
+    take:  a handle is here?  -- yes --> check, lease, tell the daemon (one Pull) ------------------------------> Batch
+                  |                                                                                                 ^
+                  +-- no --> tell the daemon that we wait (one Pull); wait for a handle, end of file, the deadline -+
+
+Invariant: ``Subscription.taken`` and ``_ready`` change in the same instant, after everything that can fail or be
+interrupted; so a position is neither lost nor repeated, whatever is raised and whenever.
+"""
+
+import time
+from functools import partial
+from typing import Any
+from weakref import finalize
+
+from batchd_client.batch import Batch, Lease
+from batchd_client.connection import Connection
+from batchd_client.course import Position
+from batchd_client.errors import (
+    BatchdClientError,
+    BatchTimeout,
+    ProtocolError,
+    RingExhausted,
+    StateMismatch,
+    StreamChanged,
+    error_for_code,
+)
+from batchd_client.session import Session
+from batchd_client.subscription import Claim, Subscription
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import Handle, Refused, Subscribed
+from batchd_wire.slot import UNFINISHED, holds_generation
+
+ANNOUNCE_AGAIN_S = 1.0
+"""How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
+
+
+class Reader:
+    """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
+
+    def __init__(self, connection: Connection, claim: Claim, position: Position, fingerprint: str | None) -> None:
+        """Subscribe. Raises what the daemon refuses."""
+        self.claim = claim
+        self.batches = 0
+        self.samples = 0
+        self.wait_s = 0.0
+        self.moves = 0
+        self._connection = connection
+        self._ready: Batch | None = None
+        self._began_s = 0.0
+        self._forgotten: finalize[Any, Any] | None = None
+        subscribe = partial(self._subscribe, position=position, fingerprint=fingerprint)
+        self.subscription: Subscription = connection.run(subscribe)
+
+    @property
+    def position(self) -> Position:
+        """The position of the next batch that ``take`` gives."""
+        return self.subscription.position
+
+    def take(self, epoch: int) -> Batch | None:
+        """Give the next batch if it belongs to ``epoch`` and the claim reaches that far, else None."""
+        started_s = time.perf_counter()
+        if self._ready is None:
+            end_epoch = self.claim.end_epoch
+            if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
+                return None
+            self._fetch()
+        batch, subscription = self._ready, self.subscription
+        assert batch is not None
+        wait_s = time.perf_counter() - started_s
+        wait_us = int(wait_s * 1e6)
+        # From here on nothing is called, so neither a signal handler nor another thread can come in between.
+        batch.wait_s = wait_s
+        subscription.wait_us += wait_us
+        self.batches += 1
+        self.samples += batch.samples
+        self.wait_s += wait_s
+        subscription.taken += 1
+        self._ready = None
+        return batch
+
+    def move(self, position: Position) -> None:
+        """Go on at another position. Where that is refused, everything stays as it was."""
+        self._connection.run(partial(self._move, position=position))
+
+    def close(self) -> None:
+        """Give up the claim."""
+        self._ready = None
+        self._connection.run_if_usable(self._unsubscribe)
+
+    # --- subscribing; each of these has the session to itself ---------------------------------------------------------
+
+    def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
+        deadline = self._connection.deadlines.request_deadline()
+        message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
+        subscription = Subscription(self.claim, position, session.request(message, Subscribed, deadline))
+        session.adopt(subscription)
+        if self._forgotten is not None:
+            self._forgotten.detach()
+        self._forgotten = finalize(self, session.abandoned.append, subscription)
+        self._forgotten.atexit = False
+        return subscription
+
+    def _move(self, session: Session, position: Position) -> None:
+        former = self.subscription
+        session.unsubscribe(former)
+        try:
+            subscription = self._subscribe(session, position, former.terms.fingerprint)
+        except StateMismatch as error:
+            raise StreamChanged(str(error).partition("\n")[0]) from None
+        if subscription.terms != former.terms:
+            session.unsubscribe(subscription)
+            raise StreamChanged
+        self.subscription = subscription
+        self._ready = None
+        self.moves += 1
+
+    def _unsubscribe(self, session: Session) -> None:
+        session.unsubscribe(self.subscription)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        """Make the next batch ready, or raise why it cannot be."""
+        connection, deadlines = self._connection, self._connection.deadlines
+        self._began_s = time.monotonic()
+        self.subscription.announced_s = 0.0
+        give_up = self._began_s + deadlines.batch_timeout_s
+        reconnects = connection.reconnects
+        while not connection.run(self._attempt):
+            if connection.reconnects != reconnects:  # the daemon's absence has a deadline of its own
+                give_up = self._began_s + deadlines.batch_timeout_s + deadlines.reconnect_timeout_s
+            seconds = give_up - time.monotonic()
+            if seconds <= 0:
+                raise self._timeout()
+            connection.wait(seconds)
+
+    def _attempt(self, session: Session) -> bool:
+        """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""
+        if self._ready is not None:
+            return True
+        if not session.has(self.subscription):
+            self._move(session, self.subscription.position)
+        if self._accept(session, self.subscription):
+            return True
+        session.check_lifeline()
+        return self._announce(session, self.subscription) and self._accept(session, self.subscription)
+
+    def _accept(self, session: Session, subscription: Subscription) -> bool:
+        handles = subscription.handles
+        while not handles:
+            if not session.receive():
+                if subscription.refusal is not None and subscription.announced_s:
+                    raise self._refusal(subscription.refusal)
+                return False
+        session.torn = True  # until the batch is in safety: an interrupt in between would lose the handle
+        self._ready = self._lease(session, subscription, handles.popleft())
+        session.torn = False
+        if not subscription.announced_s:  # else the daemon counted it as consumed when it granted it
+            session.give_back(subscription, subscription.leased, 0, waiting=False)
+        if session.has_left_overs:
+            session.settle()
+        return True
+
+    def _announce(self, session: Session, subscription: Subscription) -> bool:
+        """Say that we wait, where that is news; True where something was sent."""
+        now_s = time.monotonic()
+        if not subscription.announced_s:
+            subscription.refusal = None  # of an earlier call
+        elif not subscription.ended and now_s - subscription.announced_s < ANNOUNCE_AGAIN_S:
+            return False
+        waited_us = int((now_s - self._began_s) * 1e6)
+        if session.give_back(subscription, subscription.leased, waited_us, waiting=True):
+            subscription.announced_s = now_s
+        if session.has_left_overs:
+            session.settle()
+        return True
+
+    # --- one batch ----------------------------------------------------------------------------------------------------
+
+    def _lease(self, session: Session, subscription: Subscription, handle: Handle) -> Batch:
+        """Make a batch of a handle, believing nothing that can be checked."""
+        due, layout = subscription.leased, subscription.terms.layout
+        if handle.sequence != due or not subscription.course.expects(due, handle.epoch, handle.step):
+            raise ProtocolError(
+                f"batch number {handle.sequence} (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r} "
+                f"came where number {due}, from {subscription.course.position(due)} on, was due"
+            )
+        if handle.first + handle.count > layout.rows:
+            raise ProtocolError(f"rows {handle.first}+{handle.count} of a slot that has {layout.rows}")
+        memory = session.slot(handle.slot)
+        if memory.slot_bytes != layout.slot_bytes:
+            raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")
+        if handle.generation == UNFINISHED or not holds_generation(memory.page, handle.generation):
+            raise ProtocolError(
+                f"slot {handle.slot} does not hold generation {handle.generation} that its handle names"
+            )
+        subscription.leased += 1
+        lease = Lease(memory, session.lifeline, subscription.ended, handle)
+        return Batch(self.claim.stream, subscription.fields, lease, handle)
+
+    # --- why there is none --------------------------------------------------------------------------------------------
+
+    def _refusal(self, refused: Refused) -> BatchdClientError:
+        if refused.error == ErrorCode.RING_EXHAUSTED:
+            held = self.subscription.held
+            return RingExhausted(f"{refused.text} ({held} of its batches are alive in this program)")
+        return error_for_code(refused.error, refused.text)
+
+    def _timeout(self) -> BatchTimeout:
+        connection, position = self._connection, self.position
+        silent_s = time.monotonic() - connection.session.heard_s if connection.session else 0.0
+        return BatchTimeout(
+            f"no batch of stream {self.claim.stream!r} at epoch {position.epoch}, step {position.step} within "
+            f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.directory.address} is alive (its lifeline is "
+            f"open), its last word came {silent_s:.0f} s ago, and {self.subscription.held} batches of the stream are alive "
+            "in this program"
+        )

@@ -1,0 +1,286 @@
+"""One session with one daemon: the lifeline, the ZeroMQ connection, the slots mapped through it. Runs in the trainer.
+
+    open_session:  lifeline Hello/Welcome -> DEALER Open/Opened -> requests, pulls, handles -> close, or SessionLost
+
+A session is never repaired. When it is lost, or when an interrupt may have swallowed half of what was being read
+(``torn``), the connection opens another one and each stream subscribes again where it stands; leases of the old session
+keep its lifeline, and with it their right to the memory, until they end.
+
+Invariant: what is read is either wholly taken note of, or the session is torn.
+"""
+
+import itertools
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import zmq
+
+from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
+from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, open_lifeline
+from batchd_client.memory import SlotMemory
+from batchd_client.subscription import Subscription
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import TO_TRAINER, Handle, Open, Opened, Refused, Subscribed, Unsubscribe
+from batchd_wire.runtime import RuntimeDirectory
+
+SLOT_WAIT_S = 10.0
+"""How much later than the handle that names it a slot's memory may come."""
+RECONNECT_INTERVAL_MS = 20
+RECONNECT_INTERVAL_MAX_MS = 500
+CLOSE_LINGER_MS = 100
+"""How long closing waits for the last messages to leave, where leases outlive the connection."""
+OPENING = 0
+"""In place of a request's number: ``Open`` has none."""
+
+Context = zmq.Context[zmq.Socket[bytes]]
+M = TypeVar("M", bound=Message)
+
+
+class Session:
+    """See the drawing above. Used by one thread at a time; only ``wait`` may run beside the other methods."""
+
+    def __init__(self, socket: zmq.Socket[bytes], lifeline: Lifeline, endpoint: str) -> None:
+        self._socket = socket
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._numbers = itertools.count(OPENING + 1)
+        self._awaited = OPENING
+        self._answers: list[Message] = []
+        self._lost: str | None = None
+        self._subscriptions: dict[int, Subscription] = {}
+        self._retired: list[Subscription] = []
+        self.abandoned: deque[Subscription] = deque()
+        """Subscriptions whose stream was forgotten without closing it; finalizers append in any thread."""
+        self.lifeline = lifeline
+        self.endpoint = endpoint
+        self.daemon_version = ""
+        self._slots: dict[int, SlotMemory] = {}
+        self.torn = False
+        self.heard_s = time.monotonic()
+
+    @property
+    def is_usable(self) -> bool:
+        """May it still be used?"""
+        return self._lost is None and not self.torn
+
+    @property
+    def has_left_overs(self) -> bool:
+        """Is there anything for ``settle`` to do, now or later?"""
+        return bool(self.abandoned or self._retired)
+
+    @property
+    def holds_leases(self) -> bool:
+        """Is any batch of this session still alive in this program?"""
+        return any(one.held for one in (*self._subscriptions.values(), *self._retired))
+
+    def close(self, *, linger: bool = False) -> None:
+        """Close the ZeroMQ side; the lifeline closes once no lease needs it. ``linger`` lets the last messages out."""
+        self._lost = self._lost or "the session has been closed"
+        self._socket.close(linger=CLOSE_LINGER_MS if linger else 0)
+
+    # --- subscriptions ------------------------------------------------------------------------------------------------
+
+    def adopt(self, subscription: Subscription) -> None:
+        """Deliver to this subscription from now on. Paired with ``unsubscribe``."""
+        self._subscriptions[subscription.number] = subscription
+        self.torn = False
+
+    def has(self, subscription: Subscription) -> bool:
+        """Does the subscription belong to this session, and has it not been given up?"""
+        return self._subscriptions.get(subscription.number) is subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Give up a subscription. Its unread handles are void; its leases are given back as they end."""
+        self.abandoned.append(subscription)
+        self.settle()
+
+    def settle(self) -> None:
+        """Give up what was abandoned, and give back what has ended of subscriptions that are over."""
+        while self.abandoned:
+            over = self.abandoned[0]
+            if self.has(over):
+                if not self.send(Unsubscribe(over.number, over.leased)):
+                    return
+                self._retired.append(over)
+                del self._subscriptions[over.number]
+            self.abandoned.popleft()
+        for over in self._retired:
+            if over.ended:
+                self.give_back(over, over.leased, 0, waiting=False)
+        self._retired = [over for over in self._retired if over.held or over.ended]
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> bool:
+        """Send without waiting; False where ZeroMQ cannot take the message right now."""
+        if self._lost is not None:
+            raise SessionLost(self._lost)
+        try:
+            self._socket.send(message.encode(), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def give_back(self, subscription: Subscription, consumed: int, waited_us: int, *, waiting: bool) -> bool:
+        """Pull: say where the subscription is, and end its ended leases. False where it could not be sent right now."""
+        pull = subscription.pull(consumed, waited_us, waiting=waiting)
+        if not self.send(pull):
+            return False
+        if pull.released:
+            subscription.given(pull)
+        return True
+
+    def request(self, make: Callable[[int], Message], answer: type[M], deadline: float) -> M:
+        """Ask and wait for the answer, which is raised where it is a refusal. Raises ``ConnectTimeout`` past ``deadline``."""
+        self.settle()
+        number = next(self._numbers)
+        return self._exchange(number, make(number), answer, deadline)
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def receive(self) -> bool:
+        """Take note of one message, if one is there. Raises ``SessionLost``, ``ProtocolError`` and what the daemon refuses."""
+        if self._lost is not None:
+            raise SessionLost(self._lost)
+        self.torn = True  # until the message is where it belongs: an interrupt in between would lose it
+        try:
+            data = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            self.torn = False
+            return False
+        try:
+            message = TO_TRAINER.decode(data)
+        except MalformedMessage as error:
+            raise ProtocolError(f"on {self.endpoint}: {error}") from None
+        self.heard_s = time.monotonic()
+        if type(message) is Handle:
+            subscription = self._subscriptions.get(message.subscription)
+            if subscription is not None:
+                subscription.add_handle(message)
+            self.torn = False
+        else:
+            self._take(message)
+            self.torn = type(message) is Subscribed  # until it is adopted
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there may be something to receive; ``receive`` must have said that there is nothing.
+
+        The only method that may run while another thread uses the session.
+        """
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        poll.register(self.lifeline.descriptor, select.POLLIN)
+        poll.poll(max(0.0, seconds) * 1000)
+
+    def check_lifeline(self) -> None:
+        """Take the slots that were shared. Raises ``SessionLost`` where the daemon is gone."""
+        self.torn = True
+        try:
+            self.lifeline.receive_slots(self._slots)
+        except SessionLost as lost:
+            self._lost = str(lost)
+            raise
+        self.torn = False
+
+    def slot(self, number: int) -> SlotMemory:
+        """Give the memory of a slot that a handle names; it may be on its way still, as the two sockets are not in step."""
+        memory = self._slots.get(number)
+        if memory is None:
+            deadline = time.monotonic() + SLOT_WAIT_S
+            while (memory := self._slots.get(number)) is None:
+                if not self.lifeline.wait(deadline):
+                    raise ProtocolError(f"a handle names slot {number}, whose memory never came on the lifeline")
+                self.check_lifeline()
+        return memory
+
+    def open(self, secret: bytes, deadline: float) -> None:
+        """Tie the ZeroMQ connection to the lifeline: the first exchange of a session."""
+        self.daemon_version = self._exchange(OPENING, Open(PROTOCOL_VERSION, secret), Opened, deadline).daemon
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, number: int, message: Message, answer: type[M], deadline: float) -> M:
+        self._awaited = number
+        self._answers.clear()
+        sent = False
+        while not self._answers:
+            if self.receive():
+                continue
+            if not sent and self.send(message):
+                sent = True
+                continue  # sending may have eaten the wake-up of a message that came meanwhile: receive before waiting
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise ConnectTimeout(
+                    f"{type(message).__name__} was not answered on {self.endpoint}"
+                    if sent
+                    else f"{self.endpoint} does not take the connection that {self.lifeline.path} began"
+                )
+            self.wait(seconds)
+            self.check_lifeline()
+        reply = self._answers.pop()
+        if type(reply) is Refused:
+            raise error_for_code(reply.error, reply.text)
+        if not isinstance(reply, answer):
+            raise ProtocolError(f"{type(reply).__name__} came in answer to {type(message).__name__}")
+        return reply
+
+    def _take(self, message: Message) -> None:
+        if type(message) is Refused and message.request == 0:
+            self._take_refusal(message)
+        elif type(message) is Opened:
+            if self._awaited != OPENING or self.daemon_version:
+                raise ProtocolError("the session was opened twice")
+            self._answers.append(message)
+        elif getattr(message, "request", OPENING) == self._awaited:
+            if type(message) is Refused and message.error in _MEANS_LOST:
+                self._lose(message.text)
+            self._answers.append(message)
+
+    def _take_refusal(self, refused: Refused) -> None:
+        subscription = self._subscriptions.get(refused.subscription)
+        if refused.error in _MEANS_LOST or (subscription and refused.error == ErrorCode.UNKNOWN_SUBSCRIPTION):
+            self._lose(refused.text)
+        if subscription is not None:
+            subscription.refusal = refused
+        elif refused.error != ErrorCode.UNKNOWN_SUBSCRIPTION:  # which one given up long ago may well be
+            raise error_for_code(refused.error, refused.text)
+
+    def _lose(self, text: str) -> None:
+        self._lost = f"the daemon says: {text}"
+        raise SessionLost(self._lost)
+
+
+_MEANS_LOST = (ErrorCode.UNKNOWN_SESSION, ErrorCode.DRAINING)
+
+
+def open_session(context: Context, directory: RuntimeDirectory, deadline: float) -> Session:
+    """Begin a session. Raises what ``open_lifeline`` raises; ``DaemonBusy`` and ``OSError`` are worth another try."""
+    lifeline, secret = open_lifeline(directory.lifeline_path, deadline)
+    session = Session(_dealer(context, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
+    opened = False
+    try:
+        session.open(secret, deadline)
+        opened = True
+    except SessionLost as lost:
+        raise DaemonBusy(str(lost)) from None
+    finally:
+        if not opened:
+            session.close()
+    return session
+
+
+def _dealer(context: Context, endpoint: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.immediate = True
+    socket.maxmsgsize = MESSAGE_BYTES_MAX
+    socket.reconnect_ivl = RECONNECT_INTERVAL_MS
+    socket.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
+    socket.connect(endpoint)
+    return socket
