@@ -15,9 +15,10 @@ setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 $(STAMP): pyproject.toml client/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable ./client --editable . --group dev
+	@$(PYTHON) -m venv $(VENV)
+	@echo "making $(VENV) (a minute or so)"
+	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install -qq --editable ./client --editable . --group dev
 	@touch $@
 
 demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)

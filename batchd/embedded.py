@@ -1,0 +1,92 @@
+"""A daemon for one script, as its child. Runs in the user's process.
+
+    script --- lifeline (a pipe) ---> daemon     end of file: the script is gone, so the daemon ends, however the script died
+           <-- one line, the address -- daemon   when trainers may come
+
+The child has a runtime directory of its own, so it is in nobody's way, and a session of its own, so that Ctrl-C reaches the
+script alone, which then decides. Invariant: when the context is left, the child has ended and its directory is gone.
+"""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+
+from batchd.errors import BatchdError
+
+END_TIMEOUT_S = 15.0
+LINE_BYTES_MAX = 4096
+
+
+@contextmanager
+def serve(
+    config: str | os.PathLike[str], *, overrides: Mapping[str, str] | None = None, start_timeout_s: float = 600.0
+) -> Iterator[str]:
+    """Run a daemon as a child of this process; the value is the address for ``batchd_client.connect``.
+
+    ``config`` is a TOML file; ``overrides`` are dotted keys with values as ``batchd serve --set`` takes them
+    (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard error. ``start_timeout_s`` bounds the scan of
+    the sources. Raises ``BatchdError`` where the daemon does not start; what is wrong stands in its log.
+
+    The daemon ends when the context is left, and also when this process dies in any other way.
+    """
+    directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
+    lifeline, ours = os.pipe()
+    settings = {**(overrides or {}), "daemon.runtime_dir": directory}
+    command = [sys.executable, "-m", "batchd", "serve", "--config", os.fspath(config), "--lifeline", str(lifeline)]
+    command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    try:
+        with subprocess.Popen(
+            [*command, "--log-level", "warning"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            pass_fds=(lifeline,),
+            start_new_session=True,
+        ) as child:
+            os.close(lifeline)
+            lifeline = -1
+            try:
+                yield _address(child, start_timeout_s)
+            finally:
+                os.close(ours)
+                ours = -1
+                _wait(child)
+    finally:
+        for descriptor in (lifeline, ours):
+            if descriptor >= 0:
+                os.close(descriptor)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
+    """Wait for the line that says where the daemon is."""
+    assert child.stdout is not None
+    deadline = monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        if not select.select([child.stdout], [], [], max(0.0, deadline - monotonic()))[0]:
+            raise BatchdError(
+                f"the daemon was not ready within {timeout_s:g} s; give it longer with start_timeout_s, or see what it "
+                "scans with `batchd serve`"
+            )
+        part = os.read(child.stdout.fileno(), LINE_BYTES_MAX)
+        if not part:
+            raise BatchdError(
+                f"the daemon ended with exit status {child.wait()} before it was ready; its messages are on standard error"
+            )
+        line += part
+    return line.decode().strip()
+
+
+def _wait(child: subprocess.Popen[bytes]) -> None:
+    """The daemon ends with its lifeline; one that does not is killed, and the kernel ends its workers' lifelines."""
+    try:
+        child.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

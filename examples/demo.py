@@ -1,0 +1,219 @@
+"""Two trainers, one daemon: every photograph is decoded once and read twice. Run it with ``make demo``.
+
+Serves a folder of photographs (made ones, if none is given) as a child of this script, attaches two trainers as processes
+of their own, shows what they get, draws a contact sheet of a batch, and leaves nothing running.
+
+    python examples/demo.py [--data /path/to/images] [--epochs 3]
+"""
+
+import argparse
+import json
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.progress import Progress
+from rich.table import Table
+
+import batchd
+import batchd_client
+from batchd.errors import BatchdError
+from batchd.pipeline.made import make_photos
+
+PHOTOS = 512
+BATCH_SIZE = 64
+TRAINERS = ("trainer A", "trainer B")
+SHOWN_EVERY_S = 0.25
+FOLDER = Path("demo")
+CONFIG = """\
+# Written by `make demo`; `batchd serve --config {path}` serves the same.
+[streams.photos]
+source = {{ type = "folder", path = {source} }}
+batch_size = {batch_size}
+pipeline = [
+    {{ op = "decode" }},
+    {{ op = "random_resized_crop", size = [224, 224] }},
+    {{ op = "random_flip" }},
+]
+"""
+
+
+# --- what a trainer is: the whole of it -----------------------------------------------------------------------------------
+
+
+def train(address: str, epochs: int) -> None:
+    """Read every batch of ``epochs`` epochs and look at every pixel; tell the demo how it goes, a line of JSON at a time."""
+    with batchd_client.connect(address) as daemon:
+        photos = daemon.stream("photos", epochs=epochs)
+        tell(batches=0, samples=0, of=len(photos) * epochs, wait_s=0.0, seconds=0.0)
+        sys.stdin.readline()
+        begun_s = time.perf_counter()
+        batches = samples = 0
+        wait_s = 0.0
+        for _epoch in range(epochs):
+            for batch in photos:
+                batch["image"].sum(dtype=np.int64)
+                batches += 1
+                samples += batch.samples
+                wait_s += batch.wait_s
+                seconds = time.perf_counter() - begun_s
+                tell(batches=batches, samples=samples, of=len(photos) * epochs, wait_s=wait_s, seconds=seconds)
+
+
+def tell(**numbers: float) -> None:
+    """One line for the demo."""
+    print(json.dumps(numbers), flush=True)
+
+
+# --- what the demo does around it -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A trainer process and the last that it told."""
+
+    name: str
+    process: subprocess.Popen[str]
+    told: dict[str, float] | None = None
+
+
+@contextmanager
+def trainers(address: str, epochs: int) -> Iterator[list[Trainer]]:
+    """Start the trainers; whatever happens, none is left behind."""
+    command = [sys.executable, __file__, "--trainer", address, "--epochs", str(epochs)]
+    with ExitStack() as stack:
+        started = []
+        for name in TRAINERS:
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            started.append(Trainer(name, process))
+        yield started
+
+
+def watch(running: list[Trainer], console: Console) -> None:
+    """Begin together, and show what the trainers tell until both are done."""
+    for trainer in running:
+        trainer.told = json.loads(trainer.process.stdout.readline() or "null")
+        if trainer.told is None:
+            raise BatchdError(f"{trainer.name} did not start; its message stands above")
+    for trainer in running:
+        trainer.process.stdin.write("go\n")
+        trainer.process.stdin.flush()
+    with Live(table(running), console=console, auto_refresh=False) as live:
+        shown_s = 0.0
+        for _line in lines(running):
+            if time.monotonic() - shown_s > SHOWN_EVERY_S:
+                shown_s = time.monotonic()
+                live.update(table(running), refresh=True)
+        live.update(table(running), refresh=True)
+    for trainer in running:
+        if trainer.process.wait():
+            raise BatchdError(f"{trainer.name} ended with exit status {trainer.process.returncode}")
+
+
+def lines(running: list[Trainer]) -> Iterator[None]:
+    """Take in what the trainers tell, line by line, until all have ended."""
+    with selectors.DefaultSelector() as selector:
+        for trainer in running:
+            selector.register(trainer.process.stdout, selectors.EVENT_READ, trainer)
+        while selector.get_map():
+            for key, _events in selector.select():
+                line = key.fileobj.readline()
+                if not line:
+                    selector.unregister(key.fileobj)
+                    continue
+                key.data.told = json.loads(line)
+                yield
+
+
+def table(running: list[Trainer]) -> Table:
+    """How far each trainer is."""
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(("", "batches", "images", "images/s", "waited")):
+        drawn.add_column(column, justify="right" if index else "left", min_width=12)
+    for trainer in running:
+        told = trainer.told
+        share = told["wait_s"] / told["seconds"] if told["seconds"] else 0.0
+        drawn.add_row(
+            trainer.name,
+            f"{told['batches']:.0f} of {told['of']:.0f}",
+            f"{told['samples']:,.0f}",
+            f"{told['samples'] / told['seconds']:,.0f}" if told["seconds"] else "-",
+            f"{told['wait_s']:.1f} s ({share:.0%})",
+        )
+    return drawn
+
+
+def photographs(data: str | None, console: Console) -> Path:
+    """The folder to serve: the one that was given, or made photographs."""
+    if data:
+        return Path(data).expanduser().resolve()
+    folder = (FOLDER / "photos").resolve()
+    if sum(1 for _ in folder.glob("*/*.jpg")) == PHOTOS:
+        return folder
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(f"making {PHOTOS} photographs", total=PHOTOS)
+        make_photos(folder, PHOTOS, 0, lambda made: progress.update(task, completed=made))
+    console.print(f"made {PHOTOS} photographs in {folder}")
+    return folder
+
+
+def run(data: str | None, epochs: int) -> None:
+    """The whole demo."""
+    console = Console(highlight=False)
+    FOLDER.mkdir(exist_ok=True)
+    source = photographs(data, console)
+    config, sheet = FOLDER / "batchd.toml", FOLDER / "sheet.png"
+    config.write_text(CONFIG.format(path=config, source=json.dumps(str(source)), batch_size=BATCH_SIZE))
+    with batchd.serve(config) as address:
+        console.print(f"serving {source} at {address}\n")
+        with trainers(address, epochs) as running:
+            watch(running, console)
+        with batchd_client.connect(address) as daemon:
+            status: Any = daemon.status()
+        peek = [sys.executable, "-m", "batchd", "peek", "photos", "--address", address, "-o", str(sheet)]
+        subprocess.run(peek, check=True, stdout=subprocess.DEVNULL)
+    photos = status["streams"][0]
+    console.print(
+        f"\n{photos['decoded_batches']} batches were decoded once and handed out {photos['delivered_batches']} times; "
+        f"{photos['shared_batches']} of them were read by both trainers.",
+        soft_wrap=True,
+    )
+    if photos["bad_samples"]:
+        console.print(f"{photos['bad_samples']} samples were bad and had another in their place.")
+    console.print(f"A batch as a picture: {sheet.resolve()}")
+
+
+def main() -> int:
+    """Run the demo, or one of its trainers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="a folder of images, with or without one sub-folder for each class")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--trainer", metavar="ADDRESS", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    try:
+        if options.trainer:
+            train(options.trainer, options.epochs)
+        else:
+            run(options.data, options.epochs)
+    except BatchdError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
