@@ -4,6 +4,7 @@ Invariant: ``parse_bytes(format_bytes(n)) == n`` for every whole n from 0 on.
 """
 
 import re
+from collections.abc import Callable
 
 _UNITS = {
     "TiB": 1 << 40,
@@ -44,9 +45,12 @@ def format_bytes(count: int) -> str:
     return f"{count}B"
 
 
-def round_bytes(count: int) -> str:
-    """Write an amount for people, with one decimal: ``38.5 MiB``. Not meant to be read back."""
+def round_bytes(count: int, rounding: Callable[[float], int] = round) -> str:
+    """Write an amount for people, with one decimal: ``38.5 MiB``. Not meant to be read back.
+
+    ``rounding`` may be ``ceil`` for what is needed and ``floor`` for what there is, so that they never look the same.
+    """
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:
-            return f"{count / _UNITS[unit]:.1f} {unit}"
+            return f"{rounding(count * 10 / _UNITS[unit]) / 10:.1f} {unit}"
     return f"{count} B"

@@ -99,6 +99,8 @@ class Loop:
 
     def run(self) -> None:
         """Run until drained or stopped."""
+        self._tick()
+        self._handle_queue()  # the core must know of the workers that were started ahead before it hears from them
         more = False
         while not self._is_over():
             ready = dict(self._poller.poll(0 if more or self._queue else self._patience_ms()))
@@ -106,10 +108,13 @@ class Loop:
             if self._watch.fileno() in ready:
                 self._watch.dispatch()
             self._tick()
-            while self._queue:
-                event = self._queue.popleft()
-                for action in self._state.handle(event, monotonic()):
-                    self._perform(action)
+            self._handle_queue()
+
+    def _handle_queue(self) -> None:
+        while self._queue:
+            event = self._queue.popleft()
+            for action in self._state.handle(event, monotonic()):
+                self._perform(action)
 
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self._state.is_drained or monotonic() >= self._deadline_s)

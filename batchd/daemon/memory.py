@@ -3,9 +3,10 @@
 memfds are bounded by neither /dev/shm nor rlimits, so the only honest limit is asked for before anything is reserved.
 """
 
+from math import ceil, floor
 from pathlib import Path
 
-from batchd.config.sizes import format_bytes
+from batchd.config.sizes import round_bytes
 
 KIBIBYTE = 1024
 UNLIMITED_BYTES = 1 << 60
@@ -24,7 +25,7 @@ def shortage(need_bytes: int, have_bytes: int) -> str | None:
     if need_bytes + RESERVE_BYTES <= have_bytes:
         return None
     return (
-        f"need {format_bytes(need_bytes)} of shared memory, have {format_bytes(max(0, have_bytes - RESERVE_BYTES))}: "
+        f"need {round_bytes(need_bytes, ceil)} of shared memory, have {round_bytes(max(0, have_bytes - RESERVE_BYTES), floor)}: "
         "set memory = to less, or use a machine (or a cgroup) with more"
     )
 

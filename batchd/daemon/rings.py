@@ -9,6 +9,7 @@ while the other is filled.
 """
 
 from dataclasses import dataclass
+from math import ceil, floor
 
 from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
@@ -84,22 +85,20 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
     daemon_need = own_bytes + len(sharing) * max((needs[name] for name in sharing if name in needs), default=0)
     problems = []
     if own_bytes > config.daemon.memory:
-        have = f"have {round_bytes(config.daemon.memory)} for all rings together"
+        have = f"have {round_bytes(config.daemon.memory, floor)} for all rings together"
         remedy = f"set memory = {_setting(daemon_need)} in [daemon], or less in the streams"
-        text = f"need {round_bytes(own_bytes)}, which the streams' own memory adds up to, {have}; {remedy}"
+        text = f"need {round_bytes(own_bytes, ceil)}, which the streams' own memory adds up to, {have}; {remedy}"
         problems.append(Problem("daemon.memory", text, meaning_of(("daemon", "memory"), {})))
     for name, share in _shares(config).items():
         if needs.get(name, 0) <= share:
             continue
-        have = f"have {round_bytes(max(0, share))}"
+        have = f"have {round_bytes(max(0, share), floor)}"
         if name in sharing:
             have += " as the stream's part of [daemon] memory"
             remedy = f"set memory = {_setting(daemon_need)} in [daemon]"
         else:
             remedy = f"set memory = {_setting(needs[name])} in [{path_text(('streams', name))}]"
-        text = (
-            f"need {round_bytes(needs[name])} for {SLOTS_MIN} slots of {layouts[name].rows} samples, {have}; {remedy}"
-        )
+        text = f"need {round_bytes(needs[name], ceil)} for {SLOTS_MIN} slots of {layouts[name].rows} samples, {have}; {remedy}"
         problems.append(_problem(name, "memory", f"{text}, or a smaller batch_size"))
     return problems
 

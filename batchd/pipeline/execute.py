@@ -11,7 +11,7 @@ result is rounded to 8 bits, and differs from the reference by at most ``1`` (``
 
     nearest  the pixel in which ``floor(i * source / target)`` lies
     linear   between the two nearest pixels, in each direction; no smoothing before it
-    area     the mean over the area that the target's pixel covers (when enlarging: as linear)
+    area     the mean over the area that the target's pixel covers
     cubic    over four pixels in each direction, with the coefficient -0.75; no smoothing before it
     auto     linear where both sides shrink by less than 2 (or grow), else area
 
@@ -122,11 +122,24 @@ class Pipeline:
             shape = (move.height, move.width, self._channels)
             into = out if out is not None and place == last else self._scratch.image(place, shape)
             if isinstance(move, Scale):
-                _scale(pixels, move, into)
+                self._scale(pixels, move, into)
             else:
                 _pad(pixels, move, into)
             pixels = into
         return pixels
+
+    def _scale(self, pixels: Pixels, move: Scale, into: Pixels) -> None:
+        height, width = pixels.shape[:2]
+        method = move.interpolation
+        if method == "auto":
+            shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
+            method = "area" if shrinks else "linear"
+        if method == "area" and (height < move.height) != (width < move.width):
+            # Where one side grows, cv2 leaves the other one unsmoothed, so that one goes first.
+            shrunk = self._scratch.image("shrunk", (min(height, move.height), min(width, move.width), self._channels))
+            _resize(pixels, shrunk, "area")
+            pixels = shrunk
+        _resize(pixels, into, method)
 
     def _finish(self, pixels: Pixels, turn: Turn, out: Image) -> None:
         """Turn the image and write it into ``out`` in the type and the order that it has there."""
@@ -154,13 +167,9 @@ class Pipeline:
                 _look_up(grey, self._tables[:, :, channel], plane[:, :, np.newaxis])
 
 
-def _scale(pixels: Pixels, move: Scale, into: Pixels) -> None:
-    height, width = pixels.shape[:2]
-    method = move.interpolation
-    if method == "auto":
-        shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
-        method = "area" if shrinks else "linear"
-    written(cv2.resize(pixels, (move.width, move.height), dst=into, interpolation=_METHODS[method]), into)
+def _resize(pixels: Pixels, into: Pixels, method: Interpolation) -> None:
+    size = into.shape[1], into.shape[0]
+    written(cv2.resize(pixels, size, dst=into, interpolation=_METHODS[method]), into)
 
 
 def _pad(pixels: Pixels, move: Pad, into: Pixels) -> None:

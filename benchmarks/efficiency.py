@@ -1,0 +1,82 @@
+"""Does handing over cost anything? images/s delivered by the daemon / images/s of the same pipeline in bare processes.
+
+Both sides: two processes that decode, random_resized_crop 224, batch 256, uint8. The bare ones write into private memory that
+they use again, and deliver nothing. The daemon's trainer touches every page of every batch. The sides take turns; a
+round's first batches, which were ready before it began, are not counted.
+"""
+
+import statistics
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
+
+import batchd_client
+from batchd.config.load import load_config
+from batchd.core.plan import Plan, Position
+from batchd.pipeline.execute import Pipeline
+from batchd.sources.reader import SampleReader
+from batchd.sources.scan import scan_source
+
+WORKERS = 2
+BATCHES = 12
+PAGE_BYTES = 4096
+
+
+def run(bench: Bench) -> None:
+    """Compare, and print how the rounds went."""
+    config = bench.config(pipeline=CROP, workers=WORKERS)
+    delivered, bare = [], []
+    with (
+        served(config) as address,
+        Player(_trainer, address) as trainer,
+        Player(_bare, config, 0) as one,
+        Player(_bare, config, 1) as two,
+    ):
+        trainer.ask(1)
+        for _ in range(bench.rounds):
+            delivered.append(trainer.ask(BATCHES))
+            for player in (one, two):
+                player.tell(BATCHES // WORKERS)
+            bare.append(one.hear() + two.hear())
+    ratios = [mine / theirs for mine, theirs in zip(delivered, bare, strict=True)]
+    print(f"delivered {spread(delivered, 0)} images/s, bare {spread(bare, 0)} images/s, ratio {spread(ratios, 3)}")
+    bench.report(Figure("efficiency", statistics.median(ratios), ">=", 0.95))
+
+
+def _trainer(pipe: Connection, address: str) -> None:
+    """Images/s while reading the ordered number of batches, after those that were ready before."""
+    with batchd_client.connect(address) as daemon:
+        stream = daemon.stream("photos")
+        batches = endless(stream)
+        for count in orders(pipe):
+            for _ in range(stream.window + 1):
+                _touch(next(batches))
+            begun_s = time.perf_counter()
+            images = sum(_touch(next(batches)) for _ in range(count))
+            pipe.send(images / (time.perf_counter() - begun_s))
+
+
+def _touch(batch: batchd_client.Batch) -> int:
+    batch["image"].reshape(-1)[::PAGE_BYTES].max()
+    return batch.samples
+
+
+def _bare(pipe: Connection, config_file: Path, which: int) -> None:
+    """The same pipeline code, on the same samples in the same order, into a private batch that is used again."""
+    config = load_config(config_file).streams["photos"]
+    index = scan_source(config.source, lambda _found: None)
+    plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
+    reader, pipeline = SampleReader(index, config.pipeline[0].max_bytes), Pipeline(config.pipeline, config.seed)
+    batch = np.zeros((config.batch_size, *pipeline.shape), pipeline.dtype)
+    step = which
+    for count in orders(pipe):
+        begun_s = time.perf_counter()
+        for _ in range(count):
+            samples = plan.indices(Position(0, step % plan.steps), 0, config.batch_size)
+            step += WORKERS
+            for row, sample in enumerate(samples.tolist()):
+                pipeline.run(reader.read(sample), 0, sample, 0, batch[row])
+        pipe.send(count * config.batch_size / (time.perf_counter() - begun_s))

@@ -1,0 +1,169 @@
+"""What all benchmarks share: photographs, daemons, trainers as processes, ratios with their spread, one line for each figure.
+
+These machines are shared and noisy, so no absolute time is compared with anything: the sides of a comparison take turns in one
+run, each round gives one ratio, and the median of the ratios is reported with the smallest and the largest.
+"""
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import batchd
+import batchd_client
+from batchd.pipeline.made import make_photos
+
+PHOTOS = 512
+CROP = '[{ op = "decode" }, { op = "random_resized_crop", size = [224, 224] }, { op = "random_flip" }]'
+RESIZE = '[{ op = "decode" }, { op = "resize", size = [224, 224] }]'
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with its target: it shall be at least (``>=``) or at most (``<=``) that."""
+
+    name: str
+    value: float
+    comparison: str
+    target: float
+    digits: int = 2
+
+    @property
+    def line(self) -> str:
+        """``BENCH efficiency 0.96 >= 0.95 ok``."""
+        reached = self.value >= self.target if self.comparison == ">=" else self.value <= self.target
+        value = f"{self.value:.{self.digits}f}"
+        return f"BENCH {self.name} {value} {self.comparison} {self.target:g} {'ok' if reached else 'short'}"
+
+
+@dataclass(slots=True)
+class Bench:
+    """What a benchmark gets: a folder of photographs, a place for its files, and how often to repeat."""
+
+    photos: Path
+    scratch: Path
+    rounds: int
+    figures: list[Figure] = field(default_factory=list)
+
+    def report(self, figure: Figure) -> None:
+        """Keep a figure and say it."""
+        self.figures.append(figure)
+        print(figure.line, flush=True)
+
+    def config(
+        self, *, pipeline: str = CROP, batch_size: int = 256, workers: int = 2, repeats: int = 4, **keys: str
+    ) -> Path:
+        """Write a configuration with one stream, ``photos``, over the photographs ``repeats`` times; ``keys`` are more of it."""
+        files = sorted(path for path in self.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
+        listing = self.scratch / f"list-{repeats}.txt"
+        listing.write_text("".join(f"{path} 0\n" for path in files * repeats))
+        path = self.scratch / "batchd.toml"
+        path.write_text(
+            f'[daemon]\nworkers = {workers}\nmemory = "2GiB"\n[streams.photos]\n'
+            f'source = {{ type = "list", path = "{listing}", allow_outside_root = true }}\n'
+            f"batch_size = {batch_size}\npipeline = {pipeline}\n"
+            + "".join(f"{key} = {value}\n" for key, value in keys.items())
+        )
+        return path
+
+
+@contextmanager
+def benchmark(data: str | None, rounds: int) -> Iterator[Bench]:
+    """Photographs, given or made, and a scratch folder that goes away."""
+    with tempfile.TemporaryDirectory(prefix="batchd-bench-") as scratch:
+        photos = Path(data).resolve() if data else Path(scratch) / "photos"
+        if not data:
+            make_photos(photos, PHOTOS, 0, lambda _made: None)
+        yield Bench(photos, Path(scratch), rounds)
+
+
+@contextmanager
+def served(config: Path) -> Iterator[str]:
+    """A daemon of its own for a configuration."""
+    with batchd.serve(config) as address:
+        yield address
+
+
+class Player:
+    """A process that does one thing whenever it is told, and answers with numbers: one side of a comparison."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def tell(self, order: Any) -> None:
+        """Tell it to begin."""
+        self._pipe.send(order)
+
+    def hear(self) -> Any:
+        """Wait for its answer."""
+        return self._pipe.recv()
+
+    def ask(self, order: Any) -> Any:
+        """Tell and hear."""
+        self.tell(order)
+        return self.hear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._pipe.close()
+        self.process.join(10)
+        self.process.kill()
+
+
+def orders(pipe: Connection) -> Iterator[Any]:
+    """What a player is told, until the other side is gone."""
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return
+
+
+def endless(stream: batchd_client.Stream) -> Iterator[batchd_client.Batch]:
+    """Epoch after epoch."""
+    while True:
+        yield from stream
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Median with the smallest and the largest."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f}, {len(values)} rounds)"
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory that a process has for itself alone, that is no file's and no slot's."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"process {pid} has no RssAnon")
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that only this process maps, without the slots (memfds that are shared by design)."""
+    total, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            counts = "memfd:batchd" not in line
+        elif counts and words[0] in {"Private_Clean:", "Private_Dirty:"}:
+            total += int(words[1]) * 1024
+    return total
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far, in seconds."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    user, system = text.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,29 @@
+"""Folders and lists of files, made and scanned. For tests of sources."""
+
+from pathlib import Path
+
+from batchd.config.sources import FolderSource, ListSource
+from batchd.sources.index import SourceIndex
+from batchd.sources.scan import scan_source
+
+
+def nothing(_found: int) -> None:
+    """Progress that nobody watches."""
+
+
+def make(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(f"bytes of {name}".encode())
+    return root
+
+
+def scan_folder(path: Path) -> SourceIndex:
+    return scan_source(FolderSource(path=path), nothing)
+
+
+def scan_list(
+    path: Path, text: str | bytes, *, root: Path | None = None, allow_outside_root: bool = False
+) -> SourceIndex:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return scan_source(ListSource(path=path, root=root, allow_outside_root=allow_outside_root), nothing)

@@ -1,0 +1,230 @@
+"""The command line without a daemon: overview, `batchd config`, `batchd check`, and how errors leave it."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from batchd.cli.main import COMMANDS, cli, main
+from batchd.cli.options import config_options
+from batchd.config.reference import annotated_toml, reference_markdown
+from batchd.config.schema import json_schema
+from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
+
+CONFIG = """
+[daemon]
+memory = "64MiB"
+runtime_dir = "run"
+
+[streams.photos]
+source = { type = "folder", path = "photos" }
+batch_size = 64
+on_error = "mask"
+pipeline = [
+    { op = "decode" },
+    { op = "random_resized_crop", size = [64, 64] },
+]
+
+[streams.list]
+source = { type = "list", path = "list.txt" }
+batch_size = 8
+memory = "16MiB"
+pipeline = [ { op = "decode" }, { op = "resize", size = [32, 48] }, { op = "normalize" }, { op = "layout" } ]
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration whose sources are there, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "list.txt").write_text("a.jpg 1\n")
+    file = tmp_path / "batchd.toml"
+    file.write_text(CONFIG)
+    return file
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run as the console script does; the exit code and what stands on standard error."""
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return int(caught.value.code or 0), captured.err
+
+
+# --- the overview ----------------------------------------------------------------------------------------------------
+
+
+def test_help_has_every_command_and_every_exit_code() -> None:
+    """A person who knows only the name of the program gets on from here."""
+    text = run("--help").output
+
+    assert all(name in text and help_line in text for name, help_line in COMMANDS.items())
+    assert all(f"{int(code)}  {meaning}" in text for code, meaning in EXIT_CODE_MEANINGS.items())
+    assert "batchd config > batchd.toml" in text
+    assert run("-h").output == text
+
+
+def test_help_imports_no_command() -> None:
+    """The overview comes at once: it waits for neither pydantic nor ZeroMQ."""
+    code = (
+        "import sys\nfrom batchd.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'pydantic', 'zmq', 'cv2', 'numpy', 'rich', 'structlog'} & sys.modules.keys()))"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    """One number, from the metadata."""
+    assert run("--version").output == f"batchd {version('batchd')}\n"
+
+
+def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, as documented."""
+    code, text = fail(capsys, "chek")
+
+    assert code == 2
+    assert "No such command 'chek'" in text
+
+
+def test_an_error_leaves_with_its_message_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback for what is not a bug."""
+
+    @click.command
+    def command() -> None:
+        raise AlreadyRunning("a daemon runs there already")
+
+    monkeypatch.setattr(type(cli), "get_command", lambda *_arguments: command)
+
+    assert fail(capsys, "serve") == (4, "batchd: a daemon runs there already\n")
+
+
+# --- batchd config ---------------------------------------------------------------------------------------------------
+
+
+def test_config_prints_a_file_to_start_from() -> None:
+    """What is printed is the annotated file and nothing else."""
+    assert run("config").output == annotated_toml()
+
+
+def test_config_prints_the_schema_as_json() -> None:
+    """What an editor is pointed to."""
+    assert json.loads(run("config", "--schema").output) == json_schema()
+
+
+def test_config_prints_the_manual() -> None:
+    """What stands in docs/configuration.md."""
+    assert run("config", "--reference").output == reference_markdown()
+
+
+# --- batchd check ----------------------------------------------------------------------------------------------------
+
+
+def test_check_shows_what_would_be_served(config_file: Path) -> None:
+    """One row for each stream: where from, which arrays, how large a slot and how many of them."""
+    result = run("check", str(config_file), "--set", "daemon.workers=3")
+
+    lines = result.output.splitlines()
+    assert result.exit_code == 0, result.output
+    assert lines[0] == f"{config_file} is fine: 3 workers, up to 63.6 MiB of 64.0 MiB shared memory"
+    assert lines[2].split("  ")[0] == "stream"
+    photos = "image uint8[64, 64, 64, 3], label int64[64], index int64[64], valid bool[64]"
+    assert [cell.strip() for cell in lines[3].split("  ") if cell] == [
+        "photos",
+        f"folder {config_file.parent}/photos",
+        photos,
+        "776.0 KiB",
+        "63",
+    ]
+    assert "image float32[8, 3, 32, 48]" in lines[4]
+    assert len(lines) == 5
+
+
+def test_check_takes_batchd_toml_by_itself(config_file: Path) -> None:
+    """In the folder of the file, no argument is needed; the printed file passes but for its data."""
+    assert run("check").exit_code == 0
+    config_file.write_text(annotated_toml())
+    assert run("check", "--set", "streams.photos.source.path=photos", "--set", "daemon.runtime_dir=run").exit_code == 0
+
+
+def test_check_says_everything_that_is_wrong_with_a_valid_tree(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sources that are not there, steps without sense, memory and runtime directory, in one run with lines."""
+    (config_file.parent / "photos").rmdir()
+    (config_file.parent / "list.txt").unlink()
+    text = CONFIG.replace('{ op = "layout" } ]', '{ op = "layout" }, { op = "random_flip" } ]')
+    config_file.write_text(text.replace('"64MiB"', '"17MiB"').replace('"run"', f'"{"x" * 100}"'))
+
+    code, text = fail(capsys, "check", str(config_file))
+
+    assert code == 2
+    assert f"{config_file} has 5 problems:" in text
+    assert f"{config_file}:4: daemon.runtime_dir: " in text
+    assert f"{config_file}:7: streams.photos.source: there is no folder {config_file.parent}/photos" in text
+    assert f"{config_file}:16: streams.list.source: there is no file {config_file.parent}/list.txt" in text
+    assert f"{config_file}:19: streams.list.pipeline: " in text
+    assert f"{config_file}:6: streams.photos.memory: need 1.6 MiB for 2 slots of 64 samples, have 1.0 MiB" in text
+    assert "(Where the samples come from.)" in text
+
+
+def test_check_has_an_exit_code_for_memory_alone(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script can tell a machine that is too small from a file that is wrong."""
+    code, text = fail(capsys, "check", str(config_file), "--set", "streams.list.memory=64KiB")
+
+    assert code == 5
+    assert f"{config_file}:18: streams.list.memory: need 304.0 KiB for 2 slots of 8 samples, have 64.0 KiB;" in text
+    assert 'set memory = "1MiB" in [streams.list]' in text
+
+
+def test_check_of_a_broken_file_names_the_line(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same errors that the daemon would give at its start."""
+    config_file.write_text(CONFIG.replace("batch_size = 64", "batch_size = 0"))
+
+    code, text = fail(capsys, "check", str(config_file))
+
+    assert code == 2
+    assert f"{config_file}:8: streams.photos.batch_size: must be greater than or equal to 1, not 0" in text
+    assert "(Samples in one batch." in text
+
+
+@pytest.mark.parametrize("setting", ["nonsense", "=3", ""])
+def test_settings_without_path_or_value_are_wrong_usage(
+    config_file: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    """The message shows how it is written."""
+    code, text = fail(capsys, "check", str(config_file), "--set", setting)
+
+    assert code == 2
+    assert "is not PATH=VALUE, such as streams.photos.batch_size=64" in text
+
+
+def test_options_of_all_commands_that_take_a_configuration() -> None:
+    """The file has a default, and settings keep what stands behind their first equals sign."""
+
+    @click.command
+    @config_options
+    def command(config_file: Path, overrides: dict[str, str]) -> None:
+        click.echo(f"{config_file!r} {overrides}")
+
+    runner = CliRunner()
+    assert runner.invoke(command, []).output == "PosixPath('batchd.toml') {}\n"
+    assert runner.invoke(command, ["-c", "x", "--set", "a.b = {c=1}", "--set", "d="]).output == (
+        "PosixPath('x') {'a.b': '{c=1}', 'd': ''}\n"
+    )

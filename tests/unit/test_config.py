@@ -1,0 +1,409 @@
+"""The configuration: what is accepted, what is refused, and whether the refusal says what, where and what helps."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from batchd.config.load import load_config
+from batchd.config.sources import FolderSource, ListSource, Source, source_from_plain, source_to_plain
+from batchd.config.steps import STEP_KINDS, Decode, RandomFlip, RandomResizedCrop
+from batchd.config.tree import Config, DaemonConfig
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
+from support.configs import STREAM, WHOLE, load
+from support.toml_values import SCALARS, TREES, written
+
+MEBIBYTE = 1 << 20
+
+
+def problems(
+    folder: Path, text: str, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> dict[str, Problem]:
+    with pytest.raises(ConfigInvalid) as caught:
+        load(folder, text, overrides, environment)
+    found = {problem.path: problem for problem in caught.value.problems}
+    assert len(found) == len(caught.value.problems), "two problems for one path"
+    return found
+
+
+# --- what is accepted ------------------------------------------------------------------------------------------------
+
+
+def test_a_short_file_gives_a_whole_tree_of_defaults(tmp_path: Path) -> None:
+    """What the file does not say is the default; steps and sources are plain dataclasses."""
+    config = load(tmp_path, f"[streams.photos]{STREAM}")
+
+    assert config.daemon == DaemonConfig()
+    photos = config.streams["photos"]
+    assert photos.source == FolderSource(path=tmp_path / "photos")
+    assert photos.pipeline == (Decode(), RandomResizedCrop(size=(8, 8)))
+    assert (photos.seed, photos.shuffle, photos.drop_last, photos.on_error) == (0, True, False, "substitute")
+    assert (photos.window, photos.lag, photos.max_bad_fraction, photos.memory) == (4, "independent", 0.05, None)
+
+
+def test_the_tree_is_frozen(tmp_path: Path) -> None:
+    """Nobody changes the configuration of a running daemon by accident."""
+    config = load(tmp_path, WHOLE)
+
+    with pytest.raises(ValidationError):
+        config.daemon.workers = 3
+    with pytest.raises(AttributeError):
+        config.streams["photos"].source.path = Path("/")  # type: ignore[misc]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    """One order of precedence, the nearest to the user's fingers first."""
+    environment = {"BATCHD_WORKERS": "3", "BATCHD_MEMORY": "64MiB", "BATCHD_SESSIONS_MAX": ""}
+
+    config = load(tmp_path, WHOLE, {"daemon.workers": "5", "streams.photos.seed": "7"}, environment)
+
+    assert (config.daemon.workers, config.daemon.memory, config.daemon.sessions_max) == (5, 64 * MEBIBYTE, 256)
+    assert config.streams["photos"].seed == 7
+    assert load(tmp_path, WHOLE, {}, environment).daemon.workers == 3
+    assert load(tmp_path, WHOLE).daemon.workers == 2
+
+
+def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
+    """No key of [daemon] can be set in the file alone."""
+    given = {
+        "runtime_dir": ("/tmp/x", Path("/tmp/x")),
+        "workers": ("auto", "auto"),
+        "memory": ("1.5GiB", 1536 * MEBIBYTE),
+        "sample_timeout_s": ("2", 2.0),
+        "drain_timeout_s": ("0.5", 0.5),
+        "sessions_max": ("9", 9),
+        "chunk_rows": ("16", 16),
+    }
+    assert given.keys() == DaemonConfig.model_fields.keys()
+
+    config = load(tmp_path, WHOLE, environment={f"BATCHD_{key.upper()}": text for key, (text, _) in given.items()})
+
+    assert config.daemon.model_dump() == {key: value for key, (_, value) in given.items()}
+
+
+def test_overrides_reach_quoted_names_and_whole_tables(tmp_path: Path) -> None:
+    """A stream whose name has dots is written with quotes, as in TOML; a pipeline is replaced as a whole."""
+    config = load(
+        tmp_path,
+        f'[streams."a.b"]{STREAM}',
+        {
+            'streams."a.b".pipeline': '[{op = "decode"}, {op = "random_flip"}]',
+            'streams."a.b".source.path': "2024-01-01",
+        },
+    )
+
+    assert config.streams["a.b"].pipeline == (Decode(), RandomFlip())
+    assert config.streams["a.b"].source.path == Path.cwd() / "2024-01-01"
+
+
+def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file: to the file. On the command line and in the environment: to the current directory. And ~ is home."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    text = """
+    [daemon]
+    runtime_dir = "run"
+    [streams.a]
+    source = { type = "list", path = "sub/list.txt", root = "~/photos" }
+    batch_size = 1
+    pipeline = [ { op = "decode" } ]
+    """
+
+    config = load(tmp_path, text)
+    changed = load(tmp_path, text, {"streams.a.source.path": "other.txt"}, {"BATCHD_RUNTIME_DIR": "here"})
+
+    assert config.daemon.runtime_dir == tmp_path / "run"
+    assert config.streams["a"].source == ListSource(path=tmp_path / "sub/list.txt", root=Path("/home/somebody/photos"))
+    assert changed.streams["a"].source.path == elsewhere / "other.txt"
+    assert changed.daemon.runtime_dir == elsewhere / "here"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FolderSource(path=Path("/data")),
+        ListSource(path=Path("/l.txt")),
+        ListSource(path=Path("/l.txt"), root=Path("/r"), allow_outside_root=True),
+    ],
+)
+def test_sources_survive_the_way_to_a_worker(source: Source) -> None:
+    """A source is the same after it was plain data."""
+    assert source_from_plain(source_to_plain(source)) == source
+
+
+@pytest.mark.parametrize(
+    "plain", [{}, {"type": "folder"}, {"type": "folder", "path": "/a", "more": 1}, {"type": "list", "path": "/a"}]
+)
+def test_plain_data_that_is_no_source_is_refused(plain: dict[str, object]) -> None:
+    """A worker takes exactly what the daemon writes."""
+    with pytest.raises(ValueError, match="not a source"):
+        source_from_plain(plain)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+WRONG_VALUES = [
+    ("daemon.workers", "0", "at least 1|greater than or equal to 1"),
+    ("daemon.workers", "true", "integer"),
+    ("daemon.workers", '"many"', "auto.*many"),
+    ("daemon.memory", '"4 loaves"', "4GiB"),
+    ("daemon.memory", "1000", "64KiB"),
+    ("daemon.memory", '"0.3B"', "whole number"),
+    ("daemon.runtime_dir", '""', "name a directory"),
+    ("daemon.drain_timeout_s", "10", "less than 10"),
+    ("daemon.sample_timeout_s", "nan", "finite"),
+    ("streams.photos.batch_size", "0", "greater than or equal to 1, not 0"),
+    ("streams.photos.batch_size", "65537", "less than or equal to 65536, not 65537"),
+    ("streams.photos.batch_size", '"4"', 'integer, not "4"'),
+    ("streams.photos.batch_size", "4.0", "integer"),
+    ("streams.photos.seed", "-1", "greater than or equal to 0"),
+    ("streams.photos.seed", str(1 << 63), "less than"),
+    ("streams.photos.shuffle", '"yes"', "boolean"),
+    ("streams.photos.on_error", '"ignore"', "'substitute', 'mask' or 'fail', not \"ignore\""),
+    ("streams.photos.lag", '"lock"', "'independent' or 'lockstep'"),
+    ("streams.photos.max_bad_fraction", "1.5", "less than or equal to 1"),
+    ("streams.photos.window", "65", "less than or equal to 64"),
+    ("streams.photos.pipeline", "[]", "1 or more items, not 0"),
+    ("streams.photos.pipeline", "3", "valid array"),
+    ("streams.photos.source", "3", "object"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG_VALUES)
+def test_a_wrong_value_is_named_with_its_line_and_its_meaning(
+    tmp_path: Path, path: str, value: str, message: str
+) -> None:
+    """The message says where, what was expected, what stood there, and what the key is for."""
+    table, _, key = path.rpartition(".")
+    streams = dict(line.split(" = ", 1) for line in STREAM.strip().splitlines())
+    if table == "daemon":
+        text = f"[daemon]\n{key} = {value}\n[streams.photos]{STREAM}"
+    else:
+        streams.pop(key, None)
+        rest = "".join(f"{name} = {text}\n" for name, text in streams.items())
+        text = f"[streams.photos]\n{key} = {value}\n{rest}"
+
+    found = problems(tmp_path, text)
+
+    assert [path] == list(found)
+    assert found[path].line == 2
+    assert found[path].meaning
+    assert re.search(message, found[path].message)
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    """One run shows all of it: several tables, several kinds of mistakes, in the order of the file."""
+    text = """
+    [daemon]
+    wokers = 3
+    memory = "a lot"
+    [streams.photos]
+    source = { type = "foldr", path = "photos" }
+    batch_sise = 4
+    pipeline = [
+        { op = "decode", max_pixels = 0 },
+        { op = "rezise", size = [8, 8] },
+        { op = "random_resized_crop", size = [8, 8, 8], sise = 3 },
+        { size = [8, 8] },
+    ]
+    [streams."two words"]
+    source = { type = "folder" }
+    batch_size = 1
+    pipeline = [ { op = "decode" }, { op = "resize" } ]
+    [speling]
+    """
+
+    found = problems(tmp_path, text)
+
+    lines = {path: problem.line for path, problem in found.items()}
+    assert lines == {
+        "daemon.wokers": 3,
+        "daemon.memory": 4,
+        "streams.photos.batch_size": 5,
+        "streams.photos.source.type": 6,
+        "streams.photos.batch_sise": 7,
+        "streams.photos.pipeline[0].max_pixels": 9,
+        "streams.photos.pipeline[1].op": 10,
+        "streams.photos.pipeline[2].size": 11,
+        "streams.photos.pipeline[2].sise": 11,
+        "streams.photos.pipeline[3].op": 12,
+        'streams."two words"': 14,
+        'streams."two words".source.path': 15,
+        'streams."two words".pipeline[1]': 17,
+        "speling": 18,
+    }
+    assert list(lines.values()) == sorted(lines.values())
+    assert found["daemon.wokers"].message == "unknown key; did you mean workers?"
+    assert found["streams.photos.source.type"].message == '"foldr" is unknown; did you mean folder?'
+    assert found["streams.photos.batch_sise"].message == "unknown key; did you mean batch_size?"
+    assert found["streams.photos.pipeline[1].op"].message == '"rezise" is unknown; did you mean resize?'
+    assert found["streams.photos.pipeline[2].sise"].message == "unknown key; did you mean size?"
+    assert found["streams.photos.pipeline[3].op"].message == "missing"
+    assert found["speling"].message == "unknown key; known here: daemon, streams"
+
+
+def test_the_text_of_an_error_names_the_file_the_line_and_the_key(tmp_path: Path) -> None:
+    """What a person sees needs nothing looked up."""
+    with pytest.raises(ConfigInvalid) as caught:
+        load(tmp_path, f"[daemon]\nworkers = 0\n[streams.photos]{STREAM}")
+
+    file = tmp_path / "batchd.toml"
+    assert str(caught.value).startswith(f"{file} has 1 problem:\n  {file}:2: daemon.workers: must be ")
+    assert "(Number of decoding processes." in str(caught.value)
+
+
+def test_an_unknown_step_without_a_near_name_lists_the_known_ones(tmp_path: Path) -> None:
+    """Who does not know the steps learns them from the message."""
+    found = problems(tmp_path, WHOLE.replace('"random_resized_crop"', '"xyz"'))
+
+    message = found["streams.photos.pipeline[1].op"].message
+    assert all(kind in message for kind in STEP_KINDS)
+
+
+def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
+    """An option that would have no effect is a misunderstanding."""
+    found = problems(tmp_path, WHOLE + "max_skew = 3\n")
+
+    assert found["streams.photos"].message == 'max_skew counts only with lag = "lockstep"'
+    assert load(tmp_path, WHOLE + 'max_skew = 3\nlag = "lockstep"\n').streams["photos"].max_skew == 3
+
+
+@pytest.mark.parametrize("text", ["", "[daemon]\nworkers = 1\n", "[streams]\n"])
+def test_a_daemon_without_streams_is_refused(tmp_path: Path, text: str) -> None:
+    """An empty file is no configuration."""
+    assert "streams" in problems(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["two words", "a/b", "ä", "x" * 65, ""])
+def test_a_stream_name_that_no_command_line_takes_is_refused(tmp_path: Path, name: str) -> None:
+    """Names of streams go into commands, logs and metrics."""
+    found = problems(tmp_path, f'[streams."{name}"]{STREAM}')
+
+    assert [problem.line for problem in found.values()] == [1]
+    assert "letters, digits" in next(iter(found.values())).message
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "line", "message"),
+    [
+        ("[daemon]\nworkers = \n", "", 2, "not TOML: Invalid value, column 11"),
+        ("[daemon\n", "", 1, "not TOML"),
+        ('a = "open', "", 1, "not TOML: Unterminated string"),
+        (f"[streams.a]{STREAM}[streams.b]{STREAM}[streams.a]{STREAM}", "streams.a", 9, "stands twice"),
+        ("[daemon]\nworkers = 1\nworkers = 2\n", "", 3, "stands twice"),
+        ("x = { a = 1, a = 2 }\n", "", 1, "stands twice"),
+        ("a = " + "[" * 5000 + "]" * 5000, "", None, "too deep"),
+        ("a = " + "9" * 5000, "", 1, "not TOML"),
+    ],
+)
+def test_text_that_is_no_toml_is_refused_with_its_line(
+    tmp_path: Path, text: str, path: str, line: int | None, message: str
+) -> None:
+    """A slip of the pen, a stream named twice, and what a hostile file may hold."""
+    found = problems(tmp_path, text)
+
+    assert list(found) == [path]
+    assert found[path].line == line
+    assert message in found[path].message
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Missing, a directory, not text, endless: each is one sentence."""
+    (tmp_path / "latin1.toml").write_bytes(b"# good\n# caf\xe9\n")
+    expected = {
+        tmp_path / "none.toml": "No such file or directory; write one with `batchd config",
+        tmp_path: "Is a directory",
+        tmp_path / "latin1.toml": "not UTF-8: byte 0xe9",
+        Path("/dev/zero"): "no configuration",
+    }
+
+    for file, message in expected.items():
+        with pytest.raises(ConfigInvalid, match=re.escape(message)) as caught:
+            load_config(file, {}, {})
+        assert str(caught.value).startswith(f"{file} has 1 problem:")
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_values_from_outside_the_file_name_where_they_came_from(tmp_path: Path) -> None:
+    """A wrong variable or flag is not looked for in the file."""
+    found = problems(
+        tmp_path, WHOLE, {"streams.photos.window": "0", "streams.photos.sed": "1"}, {"BATCHD_WORKERS": "many"}
+    )
+
+    assert found["daemon.workers"].message.endswith('not "many" (set by BATCHD_WORKERS)')
+    assert found["streams.photos.window"].message.endswith("(set by --set streams.photos.window)")
+    assert found["streams.photos.sed"].message.startswith("unknown key; did you mean seed?")
+    assert [problem.line for problem in found.values()] == [None, None, None]
+
+
+def test_overrides_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    """A path through a number, a path that is none, and bytes that are no text."""
+    found = problems(
+        tmp_path,
+        WHOLE,
+        {"daemon.workers.x": "1", "no path": "1", "a\nb": "1"},
+        {"BATCHD_RUNTIME_DIR": "/run/\udcff"},
+    )
+
+    assert "daemon.workers is no table" in found["daemon.workers.x"].message
+    assert "no path of keys" in found["no path"].message
+    assert "no path of keys" in found["a\nb"].message
+    assert "not UTF-8" in found["daemon.runtime_dir"].message
+
+
+ANY_PLACE = st.sampled_from(
+    [
+        "daemon",
+        "daemon.memory",
+        "daemon.workers",
+        "daemon.runtime_dir",
+        "streams",
+        "streams.photos",
+        "streams.photos.source",
+        "streams.photos.source.path",
+        "streams.photos.pipeline",
+        "streams.photos.batch_size",
+        "streams.photos.on_error",
+        "streams.photos.new",
+    ]
+)
+
+
+@given(ANY_PLACE, st.one_of(SCALARS, TREES, st.lists(TREES | st.fixed_dictionaries({"op": SCALARS | TREES}))))
+def test_whatever_stands_there_the_answer_is_a_tree_or_the_problems(path: str, value: Any) -> None:
+    """No value of any type at any place makes the loader stumble, and each problem is inside of what was changed."""
+    with NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(WHOLE)
+        file.flush()
+        try:
+            config = load_config(Path(file.name), {path: written(value, "")}, {})
+        except ConfigInvalid as error:
+            for problem in error.problems:
+                assert problem.path.startswith(path) or path.startswith(problem.path)
+        else:
+            assert isinstance(config, Config)
+
+
+def test_every_error_has_its_exit_code() -> None:
+    """The tree is complete: no exit code twice by mistake, none that only a number knows."""
+    codes = {
+        kind.__name__: int(kind.exit_code)
+        for kind in BatchdError.__subclasses__()
+        if kind.__module__ == "batchd.errors"
+    }
+
+    assert codes == {
+        "ConfigInvalid": 2,
+        "SourceInvalid": 2,
+        "DaemonUnreachable": 3,
+        "AlreadyRunning": 4,
+        "MemoryTooSmall": 5,
+    }

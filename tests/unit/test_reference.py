@@ -1,0 +1,65 @@
+"""What is printed of the configuration: the annotated file, the schema, the manual."""
+
+import json
+import re
+from pathlib import Path
+
+from batchd.config.reference import annotated_toml, reference_markdown
+from batchd.config.schema import json_schema
+from batchd.config.steps import STEP_KINDS
+from batchd.config.tree import DaemonConfig, StreamConfig
+from batchd.daemon.rings import plan_rings
+from support.configs import WHOLE, load
+
+
+def test_the_annotated_file_loads_and_is_made_of_defaults(tmp_path: Path) -> None:
+    """`batchd config > batchd.toml` is a start, and says nothing that is not so."""
+    config = load(tmp_path, annotated_toml())
+
+    assert config.daemon == DaemonConfig()
+    photos = config.streams["photos"]
+    required = {"source", "pipeline", "batch_size"}
+    defaults = {name: field.default for name, field in StreamConfig.model_fields.items() if name not in required}
+    assert {name: getattr(photos, name) for name in defaults} == defaults
+    assert plan_rings(config)["photos"].slots_max > 2
+
+
+def test_the_annotated_file_has_every_key_and_every_kind(tmp_path: Path) -> None:
+    """Each step and source is shown as one line that works when it is copied."""
+    text = annotated_toml()
+    for key in [*DaemonConfig.model_fields, *StreamConfig.model_fields]:
+        assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), key
+    steps = re.findall(r"^# (\{ op = .*\})$", text, re.MULTILINE)
+    sources = re.findall(r"^# (\{ type = .*\})$", text, re.MULTILINE)
+
+    changed = {"streams.photos.pipeline": f"[{', '.join(steps)}]"}
+    assert [step.op for step in load(tmp_path, WHOLE, changed).streams["photos"].pipeline] == list(STEP_KINDS)
+    assert [
+        load(tmp_path, WHOLE, {"streams.photos.source": text}).streams["photos"].source.type for text in sources
+    ] == [
+        "folder",
+        "list",
+    ]
+
+
+def test_the_schema_names_every_key_with_its_meaning() -> None:
+    """An editor can complete and explain everything that the file may hold."""
+    schema = json.loads(json.dumps(json_schema()))
+    tables = {"DaemonConfig", "StreamConfig", "FolderSource", "ListSource"} | {
+        kind.__name__ for kind in STEP_KINDS.values()
+    }
+
+    assert schema["$defs"].keys() == tables
+    for table in schema["$defs"].values():
+        assert table["additionalProperties"] is False
+        assert table["description"]
+        for key, node in table["properties"].items():
+            assert node.get("description"), key
+    assert schema["$defs"]["StreamConfig"]["properties"].keys() == StreamConfig.model_fields.keys()
+
+
+def test_the_manual_is_up_to_date() -> None:
+    """Run `batchd config --reference > docs/configuration.md` where this fails."""
+    manual = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+    assert manual.read_text() == reference_markdown()

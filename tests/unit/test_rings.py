@@ -1,0 +1,85 @@
+"""How memory is divided among the rings, and what is said where it does not suffice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchd.config.sources import FolderSource
+from batchd.config.steps import Decode, RandomFlip, RandomResizedCrop
+from batchd.config.tree import Config, DaemonConfig, StreamConfig
+from batchd.daemon.rings import SLOTS_MAX, plan_rings
+from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
+
+MEBIBYTE = 1 << 20
+
+
+def config_of(memory: int, **streams: StreamConfig) -> Config:
+    return Config(daemon=DaemonConfig(memory=memory), streams=streams)
+
+
+def stream_of(batch_size: int = 4, memory: int | None = None, **options: Any) -> StreamConfig:
+    steps = options.pop("pipeline", (Decode(), RandomResizedCrop(size=(64, 64))))
+    return StreamConfig(
+        source=FolderSource(path=Path("/data")), pipeline=steps, batch_size=batch_size, memory=memory, **options
+    )
+
+
+def test_streams_share_what_those_with_their_own_memory_leave() -> None:
+    """Own memory first, the rest in equal parts, never more than there is."""
+    rings = plan_rings(config_of(10 * MEBIBYTE, a=stream_of(memory=4 * MEBIBYTE), b=stream_of(), c=stream_of(32)))
+
+    assert rings["a"].slot_bytes == rings["b"].slot_bytes == 4096 + 49_152 + 4096
+    assert rings["a"].slots_max == 4 * MEBIBYTE // rings["a"].slot_bytes
+    assert rings["b"].slots_max == 3 * MEBIBYTE // rings["b"].slot_bytes
+    assert rings["c"].slots_max == 3 * MEBIBYTE // rings["c"].slot_bytes
+    assert sum(ring.ring_bytes for ring in rings.values()) <= 10 * MEBIBYTE
+
+
+def test_a_ring_is_never_longer_than_its_limit() -> None:
+    """More slots would cost descriptors and win nothing."""
+    assert plan_rings(config_of(4 << 30, a=stream_of()))["a"].slots_max == SLOTS_MAX
+
+
+def test_masked_streams_have_a_field_for_it() -> None:
+    """The layout follows the stream's policy."""
+    layout = plan_rings(config_of(4 << 30, a=stream_of(on_error="mask")))["a"].layout
+
+    assert [field.name for field in layout.fields] == ["image", "label", "index", "valid"]
+
+
+def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:
+    """The message says what is needed, what there is, and which key in which table to set to what."""
+    with pytest.raises(MemoryTooSmall) as caught:
+        plan_rings(config_of(3 * MEBIBYTE, big=stream_of(256), small=stream_of(4), own=stream_of(256, memory=MEBIBYTE)))
+
+    found = {problem.path: problem.message for problem in caught.value.problems}
+    assert found.keys() == {"streams.big.memory", "streams.own.memory"}
+    assert "need 6.1 MiB for 2 slots of 256 samples, have 1.0 MiB as" in found["streams.big.memory"]
+    assert 'set memory = "14MiB" in [daemon]' in found["streams.big.memory"]
+    assert 'set memory = "7MiB" in [streams.own]' in found["streams.own.memory"]
+    assert caught.value.exit_code == ExitCode.NOT_ENOUGH_MEMORY
+
+
+def test_the_memory_that_the_message_asks_for_is_enough_and_not_too_much() -> None:
+    """Who follows the advice is not sent round again, and with a MiB less it would not do."""
+    streams = {"big": stream_of(256), "small": stream_of(4), "own": stream_of(4, memory=MEBIBYTE)}
+
+    assert plan_rings(config_of(14 * MEBIBYTE, **streams))["big"].slots_max == 2
+    with pytest.raises(MemoryTooSmall, match=r"need 6.1 MiB .* have 6.0 MiB"):
+        plan_rings(config_of(13 * MEBIBYTE, **streams))
+
+
+def test_own_memory_beyond_the_daemons_is_refused() -> None:
+    """The sum counts, not each stream by itself."""
+    with pytest.raises(MemoryTooSmall, match=r'daemon.memory: need 6.0 MiB.*have 5.0 MiB.*"6MiB"'):
+        plan_rings(config_of(5 * MEBIBYTE, a=stream_of(memory=3 * MEBIBYTE), b=stream_of(memory=3 * MEBIBYTE)))
+
+
+def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None:
+    """Both are said, and the exit code is that of the configuration."""
+    with pytest.raises(ConfigInvalid) as caught:
+        plan_rings(config_of(MEBIBYTE, a=stream_of(pipeline=(RandomFlip(),)), b=stream_of(256)))
+
+    assert {problem.path for problem in caught.value.problems} == {"streams.a.pipeline", "streams.b.memory"}
+    assert caught.value.exit_code == ExitCode.USAGE

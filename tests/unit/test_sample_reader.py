@@ -1,0 +1,149 @@
+"""Reading samples: the whole file, or the reason why there is none."""
+
+import errno
+import os
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from batchd.sources import reader as reader_module
+from batchd.sources.reader import SampleReader, SampleUnreadable
+from support.source_files import make, scan_list
+
+
+def reader_of(folder: Path, *names: str, max_bytes: int = 1000) -> SampleReader:
+    text = "".join(f"{name} 0\n" for name in names)
+    return SampleReader(scan_list(folder / "list.txt", text), max_bytes)
+
+
+def reason(reader: SampleReader, sample: int = 0) -> str:
+    with pytest.raises(SampleUnreadable) as caught:
+        reader.read(sample)
+    return str(caught.value)
+
+
+def test_a_sample_is_the_whole_file(tmp_path: Path) -> None:
+    """Small, large and small again through one buffer."""
+    sizes = [1, 100, 3 << 20, 5, (8 << 20) + 1, 7]
+    for number, size in enumerate(sizes):
+        (tmp_path / str(number)).write_bytes(random.Random(number).randbytes(size))
+    reader = reader_of(tmp_path, *map(str, range(len(sizes))), max_bytes=1 << 30)
+
+    for number, size in enumerate(sizes):
+        assert bytes(reader.read(number)) == random.Random(number).randbytes(size)
+
+
+def test_one_huge_file_does_not_cost_for_ever(tmp_path: Path) -> None:
+    """The buffer that is kept has a limit."""
+    (tmp_path / "huge").write_bytes(bytes(20 << 20))
+    reader = reader_of(tmp_path, "huge", max_bytes=1 << 30)
+
+    assert len(reader.read(0)) == 20 << 20
+    assert len(reader._buffer) <= 8 << 20
+
+
+def test_each_thing_that_is_no_readable_file_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hangs and nothing is taken for a picture."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").touch()
+    (tmp_path / "long").write_bytes(bytes(1001))
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")
+    names = ["gone", "empty", "long", "folder", "fifo", "device", "socket", "loop", "x" * 300, "empty/x"]
+    reader = reader_of(tmp_path, *names)
+
+    assert [reason(reader, sample) for sample in range(len(names))] == [
+        "No such file or directory",
+        "is empty",
+        "has 1001 bytes, more than max_bytes = 1000",
+        "is a directory, not a regular file",
+        "is a FIFO, not a regular file",
+        "is a character device, not a regular file",
+        "No such device or address",
+        "Too many levels of symbolic links",
+        "File name too long",
+        "Not a directory",
+    ]
+
+
+def test_a_file_without_permission_is_a_bad_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests run as root, whom the kernel forbids nothing."""
+
+    def refuse(*_arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    reader = reader_of(make(tmp_path, "a"), "a")
+    monkeypatch.setattr(os, "open", refuse)
+
+    assert reason(reader) == "Permission denied"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_worker_that_is_out_of_something_does_not_blame_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A good sample is never called bad because of us."""
+
+    def fail(*_arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    reader = reader_of(make(tmp_path, "a"), "a")
+    monkeypatch.setattr(os, "open", fail)
+
+    with pytest.raises(OSError, match=os.strerror(number)):
+        reader.read(0)
+
+
+@pytest.mark.parametrize(
+    ("size_afterwards", "message"),
+    [(3, "changed while it was read: 3 bytes, not 10"), (30, "changed while it was read: 11 bytes or more, not 10")],
+)
+def test_a_file_that_changes_while_it_is_read_is_a_bad_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_afterwards: int, message: str
+) -> None:
+    """Half of an old file and half of a new one is neither."""
+    file = tmp_path / "a"
+    file.write_bytes(bytes(10))
+    reader = reader_of(tmp_path, "a")
+    fstat = os.fstat
+
+    def change_after_looking(descriptor: int) -> os.stat_result:
+        status = fstat(descriptor)
+        os.truncate(file, size_afterwards)
+        return status
+
+    monkeypatch.setattr(reader_module.os, "fstat", change_after_looking)
+
+    assert reason(reader) == message
+
+
+def descriptors() -> list[str]:
+    return sorted(entry.name for entry in Path("/proc/self/fd").iterdir())
+
+
+def test_a_disk_that_fails_is_a_bad_sample_and_closes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An I/O error has its reason, and no descriptor is left behind."""
+
+    def fail(*_arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    reader = reader_of(make(tmp_path, "a"), "a")
+    monkeypatch.setattr(os, "readv", fail)
+    before = descriptors()
+
+    assert reason(reader) == "Input/output error"
+    assert descriptors() == before
+
+
+def test_a_read_in_pieces_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Network file systems hand out a file in pieces."""
+    readv = os.readv
+    monkeypatch.setattr(os, "readv", lambda descriptor, buffers: readv(descriptor, [buffers[0][:4]]))
+
+    assert bytes(reader_of(make(tmp_path, "a"), "a").read(0)) == b"bytes of a"
