@@ -12,7 +12,6 @@ Invariant: a session lives exactly as long as its lifeline.
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,10 @@ from pathlib import Path
 import structlog
 import zmq
 
-from batchd import __version__
+from batchd import __version__, failpoints
 from batchd.core.events import Event, Pulled, SessionCutOff, SessionEnded, SubscriptionAsked, SubscriptionEnded
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.peers import Peer, may_connect, peer_of
 from batchd.daemon.seldom import Seldom
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
@@ -54,7 +54,7 @@ HANDSHAKE_TIMEOUT_MS = 5_000
 UNREAD_MAX = 4_096
 """Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
 MESSAGES_AT_ONCE = 64
-_CREDENTIALS = struct.Struct("3i")
+NAME_CHARACTERS_MAX = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +111,7 @@ class Sessions:
         ):
             self.router.setsockopt(option, value)
         self.router.bind(f"ipc://{zmq_path}")
+        self._directory_group = lifeline_path.parent.stat().st_gid
         self._listener.bind(os.fspath(lifeline_path))
         self._listener.listen(BACKLOG)
         for path in (lifeline_path, zmq_path):
@@ -178,18 +179,24 @@ class Sessions:
                 _log.error("cannot accept a trainer", reason=str(error))
             return
         lifeline.setblocking(False)
-        pid, user, _group = _CREDENTIALS.unpack(
-            lifeline.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if len(self._by_number) >= self._sessions_max:
+        peer = peer_of(lifeline)
+        if not may_connect(lifeline, peer, self._directory_group):
+            self._turn_away(lifeline, peer, f"user {peer.user} is not in the group of the runtime directory")
+        elif len(self._by_number) >= self._sessions_max:
             text = f"{self._sessions_max} trainers are connected already; raise sessions_max in [daemon]"
-            _say_last_word(lifeline, Refused(0, 0, ErrorCode.NOT_ALLOWED, text))
-            if self._seldom.now("sessions_max"):
-                _log.warning("trainer refused", pid=pid, user=user, reason=text)
-            return
-        self._last_session += 1
-        session = self._by_number[self._last_session] = Session(self._last_session, lifeline, pid, user)
-        self._watch.add(lifeline.fileno(), lambda: self._hear(session))
+            self._turn_away(lifeline, peer, text)
+        else:
+            self._last_session += 1
+            session = Session(self._last_session, lifeline, peer.pid, peer.user)
+            self._by_number[session.number] = session
+            self._watch.add(lifeline.fileno(), lambda: self._hear(session))
+
+    def _turn_away(self, lifeline: socket.socket, peer: Peer, text: str) -> None:
+        """Tell somebody why he is not let in."""
+        if self._seldom.now(f"turned away {peer.user}"):
+            _log.warning("trainer refused", pid=peer.pid, user=peer.user, reason=text)
+        _say_last_word(lifeline, Refused(0, 0, ErrorCode.NOT_ALLOWED, text))
+        lifeline.close()
 
     def _hear(self, session: Session) -> None:
         """The lifeline has something to read: a Hello once, and then nothing but its end."""
@@ -217,7 +224,7 @@ class Sessions:
             self._welcome(session, message.name)
 
     def _welcome(self, session: Session, name: str) -> None:
-        session.name = name[:64]
+        session.name = "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])
         session.secret = secrets.token_bytes(SECRET_BYTES)
         self._by_secret[session.secret] = session
         try:
@@ -297,6 +304,8 @@ class Sessions:
     def _understand(self, session: Session, message: Message) -> None:
         match message:
             case Pull():
+                if message.released:
+                    failpoints.passing("daemon.release.received")
                 released = [(sequence, generation) for sequence, generation in message.released]
                 self._enqueue(
                     Pulled(

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 
 import structlog
 
@@ -36,6 +37,7 @@ _log = structlog.get_logger()
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 MESSAGES_AT_ONCE = 16
+KILL_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -143,12 +145,13 @@ class WorkerProcesses:
         for process in self._processes.values():
             self._watch.remove(process.channel.fileno())
             process.channel.close()
+        deadline = monotonic() + wait_s
         for process in list(self._processes.values()):
             try:
-                process.popen.wait(wait_s)
+                process.popen.wait(max(0.0, deadline - monotonic()))
             except subprocess.TimeoutExpired:
                 process.popen.kill()
-                process.popen.wait()
+                _wait_for_killed(process)
             self._forget(process)
 
     def _receive(self, process: _Process) -> None:
@@ -194,6 +197,16 @@ class WorkerProcesses:
         os.close(process.pidfd)
         process.note.close()
         del self._processes[process.number]
+
+
+def _wait_for_killed(process: _Process) -> None:
+    """The kernel kills at once, but for a process inside a storage call that never ends: that one is left to it."""
+    try:
+        process.popen.wait(KILL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        _log.error(
+            "worker cannot be killed", worker=process.number, pid=process.popen.pid, advice="is its storage hung?"
+        )
 
 
 def _read_note(memory: mmap.mmap) -> Note | None:
