@@ -2,7 +2,7 @@
 
 fields       which arrays the steps produce, and what is wrong with a list of steps (no cv2: the daemon uses it)
 randomness   the random numbers of one sample
-probe, exif  what a file says of itself, before a decoder sees it
+probe        what a file says of itself, before a decoder sees it; with exif and png, which it reads
 vision       the one place that loads cv2
 decode       bytes to pixels
 geometry     the steps on paper: boxes, sizes and turns, before any pixel is touched

@@ -1,13 +1,14 @@
 """Bytes to pixels, into memory that is used again and again. Worker process.
 
-JPEG goes through simplejpeg (libjpeg-turbo), which reports what it had to repair; cv2 decodes the other formats and the
-JPEGs that simplejpeg cannot (CMYK, unusual subsampling, or simplejpeg missing). Both sides decode the same pixels from the
-same file, at 1/1, 1/2, 1/4 and 1/8, because both are libjpeg-turbo with its default settings; tests hold them to it.
+JPEG goes through simplejpeg (libjpeg-turbo), which reports what it had to repair; cv2 decodes the other formats, and the
+JPEGs that simplejpeg cannot (inks, unusual subsampling). Both give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and
+1/8, being libjpeg-turbo with its default settings; tests hold them to it.
 
 cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
 
-Invariant: the pixels returned are all this sample's. A decoder that had to invent some of them (libjpeg fills with grey,
-older cv2 with the image before) is ``SampleUndecodable``.
+Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills with grey, older cv2 with
+the image before) makes the sample ``SampleUndecodable``. cv2 does not tell of its repairs, so without simplejpeg a JPEG
+with a hole in its middle passes, grey from there on; one that is cut off does not.
 """
 
 from math import prod
@@ -17,6 +18,7 @@ import numpy as np
 
 from batchd.config.steps import Decode
 from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.png import without_animation
 from batchd.pipeline.probe import ImageHeader
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Pixels, cv2
@@ -90,6 +92,8 @@ class Decoder:
         height, width = -(-header.height // factor), -(-header.width // factor)
         if simplejpeg and header.format == "JPEG":
             pixels = self._decode_jpeg(data, header, (height, width, self._channels), factor)
+        elif header.format == "APNG":
+            pixels = self._decode_any(without_animation(data), factor)
         else:
             pixels = self._decode_any(data, factor)
         if pixels.shape != (height, width, self._channels):

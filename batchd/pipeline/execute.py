@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from batchd import failpoints
 from batchd.config.steps import Decode, Interpolation, Normalize, Step
 from batchd.pipeline.decode import Decoder, decoder_versions
 from batchd.pipeline.errors import SampleUndecodable
@@ -99,6 +100,7 @@ class Pipeline:
             planner(geometry, self._random.random)
         moves, turn = geometry.moves, geometry.turn
         pixels = self._decode(data, header, moves)
+        failpoints.passing("worker.sample.decoded", sample)
         pixels = self._move(pixels, moves, out if self._writes_pixels and not turn.transpose else None)
         if pixels is not out or turn != UPRIGHT:
             self._finish(pixels, turn, out)

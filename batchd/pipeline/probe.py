@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.exif import exif_orientation, exif_payload_orientation
+from batchd.pipeline.png import is_animation, png_chunks
 
 JPEG_SEGMENTS_MAX = 2_000
 """Segments in front of the image data. An EXIF block with a preview, cut into 64 KiB segments, has a few dozen."""
@@ -24,7 +25,7 @@ JPEG_FILL_BYTES_MAX = 4_096
 JPEG_SCANS_MAX = 200
 """Scans of one image. An ordinary progressive file has 10; thousands of empty ones are a bomb for the processor."""
 CHUNKS_MAX = 1_000_000
-"""Chunks or blocks of a PNG, WebP or GIF file."""
+"""Chunks of a WebP file, blocks of a GIF file."""
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
@@ -42,6 +43,7 @@ class ImageHeader(NamedTuple):
     """What the header of an image says. ``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8)."""
 
     format: str
+    """JPEG, PNG, APNG (an animated PNG), WebP, BMP or GIF."""
     height: int
     width: int
     orientation: int
@@ -137,18 +139,13 @@ def _probe_png(data: memoryview) -> ImageHeader:
     length, kind, width, height = unpack_from(">I4sII", data, 8)
     if (length, kind) != (13, b"IHDR"):
         raise SampleUndecodable("a PNG that does not start with its dimensions")
-    position, orientation = 8, 1
-    for _ in range(CHUNKS_MAX):
-        length, kind = unpack_from(">I4s", data, position)
-        end = position + length + 12
-        if end > len(data):
-            raise SampleUndecodable(f"truncated: a PNG of {len(data)} bytes whose next chunk ends at byte {end}")
-        if kind == b"eXIf":
-            orientation = exif_orientation(data[position + 8 : end - 4])
-        elif kind == b"IEND":
-            return ImageHeader("PNG", height, width, orientation, 0)
-        position = end
-    raise SampleUndecodable(f"a PNG with more than {CHUNKS_MAX} chunks")
+    orientation, name = 1, "PNG"
+    for chunk in png_chunks(data):
+        if chunk.kind == b"eXIf":
+            orientation = exif_orientation(data[chunk.start + 8 : chunk.end - 4])
+        elif is_animation(chunk):
+            name = "APNG"
+    return ImageHeader(name, height, width, orientation, 0)
 
 
 def _probe_webp(data: memoryview) -> ImageHeader:

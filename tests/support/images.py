@@ -1,0 +1,202 @@
+"""Images for tests, made from nothing: colour photographs in small, and every odd variant a data set may hold.
+
+Arrays are RGB, uint8, [height, width, 3]; files are bytes. What cv2 cannot write (an EXIF tag, inks, a palette with alpha, a
+header that lies) is built here from the format's own description.
+"""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from struct import pack, unpack_from
+
+import cv2
+import numpy as np
+import simplejpeg
+
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def photo(height=75, width=100, seed=0):
+    """Paint soft, colourful blobs with a little grain."""
+    random = np.random.default_rng(seed)
+    cells = random.uniform(0, 255, (4, 5, 3)).astype(np.float32)
+    image = cv2.resize(cells, (width, height), interpolation=cv2.INTER_CUBIC) + random.normal(0, 6, (height, width, 3))
+    return np.clip(image, 0, 255).astype(np.uint8)
+
+
+def corners(height=64, width=96):
+    """Paint each quarter in a colour of its own, so that any turn or flip shows: red, green, blue, white."""
+    image = np.zeros((height, width, 3), np.uint8)
+    image[: height // 2, : width // 2] = (220, 30, 30)
+    image[: height // 2, width // 2 :] = (30, 200, 30)
+    image[height // 2 :, : width // 2] = (30, 30, 220)
+    image[height // 2 :, width // 2 :] = (240, 240, 240)
+    return image
+
+
+def encode(image, extension, *parameters):
+    """Write an image (RGB, RGBA or grey) as a file of the format that ``extension`` names."""
+    if image.ndim == 3:
+        image = cv2.cvtColor(image, cv2.COLOR_RGBA2BGRA if image.shape[2] == 4 else cv2.COLOR_RGB2BGR)
+    done, encoded = cv2.imencode(extension, image, list(parameters))
+    assert done
+    return encoded.tobytes()
+
+
+def jpeg(image, quality=95, subsampling="420"):
+    """Write a baseline JPEG; an image of one channel becomes a grey one."""
+    grey = image.ndim == 2
+    pixels = np.ascontiguousarray(image[..., np.newaxis] if grey else image)
+    return simplejpeg.encode_jpeg(pixels, quality, "GRAY" if grey else "RGB", "Gray" if grey else subsampling)
+
+
+def progressive_jpeg(image):
+    """Write a JPEG of several scans."""
+    return encode(image, ".jpg", cv2.IMWRITE_JPEG_PROGRESSIVE, 1)
+
+
+def jpeg_with_scans(image, scans):
+    """Write a progressive JPEG that repeats its last scan until it has ``scans`` more of them."""
+    data = progressive_jpeg(image)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * scans + JPEG_END
+
+
+def ycck_jpeg(inks):
+    """Write a JPEG of four inks, [height, width, 4], stored as YCCK, with Adobe's mark (0 is full ink)."""
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(inks), 95, "CMYK", "444")
+
+
+def cmyk_jpeg(color, height=48, width=64):
+    """Write a JPEG of one colour, stored as CMYK, with Adobe's mark.
+
+    A YCCK file holds three channels of luma and chroma. Told that they are inks, a decoder takes them as they are, so the
+    wanted inks are encoded as the colour that has them for luma and chroma.
+    """
+    luma_chroma = np.full((1, 1, 3), [color[0], color[2], color[1]], np.uint8)  # cv2 orders them Y, Cr, Cb
+    inverted = 255 - cv2.cvtColor(luma_chroma, cv2.COLOR_YCrCb2RGB)[0, 0]
+    inks = np.full((height, width, 4), [*inverted, 255], np.uint8)
+    data = bytearray(ycck_jpeg(inks))
+    data[data.index(b"Adobe") + 11] = 0
+    return bytes(data)
+
+
+def exif_block(orientation, order="<"):
+    """Build an EXIF block (a TIFF file of one directory with one entry)."""
+    start = b"II*\0" if order == "<" else b"MM\0*"
+    return start + pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+
+
+def jpeg_with_exif(data, orientation, order="<"):
+    """Put an EXIF segment with ``orientation`` into a JPEG."""
+    payload = b"Exif\0\0" + exif_block(orientation, order)
+    return JPEG_START + b"\xff\xe1" + pack(">H", len(payload) + 2) + payload + data[2:]
+
+
+def png_with_exif(data, orientation):
+    """Put an eXIf chunk with ``orientation`` into a PNG, behind its header."""
+    return data[:33] + png_chunk(b"eXIf", exif_block(orientation)) + data[33:]
+
+
+def webp_with_exif(data, orientation):
+    """Wrap a plain WebP into the extended form, with an EXIF chunk."""
+    height, width = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_BGR).shape[:2]
+    size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    block = exif_block(orientation)
+    chunks = b"VP8X" + pack("<IB3x", 10, 0b1000) + size + data[12:] + b"EXIF" + pack("<I", len(block)) + block
+    return b"RIFF" + pack("<I", len(chunks) + 4) + b"WEBP" + chunks
+
+
+def stored_as(image, orientation):
+    """Turn an upright image into what a camera stores together with ``orientation``."""
+    turned = {
+        1: lambda: image,
+        2: lambda: image[:, ::-1],
+        3: lambda: image[::-1, ::-1],
+        4: lambda: image[::-1],
+        5: lambda: image.transpose(1, 0, 2),
+        6: lambda: np.rot90(image, 1),
+        7: lambda: image[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda: np.rot90(image, -1),
+    }[orientation]()
+    return np.ascontiguousarray(turned)
+
+
+def png_chunk(kind, payload):
+    """Build one chunk of a PNG."""
+    return pack(">I", len(payload)) + kind + payload + pack(">I", zlib.crc32(kind + payload))
+
+
+def with_right_checksums(data):
+    """Put right the checksum of every chunk of a PNG, as far as its chunks can be followed."""
+    fixed, start = bytearray(data), 8
+    while start + 12 <= len(data) and (end := start + 12 + unpack_from(">I", data, start)[0]) <= len(data):
+        fixed[end - 4 : end] = pack(">I", zlib.crc32(data[start + 4 : end - 4]))
+        start = end
+    return bytes(fixed)
+
+
+def png16(image):
+    """Write a PNG of 16 bits per channel whose upper bytes are ``image``."""
+    return encode(image.astype(np.uint16) * 256 + 99, ".png")
+
+
+def palette_png(indices, palette, alphas):
+    """Write a PNG of palette indices, [height, width], with an alpha for each entry of the palette."""
+    height, width = indices.shape
+    rows = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in indices)
+    return (
+        PNG_MAGIC
+        + png_chunk(b"IHDR", pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0))
+        + png_chunk(b"PLTE", np.asarray(palette, np.uint8).tobytes())
+        + png_chunk(b"tRNS", bytes(alphas))
+        + png_chunk(b"IDAT", zlib.compress(rows))
+        + png_chunk(b"IEND", b"")
+    )
+
+
+def animation(extension, frames):
+    """Write an animated GIF, WebP or PNG from RGB frames."""
+    animated = cv2.Animation()
+    animated.frames = [cv2.cvtColor(frame, cv2.COLOR_RGB2BGRA) for frame in frames]
+    animated.durations = [100] * len(frames)
+    done, encoded = cv2.imencodeanimation(extension, animated)
+    assert done
+    return encoded.tobytes()
+
+
+def jpeg_announcing(data, height, width, bits=8):
+    """Change what a baseline JPEG says of its size."""
+    start = data.index(b"\xff\xc0")
+    return data[: start + 4] + pack(">BHH", bits, height, width) + data[start + 9 :]
+
+
+def huge_jpeg_header():
+    """Give 100 bytes that announce a JPEG of 65,500 x 65,500 pixels."""
+    data = jpeg_announcing(jpeg(photo(8, 8)), 65_500, 65_500)
+    frame = data.index(b"\xff\xc0")
+    frame_bytes = data[frame : frame + 2 + unpack_from(">H", data, frame + 2)[0]]
+    scan = data.index(b"\xff\xda")
+    scan_bytes = data[scan : scan + 2 + unpack_from(">H", data, scan + 2)[0]]
+    return (JPEG_START + frame_bytes + scan_bytes).ljust(98, b"\0") + JPEG_END
+
+
+def huge_png_header():
+    """Give 100 bytes that announce a PNG of 65,500 x 65,500 pixels."""
+    start = PNG_MAGIC + png_chunk(b"IHDR", pack(">IIBBBBB", 65_500, 65_500, 8, 2, 0, 0, 0))
+    end = png_chunk(b"IEND", b"")
+    body = zlib.compress(b"").ljust(100 - len(start) - len(end) - 12, b"\0")
+    return start + png_chunk(b"IDAT", body) + end
+
+
+def write_photos(folder, counts: Mapping[str, int], height=48, width=64):
+    """Write ``counts[name]`` small JPEGs, each different, into ``folder``/name/number.jpg. Gives their paths, sorted."""
+    paths = []
+    for seed_base, name in enumerate(sorted(counts)):
+        (Path(folder) / name).mkdir(parents=True, exist_ok=True)
+        for number in range(counts[name]):
+            path = Path(folder) / name / f"{number:05}.jpg"
+            path.write_bytes(jpeg(photo(height, width, seed=seed_base * 100_000 + number)))
+            paths.append(path)
+    return paths

@@ -1,0 +1,61 @@
+"""Running a pipeline on one file, in a way that shows whether every pixel of the result is its own."""
+
+import numpy as np
+
+from batchd.config.steps import Decode, Resize
+from batchd.pipeline.execute import Pipeline, SampleUndecodable
+from support.images import animation, encode, jpeg
+
+MARKER_COLORS = ((7, 177, 77), (200, 3, 250))
+
+UPRIGHT_64_96 = (Decode(), Resize(size=(64, 96)))
+"""Steps that keep an image of 64 x 96 pixels as it is."""
+
+
+def run_once(steps, data, epoch=0, sample=0, seed=0):
+    """Run a new pipeline on ``data`` and give the image."""
+    return run(Pipeline(steps, seed), data, epoch, sample)
+
+
+def run(pipeline, data, epoch=0, sample=0, attempt=0):
+    """Run ``pipeline`` on ``data``, into a row that is full of sentinels."""
+    out = np.full(pipeline.shape, 77, pipeline.dtype)
+    pipeline.run(memoryview(data), epoch, sample, attempt, out)
+    return out
+
+
+class MarkedPipeline:
+    """A pipeline that runs each file twice, after other images of two colours have been through all of its memory.
+
+    A pixel that one of those left behind differs between the two runs. (A pixel of the colour itself proves nothing: broken
+    bits make any colour.)
+    """
+
+    def __init__(self, steps, height=64, width=96):
+        self._pipeline = Pipeline(steps, 0)
+        self._markers = [_files_of_one_color(color, height, width) for color in MARKER_COLORS]
+
+    def run(self, data):
+        """Run on ``data``. Gives the image, after checking that all of it is the sample's own."""
+        first, second = (self._run_after(markers, data) for markers in self._markers)
+        if isinstance(first, Exception):
+            assert str(first) == str(second)
+            raise first
+        assert np.array_equal(first, second), "pixels of another sample"
+        return first
+
+    def _run_after(self, markers, data):
+        out = np.empty(self._pipeline.shape, self._pipeline.dtype)
+        for marker in markers:
+            self._pipeline.run(memoryview(marker), 0, 0, 0, out)
+        try:
+            self._pipeline.run(memoryview(data), 0, 1, 0, out)
+        except SampleUndecodable as bad:
+            return bad
+        return out
+
+
+def _files_of_one_color(color, height, width):
+    image = np.full((height, width, 3), color, np.uint8)
+    still = [jpeg(image, quality=100), *(encode(image, extension) for extension in (".png", ".bmp", ".webp"))]
+    return [*still, *(animation(extension, [image, image]) for extension in (".png", ".webp", ".gif"))]

@@ -1,0 +1,235 @@
+"""Every variant of an image that is whole decodes to the right pixels, by either decoder, with one policy for EXIF."""
+
+import os
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+from batchd.config.steps import Decode, Resize
+from batchd.pipeline import decode
+from batchd.pipeline.decode import Decoder
+from batchd.pipeline.exif import exif_orientation
+from batchd.pipeline.probe import probe_image
+from batchd.pipeline.scratch import Scratch
+from support.images import (
+    animation,
+    cmyk_jpeg,
+    corners,
+    encode,
+    exif_block,
+    jpeg,
+    jpeg_with_exif,
+    palette_png,
+    photo,
+    png16,
+    png_with_exif,
+    progressive_jpeg,
+    stored_as,
+    webp_with_exif,
+    ycck_jpeg,
+)
+from support.pipelines import UPRIGHT_64_96, run_once
+
+
+@pytest.fixture
+def without_simplejpeg(monkeypatch):
+    """Run as if simplejpeg were not installed."""
+    monkeypatch.setattr(decode, "simplejpeg", None)
+
+
+def decoded(data, factor=1, **options):
+    """Decode alone, as stored."""
+    view = memoryview(data)
+    return Decoder(Decode(**options), Scratch()).decode(view, probe_image(view), factor).copy()
+
+
+def close(result, image, tolerance=3):
+    """Compare within what compression changes in flat colours, away from their edges."""
+    return all(np.abs(result[y, x].astype(int) - image[y, x]).max() <= tolerance for y in (10, 50) for x in (10, 80))
+
+
+WHOLE = {
+    "jpeg 4:2:0": jpeg(corners()),
+    "jpeg 4:4:4": jpeg(corners(), subsampling="444"),
+    "jpeg 4:2:2": jpeg(corners(), subsampling="422"),
+    "jpeg 4:4:0": jpeg(corners(), subsampling="440"),
+    "jpeg 4:1:1": jpeg(corners(), subsampling="411"),
+    "progressive jpeg": progressive_jpeg(corners()),
+    "jpeg and garbage": jpeg(corners()) + b"trailing garbage" * 100,
+    "jpeg with stray bytes before its end": jpeg(corners())[:-2] + b"stray bytes" + jpeg(corners())[-2:],
+    "jpeg with fill bytes between segments": jpeg(corners())[:20] + b"\xff\xff\xff" + jpeg(corners())[20:],
+    "png": encode(corners(), ".png"),
+    "16-bit png": png16(corners()),
+    "png with alpha": encode(np.dstack([corners(), np.full((64, 96), 7, np.uint8)]), ".png"),
+    "animated png": animation(".png", [corners(), corners()[::-1].copy()]),
+    "webp": encode(corners(), ".webp", cv2.IMWRITE_WEBP_QUALITY, 95),
+    "lossless webp": encode(corners(), ".webp"),
+    "webp with alpha": encode(np.dstack([corners(), np.full((64, 96), 200, np.uint8)]), ".webp"),
+    "animated webp": animation(".webp", [corners(), corners()[::-1].copy()]),
+    "bmp": encode(corners(), ".bmp"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_whole_image_shows_its_colours(name):
+    """Alpha dropped, 16 bits made 8, the first frame taken, and what follows the end ignored."""
+    assert close(run_once(UPRIGHT_64_96, WHOLE[name]), corners())
+
+
+@pytest.mark.parametrize("data", [encode(corners(), ".gif"), animation(".gif", [corners(), corners()[::-1].copy()])])
+def test_a_gif_shows_its_first_frame(data):
+    """As near as the palette of whoever wrote it allows."""
+    assert close(run_once(UPRIGHT_64_96, data), corners(), tolerance=60)
+
+
+def test_a_palette_with_alpha_gives_the_colours_of_the_palette():
+    """Transparency does not change what is stored."""
+    palette = np.array([(220, 30, 30), (30, 200, 30), (30, 30, 220), (240, 240, 240)])
+    indices = np.repeat(np.repeat([[0, 1], [2, 3]], 32, axis=0), 48, axis=1)
+
+    assert np.array_equal(run_once(UPRIGHT_64_96, palette_png(indices, palette, [0, 1, 128, 255])), palette[indices])
+
+
+def test_grey_images_become_grey_colours():
+    """JPEG, PNG and 16-bit PNG of one channel, as three equal ones."""
+    grey = corners()[..., 0]
+    for data in (jpeg(grey), encode(grey, ".png"), png16(grey)):
+        assert close(run_once(UPRIGHT_64_96, data), np.dstack([grey] * 3))
+
+
+def test_inks_become_colours():
+    """CMYK and YCCK with Adobe's inverted inks: the colour times the light that black lets through."""
+    colors = corners()
+    light = colors.max(axis=2, keepdims=True)
+    inks = np.concatenate([(colors.astype(int) * 255 // light).astype(np.uint8), light], axis=2)
+
+    assert close(run_once(UPRIGHT_64_96, ycck_jpeg(inks)), colors)
+    assert close(run_once(UPRIGHT_64_96, cmyk_jpeg((200, 120, 140))), np.full((64, 96, 3), (200, 120, 140)))
+
+
+def test_the_colour_order_is_the_chosen_one():
+    """The same pixels in another order, and luma where grey is wanted, for either decoder."""
+    for data in (jpeg(photo()), encode(photo(), ".png")):
+        color = decoded(data)
+
+        assert np.array_equal(decoded(data, color="bgr"), color[..., ::-1])
+        assert decoded(data, color="gray").shape == (75, 100, 1)
+        luma = color @ np.array([0.299, 0.587, 0.114])
+        assert np.abs(decoded(data, color="gray")[..., 0] - luma).mean() < 1.5
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_comes_out_upright_in_every_format(orientation):
+    """JPEG, PNG and WebP, tags in either byte order."""
+    stored = stored_as(corners(), orientation)
+    for data in (
+        jpeg_with_exif(jpeg(stored), orientation),
+        jpeg_with_exif(jpeg(stored), orientation, order=">"),
+        png_with_exif(encode(stored, ".png"), orientation),
+        webp_with_exif(encode(stored, ".webp"), orientation),
+    ):
+        assert close(run_once(UPRIGHT_64_96, data), corners())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_left_alone_where_that_is_wanted(orientation):
+    """With exif = "ignore": as stored, whatever the tag says and whoever decodes."""
+    ignoring = [Decode(exif="ignore"), Resize(size=(64, 96))]
+    for data, tagged in (
+        (jpeg(corners()), jpeg_with_exif(jpeg(corners()), orientation)),
+        (encode(corners(), ".png"), png_with_exif(encode(corners(), ".png"), orientation)),
+        (encode(corners(), ".webp"), webp_with_exif(encode(corners(), ".webp"), orientation)),
+    ):
+        assert np.array_equal(run_once(ignoring, tagged), run_once(ignoring, data))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("color", ["rgb", "bgr", "gray"])
+def test_both_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
+    """At every scale, in every colour order, for every orientation: a machine without simplejpeg sees the same batches."""
+    data = jpeg_with_exif(jpeg(stored_as(photo(203, 305), orientation)), orientation)
+    sizes = [(203, 305), (100, 150), (50, 70), (20, 30)]
+    pipelines = [[Decode(color=color), Resize(size=size)] for size in sizes]
+    expected = [run_once(steps, data) for steps in pipelines]
+
+    monkeypatch.setattr(decode, "simplejpeg", None)
+
+    assert all(np.array_equal(run_once(steps, data), image) for steps, image in zip(pipelines, expected, strict=True))
+
+
+@pytest.mark.usefixtures("without_simplejpeg")
+def test_without_simplejpeg_whole_and_truncated_jpegs_are_still_told_apart():
+    """The fallback serves the same images, refuses the same truncated ones, and says that it is alone."""
+    data = jpeg(corners())
+
+    assert close(run_once(UPRIGHT_64_96, data), corners())
+    with pytest.raises(ValueError, match="truncated"):
+        run_once(UPRIGHT_64_96, data[:-2])
+    assert "simplejpeg" not in decode.decoder_versions()
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+def test_a_smaller_scale_is_the_mean_of_what_it_replaces(factor):
+    """1/2, 1/4 and 1/8 of the size, rounded up, and near the mean of each block."""
+    image = photo(160, 240)
+
+    small = decoded(jpeg(image, quality=100, subsampling="444"), factor=factor)
+
+    means = image.reshape(160 // factor, factor, 240 // factor, factor, 3).mean(axis=(1, 3))
+    assert small.shape == means.shape
+    assert np.abs(small - means).mean() < 1.5
+    assert decoded(jpeg(photo(161, 243)), factor=factor).shape == (-(-161 // factor), -(-243 // factor), 3)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (2, 3), (7, 9)])
+def test_the_smallest_images_are_decoded_exactly(size):
+    """Although simplejpeg takes the smallest scale that gives the wanted size, and tiny sizes round up to themselves."""
+    data = jpeg(photo(*size), subsampling="444")
+    reference = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+
+    assert np.array_equal(decoded(data), reference)
+
+
+def test_an_unusual_tag_means_upright():
+    """No tag, a tag of another type, a number that is no orientation, a directory that ends early: never an error."""
+    blocks = [
+        b"",
+        b"II",
+        b"XX*\0\x08\0\0\0",
+        exif_block(0),
+        exif_block(9),
+        exif_block(6)[:12],
+        exif_block(6).replace(b"\x12\x01\x03\0", b"\x12\x01\x04\0"),
+        exif_block(6).replace(b"\x12\x01", b"\x13\x01"),
+        b"II*\0\xff\xff\xff\xff",
+        b"II*\0\x08\0\0\0\xff\xff" + b"\0" * 40,
+    ]
+
+    assert [exif_orientation(memoryview(block)) for block in blocks] == [1] * len(blocks)
+    assert exif_orientation(memoryview(exif_block(6))) == 6
+
+
+def test_the_first_exif_block_counts():
+    """A second one, as some editors leave behind, does not turn the image again."""
+    data = jpeg_with_exif(jpeg_with_exif(jpeg(corners()), 6), 1)
+
+    assert close(run_once(UPRIGHT_64_96, data), corners())
+
+
+def test_cv2_is_set_up_whatever_the_environment_says():
+    """One thread, no messages of its own, and the limit that the configuration speaks of, although cv2 reads it elsewhere."""
+    code = (
+        "from batchd.pipeline.vision import cv2; import numpy as np;"
+        "png = cv2.imencode('.png', np.full((64, 96, 3), 9, np.uint8))[1];"
+        "print(cv2.getNumThreads(), cv2.imdecode(png, cv2.IMREAD_COLOR_BGR).shape, cv2.imdecode(png[:99], 1))"
+    )
+    environment = {**os.environ, "OPENCV_IO_MAX_IMAGE_PIXELS": "10"}
+    environment.pop("OPENCV_LOG_LEVEL", None)
+
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split(maxsplit=1) == ["1", "(64, 96, 3) None\n"]
+    assert "ERROR" not in done.stderr

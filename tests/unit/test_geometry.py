@@ -1,0 +1,199 @@
+"""The steps on paper: boxes, sizes and turns, and the statistics of the random ones."""
+
+import math
+
+import numpy as np
+import pytest
+
+from batchd.config.steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.geometry import (
+    UPRIGHT,
+    Cut,
+    Geometry,
+    Pad,
+    Scale,
+    decode_factor,
+    planner_for,
+    scaled_cut,
+)
+from batchd.pipeline.randomness import SampleRandom
+
+PIXELS_MAX = 100_000_000
+RANDOM = SampleRandom(0)
+
+
+def plan(step, height, width, orientation=1, sample=0):
+    """Apply one step on paper to an image."""
+    RANDOM.start(0, sample, 0)
+    geometry = Geometry(height, width, orientation, PIXELS_MAX)
+    planner_for(step)(geometry, RANDOM.random)
+    return geometry
+
+
+def random_boxes(step, height, width, count):
+    """Draw the boxes that ``count`` samples of the same size get."""
+    return np.array([plan(step, height, width, sample=sample).moves[0] for sample in range(count)])
+
+
+def torchvision_boxes(height, width, count):
+    """Draw boxes as torchvision documents it, with numbers of numpy's own."""
+    random = np.random.default_rng(0)
+    boxes = []
+    while len(boxes) < count:
+        area = height * width * random.uniform(0.08, 1, 10)
+        ratio = np.exp(random.uniform(math.log(3 / 4), math.log(4 / 3), 10))
+        widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        fits = np.flatnonzero((widths <= width) & (heights <= height))
+        if fits.size:
+            boxes.append((heights[fits[0]], widths[fits[0]]))
+    return np.array(boxes)
+
+
+def distance(one, other):
+    """Measure how far apart two samples' distributions are (Kolmogorov and Smirnov): 0 alike, 1 apart."""
+    points = np.sort(np.concatenate([one, other]))
+    ranks = [np.searchsorted(np.sort(values), points, side="right") / len(values) for values in (one, other)]
+    return np.abs(ranks[0] - ranks[1]).max()
+
+
+def test_random_boxes_stay_within_area_and_proportions():
+    """Areas from 8 % to all, proportions from 3:4 to 4:3, up to the rounding to pixels; always inside the image."""
+    top, left, height, width = random_boxes(RandomResizedCrop(size=(224, 224)), 375, 500, 3000).T
+
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 375).all()
+    assert (left + width <= 500).all()
+    assert 0.079 < (height * width).min() / (375 * 500) < 0.1
+    assert 0.9 < (height * width).max() / (375 * 500) <= 1
+    assert 0.74 < (width / height).min() < 0.76
+    assert 1.32 < (width / height).max() < 1.35
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (1000, 1000)])
+def test_random_boxes_are_distributed_as_torchvisions(height, width):
+    """Area and proportions follow the documented procedure, rejections included."""
+    boxes = random_boxes(RandomResizedCrop(size=(224, 224)), height, width, 4000)
+    reference = torchvision_boxes(height, width, 4000)
+
+    assert distance(boxes[:, 2] * boxes[:, 3], reference[:, 0] * reference[:, 1]) < 0.043
+    assert distance(boxes[:, 3] / boxes[:, 2], reference[:, 1] / reference[:, 0]) < 0.043
+
+
+def test_random_boxes_lie_anywhere_they_fit():
+    """The place of a box is uniform over all places that keep it inside, both ends included."""
+    top, left, height, width = random_boxes(
+        RandomResizedCrop(size=(8, 8), scale=(0.3, 0.3), ratio=(1, 1)), 40, 50, 4000
+    ).T
+
+    assert set(top) == set(range(40 - height[0] + 1))
+    assert set(left) == set(range(50 - width[0] + 1))
+    for place in (top, left):
+        counts = np.bincount(place)
+        expected = 4000 / len(counts)
+        assert ((counts - expected) ** 2 / expected).sum() < 3 * len(counts)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"),
+    [
+        (10, 1000, Cut(0, 493, 10, 13)),
+        (1000, 10, Cut(493, 0, 13, 10)),
+        (1, 5000, Cut(0, 2499, 1, 1)),
+        (1, 1, Cut(0, 0, 1, 1)),
+    ],
+)
+def test_where_no_random_box_fits_the_largest_in_the_middle_is_taken(height, width, box):
+    """After ten attempts: as wide or high as the proportions allow, in the middle, never empty."""
+    assert plan(RandomResizedCrop(size=(224, 224), scale=(1, 1)), height, width).moves[0] == box
+
+
+def test_the_whole_image_is_taken_where_only_that_is_in_range():
+    """All of the area in the proportions of the image."""
+    assert plan(RandomResizedCrop(size=(8, 8), scale=(1, 1), ratio=(1, 1)), 90, 90).moves[0] == Cut(0, 0, 90, 90)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.25, 0.5, 1.0])
+def test_flips_come_as_often_as_said(probability):
+    """Within four deviations for 10,000 samples; 0 is never and 1 is always."""
+    step = RandomFlip(probability=probability)
+
+    flipped = sum(plan(step, 4, 4, sample=sample).turn.horizontal for sample in range(10_000))
+
+    assert abs(flipped - 10_000 * probability) <= 4 * math.sqrt(10_000 * probability * (1 - probability))
+
+
+def test_a_flip_is_horizontal_unless_told_otherwise():
+    """Left and right by default, top and bottom by name, and twice is not at all."""
+    always = RandomFlip(probability=1)
+    vertical = RandomFlip(probability=1, direction="vertical")
+
+    assert plan(always, 4, 4).turn == (False, False, True)
+    assert plan(vertical, 4, 4).turn == (False, True, False)
+    assert plan(always, 4, 4, orientation=2).turn == UPRIGHT
+
+
+def test_a_center_crop_takes_the_middle():
+    """Rounded to whole pixels."""
+    assert plan(CenterCrop(size=(224, 200)), 256, 341).moves == [Cut(16, 70, 224, 200)]
+
+
+def test_a_center_crop_of_a_smaller_image_is_padded():
+    """Each side on its own: cut where there is too much, padded where there is too little."""
+    geometry = plan(CenterCrop(size=(100, 100)), 50, 300)
+
+    assert geometry.moves == [Cut(0, 100, 50, 100), Pad(25, 0, 100, 100)]
+    assert (geometry.height, geometry.width) == (100, 100)
+
+
+def test_shorter_side_keeps_proportions():
+    """The longer side is rounded down, whichever it is."""
+    assert plan(Resize(shorter_side=256), 375, 500).moves == [Scale(256, 341, "auto")]
+    assert plan(Resize(shorter_side=256), 500, 375).moves == [Scale(341, 256, "auto")]
+    assert plan(Resize(shorter_side=256), 500, 375, orientation=6).moves == [Scale(341, 256, "auto")]
+
+
+def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
+    """1 x 60,000 pixels to a shorter side of 2,000 would be 240 gigapixels."""
+    with pytest.raises(SampleUndecodable, match="more than the 100000000 pixels of max_pixels"):
+        plan(Resize(shorter_side=2_000), 1, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("moves", "factor"),
+    [
+        ([], 1),
+        ([Scale(224, 224, "auto")], 2),
+        ([Cut(0, 0, 447, 600), Scale(224, 224, "auto")], 1),
+        ([Cut(0, 0, 448, 448), Scale(224, 224, "auto")], 2),
+        ([Cut(0, 0, 600, 800), Scale(100, 100, "auto")], 4),
+        ([Cut(0, 0, 600, 800), Scale(1, 1, "auto")], 8),
+        ([Cut(0, 0, 50, 50), Scale(1, 1, "auto")], 1),
+        ([Cut(0, 0, 300, 300)], 1),
+        ([Cut(0, 0, 300, 300), Pad(0, 0, 400, 400)], 1),
+    ],
+)
+def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor):
+    """What is scaled keeps at least the size it is scaled to."""
+    assert decode_factor(moves, 600, 800) == factor
+
+
+def test_a_box_keeps_its_size_and_place_at_a_smaller_scale():
+    """For every box and factor: inside the decoded image, within a pixel of where it was, and never smaller than needed."""
+    random = np.random.default_rng(0)
+    for _ in range(2000):
+        whole = tuple(int(side) for side in random.integers(64, 900, 2))
+        height, width = (int(random.integers(64, side + 1)) for side in whole)
+        top, left = int(random.integers(0, whole[0] - height + 1)), int(random.integers(0, whole[1] - width + 1))
+        factor = int(random.choice([2, 4, 8]))
+        decoded = (-(-whole[0] // factor), -(-whole[1] // factor))
+
+        box = scaled_cut(Cut(top, left, height, width), whole, decoded)
+
+        assert 0 <= box.top <= decoded[0] - box.height
+        assert 0 <= box.left <= decoded[1] - box.width
+        assert box.height >= height // factor
+        assert box.width >= width // factor
+        assert abs(box.top * whole[0] / decoded[0] - top) <= factor
+        assert abs(box.left * whole[1] / decoded[1] - left) <= factor

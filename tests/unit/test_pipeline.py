@@ -1,0 +1,253 @@
+"""The whole way of one sample: determinism, turns, formats of the result, and the traps of ``dst=``."""
+
+import cv2
+import numpy as np
+import pytest
+
+from batchd.config.steps import (
+    CenterCrop,
+    Decode,
+    Layout,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from batchd.pipeline.execute import Pipeline, decoder_versions
+from batchd.pipeline.fields import is_random, sample_fields
+from batchd.pipeline.scratch import KEPT_BYTES_MAX, Scratch
+from batchd.pipeline.vision import written
+from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as
+from support.pipelines import run, run_once
+
+TRAIN = [Decode(), RandomResizedCrop(size=(32, 48)), RandomFlip()]
+EVALUATE = [Decode(), Resize(shorter_side=40), CenterCrop(size=(32, 32))]
+FLOATS = [Decode(), RandomResizedCrop(size=(32, 48)), RandomFlip(), Normalize(), Layout()]
+
+
+def large_photo():
+    """Give a JPEG large enough to be decoded at a smaller scale."""
+    return jpeg(photo(300, 400, seed=5))
+
+
+@pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
+def test_the_same_position_has_the_same_bytes_whatever_came_before(steps):
+    """A pipeline that has decoded large, small, grey, turned and broken images gives what a new one gives."""
+    used = Pipeline(steps, 11)
+    others = [
+        large_photo(),
+        jpeg(photo(9, 5)),
+        jpeg(photo()[..., 0]),
+        jpeg_with_exif(jpeg(photo()), 6),
+        encode(photo(), ".png"),
+    ]
+    data = jpeg(photo(90, 120, seed=1))
+    expected = run_once(steps, data, epoch=2, sample=7, seed=11)
+
+    for number, other in enumerate(others):
+        run(used, other, epoch=number, sample=number)
+        with pytest.raises(ValueError, match="truncated"):
+            run(used, data[: len(data) // 2], epoch=2, sample=7)
+
+        assert np.array_equal(run(used, data, epoch=2, sample=7), expected)
+
+
+def test_epoch_sample_seed_and_attempt_each_give_another_image():
+    """The same file, four times different."""
+    data = jpeg(photo(90, 120))
+    pipeline = Pipeline(TRAIN, 0)
+
+    images = [
+        run(pipeline, data),
+        run(pipeline, data, epoch=1),
+        run(pipeline, data, sample=1),
+        run(pipeline, data, attempt=1),
+    ]
+    images.append(run_once(TRAIN, data, seed=1))
+
+    assert len({image.tobytes() for image in images}) == len(images)
+
+
+def test_steps_without_chance_give_the_same_image_in_every_epoch():
+    """What ``is_random`` says is so."""
+    data = jpeg(photo(90, 120))
+
+    assert not is_random(EVALUATE)
+    assert np.array_equal(run_once(EVALUATE, data), run_once(EVALUATE, data, epoch=5, sample=6, seed=7))
+
+
+def test_the_result_has_the_announced_type_and_shape():
+    """For both layouts, all types and both numbers of channels, the fields are what the pipeline writes."""
+    grey = Normalize(mean=(0.5,), std=(0.5,))
+    for steps in (
+        TRAIN,
+        EVALUATE,
+        FLOATS,
+        [Decode(color="gray"), *TRAIN[1:], grey],
+        [Decode(color="gray"), *TRAIN[1:], Layout()],
+    ):
+        field = sample_fields(steps, "substitute")[0]
+        pipeline = Pipeline(steps, 0)
+
+        assert (pipeline.shape, str(pipeline.dtype)) == (field.shape, field.dtype)
+        assert len(np.unique(run(pipeline, jpeg(photo())))) > 20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("order", ["nhwc", "nchw"])
+def test_normalize_rounds_each_number_once(dtype, order):
+    """Equal, to the last bit, to the formula in float64 rounded to the type."""
+    image = photo(32, 48)
+    normalize = Normalize(dtype=dtype)
+    expected = ((image / 255 - np.array(normalize.mean)) / np.array(normalize.std)).astype(dtype)
+
+    result = run_once([Decode(), Resize(size=(32, 48)), normalize, Layout(order=order)], encode(image, ".png"))
+
+    assert np.array_equal(result, expected.transpose(2, 0, 1) if order == "nchw" else expected)
+
+
+def test_channels_first_are_the_same_pixels():
+    """uint8, without normalize."""
+    data = large_photo()
+
+    assert np.array_equal(run_once([*TRAIN, Layout()], data), run_once(TRAIN, data).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [CenterCrop(size=(31, 50))],
+        [CenterCrop(size=(90, 90))],
+        [CenterCrop(size=(90, 31)), RandomFlip(probability=1)],
+        [RandomFlip(probability=1, direction="vertical"), CenterCrop(size=(41, 37)), RandomFlip(probability=1)],
+        [CenterCrop(size=(51, 77)), CenterCrop(size=(60, 30)), Layout()],
+    ],
+    ids=["crop", "pad", "pad and flip", "flips around a crop", "crop and pad"],
+)
+def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
+    """Crops, padding and flips of a turned image, to the pixel."""
+    image = photo(60, 80)
+    turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
+
+    assert np.array_equal(run_once([Decode(), *steps], turned), run_once([Decode(), *steps], encode(image, ".png")))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
+def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation):
+    """Random boxes are the same boxes; resampling sideways rounds differently, by 1 of 255 and no more."""
+    image = photo(300, 400)
+    turned = png_with_exif(encode(stored_as(image, orientation), ".png"), orientation)
+
+    difference = np.abs(
+        run_once(steps, turned, sample=3) - run_once(steps, encode(image, ".png"), sample=3).astype(float)
+    )
+
+    assert difference.max() <= (1 if steps is not FLOATS else 1.01 / 255 / 0.224)
+
+
+def test_flips_move_every_pixel_to_its_mirror():
+    """Both directions, and both at once."""
+    image = photo(32, 48)
+    base = [Decode(), Resize(size=(32, 48))]
+    horizontal, vertical = RandomFlip(probability=1), RandomFlip(probability=1, direction="vertical")
+    data = encode(image, ".png")
+
+    assert np.array_equal(run_once([*base, horizontal], data), image[:, ::-1])
+    assert np.array_equal(run_once([*base, vertical], data), image[::-1])
+    assert np.array_equal(run_once([*base, horizontal, vertical], data), image[::-1, ::-1])
+
+
+def test_a_small_image_stands_in_the_middle_of_black():
+    """center_crop of an image that is smaller than the crop."""
+    image = photo(20, 30)
+
+    result = run_once([Decode(), CenterCrop(size=(40, 40))], encode(image, ".png"))
+
+    assert np.array_equal(result[10:30, 5:35], image)
+    assert result.sum() == image.sum()
+
+
+def test_scaled_decoding_shows_the_same_picture():
+    """The same boxes and turns; smoothing differs, so pixels do, but not by much."""
+    data = large_photo()
+    whole = [Decode(scale="off"), *TRAIN[1:]]
+
+    for sample in range(12):
+        difference = run_once(TRAIN, data, sample=sample).astype(int) - run_once(whole, data, sample=sample)
+        assert np.abs(difference).mean() < 5
+
+
+def test_scaled_decoding_is_not_used_where_it_would_blur():
+    """An image that is hardly reduced is decoded whole, so ``scale`` makes no difference."""
+    data = jpeg(photo(60, 90))
+    steps = [RandomResizedCrop(size=(32, 48), scale=(0.9, 1.0))]
+
+    assert np.array_equal(run_once([Decode(), *steps], data), run_once([Decode(scale="off"), *steps], data))
+
+
+def test_rows_are_written_in_place_and_neighbours_are_left_alone():
+    """Each row of a batch is written as one run of bytes, by every kind of pipeline."""
+    for steps in (TRAIN, EVALUATE, FLOATS):
+        pipeline = Pipeline(steps, 0)
+        batch = np.full((3, *pipeline.shape), 5, pipeline.dtype)
+
+        pipeline.run(memoryview(large_photo()), 0, 0, 0, batch[1])
+
+        assert (batch[0] == 5).all()
+        assert (batch[2] == 5).all()
+        assert np.array_equal(batch[1], run_once(steps, large_photo()))
+
+
+def test_a_row_of_the_wrong_shape_is_our_own_mistake():
+    """It is named instead of left unwritten."""
+    with pytest.raises(AssertionError, match="a row of shape"):
+        Pipeline(TRAIN, 0).run(memoryview(large_photo()), 0, 0, 0, np.empty((48, 32, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [np.zeros((8, 9, 3), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((8, 8, 4), np.uint8)],
+    ids=["size", "type", "channels"],
+)
+def test_cv2_that_writes_elsewhere_is_noticed(destination):
+    """The trap itself: no error, no write, a new array. And the assertion that catches it."""
+    image = photo(16, 16)
+
+    result = cv2.resize(image, (8, 8), dst=destination)
+
+    assert not destination.any()
+    assert result is not destination
+    with pytest.raises(AssertionError, match="cv2 made a new array"):
+        written(result, destination)
+
+
+def test_cv2_writes_into_rows_of_a_batch_and_says_so():
+    """Into a view of one row, with one channel too, cv2 returns the very object it was given."""
+    for channels in (1, 3):
+        row = np.zeros((2, 8, 8, channels), np.uint8)[1]
+
+        written(cv2.resize(photo(16, 16)[..., :channels], (8, 8), dst=row), row)
+
+        assert row.any()
+
+
+def test_scratch_memory_is_used_again_and_large_memory_is_not_kept():
+    """The same place gives the same bytes; one huge image does not make a worker large for ever."""
+    scratch = Scratch()
+    small = scratch.image("place", (10, 10, 3))
+    other = scratch.image("other", (10, 10, 3))
+
+    assert scratch.image("place", (10, 10, 3)) is small
+    assert np.shares_memory(scratch.image("place", (5, 10, 3)), small)
+    assert not np.shares_memory(small, other)
+
+    huge = (KEPT_BYTES_MAX // 1000 + 1, 1000, 1)
+    assert not np.shares_memory(scratch.image("place", huge), scratch.image("place", huge))
+
+
+def test_decoders_are_named_with_their_versions():
+    """For status and for the report of a sample that kills workers."""
+    assert cv2.__version__ in decoder_versions()
+    assert "simplejpeg" in decoder_versions()
