@@ -38,7 +38,17 @@ def serve(
     directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
     lifeline, ours = os.pipe()
     settings = {**(overrides or {}), "daemon.runtime_dir": directory}
-    command = [sys.executable, "-m", "batchd", "serve", "--config", os.fspath(config), "--lifeline", str(lifeline)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "batchd",
+        "serve",
+        "--config",
+        os.fspath(config),
+        "--lifeline",
+        str(lifeline),
+    ]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     try:
         with subprocess.Popen(

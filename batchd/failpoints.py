@@ -1,17 +1,24 @@
 """Faults at named steps, for tests. Daemon and worker; inert unless ``BATCHD_FAILPOINTS`` is set.
 
-    BATCHD_FAILPOINTS="worker.sample.begin=kill@3;daemon.handle.sent=hang"
+    BATCHD_FAILPOINTS="worker.sample.begin=kill@3;worker.sample.begin:17=segv;daemon.handle.sent=hang"
 
-means: the third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; at ``daemon.handle.sent`` it stops
-for ever. Actions: ``kill``, ``hang``, ``segv``. Counts are per process. Refused under a service manager, where nobody wants faults.
+means: the third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; who passes it with sample 17 ends
+by SIGSEGV; at ``daemon.handle.sent`` a process stops for ever. Actions: ``kill``, ``segv``, ``hang``, ``stop`` (SIGSTOP, until
+somebody sends SIGCONT). Counts are per process. With ``BATCHD_FAILPOINTS_LEDGER`` set to a directory, each fault happens once
+in all processes together: it belongs to whoever first writes the file of its name there, with his pid.
+
+Refused under a service manager, where nobody wants faults.
 """
 
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 VARIABLE = "BATCHD_FAILPOINTS"
-_ACTIONS = ("kill", "hang", "segv")
+LEDGER_VARIABLE = "BATCHD_FAILPOINTS_LEDGER"
+_SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+_ACTIONS = (*_SIGNALS, "hang")
 
 
 @dataclass(slots=True)
@@ -27,7 +34,7 @@ def _parse(text: str) -> dict[str, _Failpoint]:
         name, equals, rest = part.partition("=")
         action, _at, number = rest.partition("@")
         if not equals or action not in _ACTIONS or not (number or "1").isdecimal():
-            raise SystemExit(f"{VARIABLE}: {part!r} is not NAME=ACTION[@N] with one of {', '.join(_ACTIONS)}")
+            raise SystemExit(f"{VARIABLE}: {part!r} is not NAME[:SAMPLE]=ACTION[@N] with one of {', '.join(_ACTIONS)}")
         found[name.strip()] = _Failpoint(action, int(number or "1"))
     return found
 
@@ -42,10 +49,12 @@ def _read_environment() -> dict[str, _Failpoint]:
 _armed = _read_environment()
 
 
-def passing(name: str) -> None:
-    """Say that the process is at step ``name``; costs a dictionary's truth value where no faults are asked for."""
+def passing(name: str, sample: int | None = None) -> None:
+    """Say that the process is at step ``name``, with ``sample`` in hand. Costs next to nothing where no faults are asked for."""
     if _armed:
         _pass_armed(name)
+        if sample is not None:
+            _pass_armed(f"{name}:{sample}")
 
 
 def _pass_armed(name: str) -> None:
@@ -53,9 +62,22 @@ def _pass_armed(name: str) -> None:
     if failpoint is None:
         return
     failpoint.passed += 1
-    if failpoint.passed != failpoint.at:
+    if failpoint.passed != failpoint.at or not _is_ours(name):
         return
     if failpoint.action == "hang":
         while True:
             signal.pause()
-    os.kill(os.getpid(), signal.SIGKILL if failpoint.action == "kill" else signal.SIGSEGV)
+    os.kill(os.getpid(), _SIGNALS[failpoint.action])
+
+
+def _is_ours(name: str) -> bool:
+    """Tell whether the fault may still happen, and make it ours: a file has one creator."""
+    ledger = os.environ.get(LEDGER_VARIABLE)
+    if not ledger:
+        return True
+    try:
+        with (Path(ledger) / name).open("x") as entry:
+            entry.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True

@@ -30,15 +30,15 @@ def command(address: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status, indent=2))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-    console.print(_headline(status))
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    console.print(_headline(status), soft_wrap=True)
     console.print(_streams(status))
     if any(stream["subscriptions"] for stream in status["streams"]):
         console.print(_trainers(status))
     console.print(_workers(status))
     for stream in status["streams"]:
         if stream["stopped"]:
-            console.print(f"stream {stream['name']} has stopped: {stream['stopped']}", style="bold red")
+            console.print(f"stream {stream['name']} has stopped: {stream['stopped']}", style="bold red", soft_wrap=True)
 
 
 def _headline(status: Any) -> str:

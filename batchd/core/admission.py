@@ -1,15 +1,18 @@
-"""Is what a trainer asks for possible at all? Nobody's process; a pure check of one request against one stream."""
+"""Why a trainer cannot have what it asks for: each refusal's code and text. Nobody's process; pure checks."""
 
 from batchd.core.course import Course
 from batchd.core.events import SubscriptionAsked
+from batchd.core.subscription import ENTITLEMENT_SLOTS
 from batchd_wire.codes import ErrorCode
 
 WINDOW_MAX = 64
 WORLD_SIZE_MAX = 1 << 20
 EPOCH_MAX = 1 << 40
 
+Refusal = tuple[ErrorCode, str]
 
-def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: str) -> tuple[ErrorCode, str] | None:
+
+def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: str) -> Refusal | None:
     """The reason to refuse, with its code; None where nothing stands against it."""
     if not 0 < asked.world_size <= WORLD_SIZE_MAX or asked.rank >= asked.world_size:
         return ErrorCode.RANK_OUT_OF_RANGE, (
@@ -33,3 +36,27 @@ def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: 
             "batch_size, fewer ranks, or drop_last = false"
         )
     return None
+
+
+def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refusal | None:
+    """Has the ring no two slots for one more subscription? ``promised`` cannot be taken back from the ``active`` ones."""
+    if ENTITLEMENT_SLOTS * (active + 1) > slots:
+        return ErrorCode.RING_TOO_SMALL, (
+            f"stream {stream!r} has {slots} slots and {active} trainers, and each needs {ENTITLEMENT_SLOTS}; "
+            "give it more memory (memory = in batchd.toml)"
+        )
+    if promised + ENTITLEMENT_SLOTS > slots:
+        return ErrorCode.RING_TOO_SMALL, (
+            f"{promised} of the {slots} slots of stream {stream!r} are held by other trainers or kept for them, and one more "
+            f"trainer needs {ENTITLEMENT_SLOTS}; have them release batches, or give the stream more memory "
+            "(memory = in batchd.toml)"
+        )
+    return None
+
+
+def ring_exhausted(stream: str, slots: int, held: int, others: int) -> Refusal:
+    """The trainer itself holds what it waits for."""
+    return ErrorCode.RING_EXHAUSTED, (
+        f"this trainer holds {held} of the {slots} slots of stream {stream!r}"
+        + (f", and {others} are kept for others" if others else "")
+    )

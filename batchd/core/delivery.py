@@ -16,20 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReserveSlot
-from batchd.core.admission import refusal
-from batchd.core.course import Course, Share
+from batchd.core.admission import refusal, ring_exhausted, ring_too_small
+from batchd.core.course import Course
 from batchd.core.events import Pulled, SubscriptionAsked
+from batchd.core.pace import Pace
 from batchd.core.plan import Plan, Position
 from batchd.core.ring import NEVER, Ring, Slot
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
+
+BESIDE_SKEW_SLOTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
     """What the core must know of a stream. ``repeats``: every epoch has the same bytes, so filled slots serve all epochs.
 
-    ``max_skew`` is how many batches a trainer may be ahead of the slowest; None lets each go at its own pace.
+    ``max_skew`` is how many of its batches a trainer may be ahead of the slowest; None lets each go at its own pace.
     """
 
     number: int
@@ -58,15 +61,22 @@ class Delivery:
         self.shared_batches = 0
         self._new_slot = new_slot
         self._committed = 0
+        self._pace = Pace(self._skew_limit())
+        self._unplaced: set[int] = set()
+        """Subscriptions with a claim that waits for a slot to be idle."""
         self._stalled: set[int] = set()
-        """Subscriptions that want more than they may have just now."""
+        """Subscriptions that want more memory than they may have just now."""
+        self._ahead: set[int] = set()
+        """Subscriptions that wait for slower ones, in lockstep."""
 
     # --- what trainers do ---------------------------------------------------------------------------------------------
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
         """Admit a claim or refuse it with a reason; a refused one leaves nothing behind."""
         course = Course(self.spec.plan, asked.rank, asked.world_size, asked.epoch, asked.step, asked.end_epoch)
-        problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or self._lacks_memory()
+        problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
+            self.spec.name, self.ring.slots_max, len(self._active()), self._promised()
+        )
         if self.stopped is not None:
             problem = (ErrorCode.STREAM_STOPPED, self.stopped)
         if problem is not None:
@@ -74,13 +84,16 @@ class Delivery:
             return None
         window = asked.window or self.spec.window
         subscription = Subscription(asked.subscription, asked.session, course, window)
-        subscription.served_s = min((one.served_s for one in self._active()), default=0.0)
+        self._make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
-        self._committed += subscription.committed
+        self._recount(subscription)
+        self._pace.stands(subscription.number, course, 0)
         actions.append(
             AdmitSubscription(asked.session, asked.request, asked.subscription, self.spec.number, course, window)
         )
         self._advance(subscription, actions)
+        self.wake(actions)
+        self._answer_hoarders(actions)
         return subscription
 
     def pull(self, pulled: Pulled, actions: list[Action]) -> None:
@@ -89,31 +102,22 @@ class Delivery:
         for sequence, generation in pulled.released:
             self._release(subscription, sequence, generation)
         if not subscription.ended:
-            consumed = min(pulled.consumed, subscription.granted)
-            subscription.consumed = max(subscription.consumed, consumed)
+            # Who waits for a batch whose handle is on its way takes it in the same breath, and will not say so again.
+            self._consume(subscription, min(pulled.consumed + pulled.waiting, subscription.granted))
             subscription.waiting = pulled.waiting and pulled.consumed == subscription.granted
             subscription.wait_us = max(subscription.wait_us, pulled.wait_us)
             self._advance(subscription, actions)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
         self._forget_if_over(subscription)
-        self.wake_stalled(actions)
+        self.wake(actions)
 
-    def end(self, subscription: Subscription, actions: list[Action], *, leases_from: int | None) -> None:
-        """A trainer gives up its claim, and its leases from sequence ``leases_from`` on (None: it keeps them all)."""
-        if not subscription.ended:
-            self._withdraw_claims(subscription, 0)
-            before = subscription.committed
-            subscription.ended = True
-            subscription.waiting = False
-            self._committed += subscription.committed - before
-            self._stalled.discard(subscription.number)
-        if leases_from is not None:
-            for sequence, lease in list(subscription.leases.items()):
-                if sequence >= leases_from:
-                    self._release(subscription, sequence, lease.generation)
-        self._forget_if_over(subscription)
-        self.wake_stalled(actions)
+    def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
+        """Claims are given up, with their leases from sequence ``leases_from`` on (None: the trainers keep them all)."""
+        for subscription in subscriptions:
+            self._end(subscription, leases_from)
+        self.wake(actions)
+        self._answer_hoarders(actions)
 
     # --- what workers do ----------------------------------------------------------------------------------------------
 
@@ -126,22 +130,25 @@ class Delivery:
         actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
         for number in list(slot.claims):
             self._advance(self.subscriptions[number], actions)
-        self.wake_stalled(actions)
+        self.wake(actions)
 
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
         """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
         self.ring.remove(slot)
+        self._pace.max_skew = self._skew_limit()
         for number in slot.claims:
             subscription = self.subscriptions[number]
             for claim in subscription.claims:
                 if claim.slot is slot:
                     claim.slot = None
-            self._stalled.add(number)
+            self._unplaced.add(number)
         slot.claims.clear()
-        needed = ENTITLEMENT_SLOTS * max(1, len(self._active()))
+        needed = max(ENTITLEMENT_SLOTS, self._promised())
         if self.ring.slots_max < needed:
             return f"memory for {self.ring.slots_max} slots could be had, and its trainers need {needed}"
-        self.wake_stalled(actions)
+        self._make_room(0)
+        self.wake(actions)
+        self._answer_hoarders(actions)
         return None
 
     def stop(self, text: str, actions: list[Action]) -> None:
@@ -152,34 +159,42 @@ class Delivery:
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
 
-    def wanted(self) -> tuple[tuple[int, float], Subscription, Slot] | None:
-        """The filling that is needed most: a waiting trainer's first, then the nearest, then whoever had least of the workers."""
+    def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
+        """The filling that is needed most: a waiting trainer's first, then the nearest, then whoever had least of the workers.
+
+        Nobody counts as having had less than ``least_served_s``: who wanted nothing for long has saved nothing up.
+        """
         best = None
         for subscription in self.subscriptions.values():
-            found = _first_unfilled(subscription)
+            found = subscription.first_unfilled()
             if found is None:
                 continue
             ahead, slot = found
             waits = subscription.waiting and ahead == 0
             distance = 0 if waits else 1 + subscription.granted + ahead - subscription.consumed
-            need = (distance, subscription.served_s)
+            need = (distance, max(subscription.served_s, least_served_s))
             if best is None or need < best[0]:
                 best = (need, subscription, slot)
         return best
 
-    def wake_stalled(self, actions: list[Action]) -> None:
-        """Something may have become free: let those who want more try again, whoever had least first."""
-        if not self._stalled:
-            return
-        stalled = sorted(self._stalled, key=lambda number: self.subscriptions[number].served_s)
-        self._stalled.clear()
-        for number in stalled:
-            self._advance(self.subscriptions[number], actions)
+    def wake(self, actions: list[Action]) -> None:
+        """Something may have become free: let those who want more try again, whoever is below its fair share first."""
+        free = self._committed < self.ring.slots_max
+        self._try_again(self._unplaced | self._stalled if free else self._unplaced, actions)
+        while self._ahead and self._pace.has_moved():
+            self._try_again(self._ahead, actions)
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
+    def _try_again(self, numbers: set[int], actions: list[Action]) -> None:
+        fair_slots = self._fair_slots
+        subscriptions = [self.subscriptions[number] for number in numbers]
+        for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
+            self._advance(subscription, actions)
+
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what it wants and may have, and hand out what is ready, in order."""
+        self._stop_waiting(subscription)
         if self.stopped is not None or subscription.ended:
             return
         for claim in subscription.claims:
@@ -197,37 +212,41 @@ class Delivery:
             share = subscription.course.at(subscription.next_sequence)
             if share is None:
                 return
-            if not self._may_claim(subscription, share):
+            if not self._pace.allows(subscription.course, share.position):
+                self._ahead.add(subscription.number)
+                return
+            if not self._may_claim(subscription):
                 self._stalled.add(subscription.number)
                 return
-            before = subscription.committed
             claim = Claim(subscription.next_sequence, share)
             subscription.claims.append(claim)
-            self._committed += subscription.committed - before
+            self._recount(subscription)
             self._place(subscription, claim, actions)
 
-    def _may_claim(self, subscription: Subscription, share: Share) -> bool:
-        if self.spec.max_skew is not None and self._skew(share.position) > self.spec.max_skew:
-            return False
+    def _may_claim(self, subscription: Subscription) -> bool:
+        """Can the ring promise one more slot, and is nobody with less than a fair share in want of it?"""
         if subscription.usage < ENTITLEMENT_SLOTS:
             return True
         if self._committed >= self.ring.slots_max:
             return False
-        fair_slots = max(ENTITLEMENT_SLOTS, self.ring.slots_max // len(self.subscriptions))
+        fair_slots = self._fair_slots
         if subscription.usage < fair_slots:
             return True
-        others = (self.subscriptions[number] for number in self._stalled if number != subscription.number)
-        return all(other.usage >= fair_slots for other in others)
+        return all(self.subscriptions[number].usage >= fair_slots for number in self._stalled)
 
-    def _skew(self, position: Position) -> int:
-        """How many batches ``position`` is ahead of the slowest trainer of the stream."""
-        steps = self.spec.plan.steps
-        slowest = min(
-            (share.position.epoch * steps + share.position.step)
-            for one in self._active()
-            if (share := one.course.at(one.consumed)) is not None
-        )
-        return position.epoch * steps + position.step - slowest
+    @property
+    def _fair_slots(self) -> int:
+        return max(ENTITLEMENT_SLOTS, self.ring.slots_max // max(1, len(self.subscriptions)))
+
+    def _skew_limit(self) -> int | None:
+        """``max_skew``, or less where the ring could not keep what the fastest has read until the slowest comes to it.
+
+        The ring holds the batches between the two, the one that the slowest reads next, the one that it reads and the one
+        before, which it gives back with its next word.
+        """
+        if self.spec.max_skew is None:
+            return None
+        return max(0, min(self.spec.max_skew, self.ring.slots_max - BESIDE_SKEW_SLOTS))
 
     def _place(self, subscription: Subscription, claim: Claim, actions: list[Action]) -> None:
         """Find the slot that has, gets or shall get the claimed position."""
@@ -239,24 +258,24 @@ class Delivery:
                 slot = self.ring.add(self._new_slot())
                 actions.append(CreateSlot(self.spec.number, slot.number))
             if slot is None:
-                self._stalled.add(subscription.number)
+                self._unplaced.add(subscription.number)
                 return
             self.ring.take(slot, position, self.spec.plan.rows(position.step))
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
-        slot.claims[subscription.number] = slot.claims.get(subscription.number, 0) + 1
+        slot.claim(subscription.number)
 
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:
         """The first claim becomes a lease; the usage stays the same."""
         claim = subscription.claims.popleft()
-        _unclaim(slot, subscription.number)
+        slot.unclaim(subscription.number)
         slot.leases += 1
         slot.grants += 1
         subscription.leases[claim.sequence] = Lease(slot, slot.generation)
         subscription.granted += 1
         if subscription.waiting:
             subscription.waiting = False
-            subscription.consumed = subscription.granted
+            self._consume(subscription, subscription.granted)
         (epoch, step), first, count = claim.share
         subscription.delivered_samples += count
         self.delivered_batches += 1
@@ -276,70 +295,89 @@ class Delivery:
             )
         )
 
+    def _consume(self, subscription: Subscription, consumed: int) -> None:
+        """The trainer has got so far; what says less has been overtaken."""
+        if consumed > subscription.consumed:
+            subscription.consumed = consumed
+            self._pace.stands(subscription.number, subscription.course, consumed)
+
+    def _stop_waiting(self, subscription: Subscription) -> None:
+        for waiting in (self._unplaced, self._stalled, self._ahead):
+            waiting.discard(subscription.number)
+
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
         """End a lease. A release that names no lease, or another generation, changes nothing (it may be a repetition)."""
         lease = subscription.leases.get(sequence)
         if lease is None or lease.generation != generation:
             return
-        before = subscription.committed
         del subscription.leases[sequence]
-        self._committed += subscription.committed - before
+        self._recount(subscription)
         lease.slot.leases -= 1
         subscription.released += 1
 
+    def _end(self, subscription: Subscription, leases_from: int | None) -> None:
+        if not subscription.ended:
+            self._withdraw_claims(subscription, 0)
+            subscription.ended = True
+            subscription.waiting = False
+            self._recount(subscription)
+            self._pace.forget(subscription.number)
+            self._stop_waiting(subscription)
+        if leases_from is not None:
+            for sequence, lease in list(subscription.leases.items()):
+                if sequence >= leases_from:
+                    self._release(subscription, sequence, lease.generation)
+        self._forget_if_over(subscription)
+
     def _withdraw_claims(self, subscription: Subscription, keep: int) -> None:
         """Take back the farthest claims until ``keep`` are left."""
-        before = subscription.committed
         while len(subscription.claims) > keep:
             claim = subscription.claims.pop()
             if claim.slot is not None:
-                _unclaim(claim.slot, subscription.number)
-        self._committed += subscription.committed - before
+                claim.slot.unclaim(subscription.number)
+        self._recount(subscription)
 
-    def _lacks_memory(self) -> tuple[ErrorCode, str] | None:
-        """Make room for one more subscription's two slots, or say why there is none."""
-        slots, active = self.ring.slots_max, len(self._active())
-        if ENTITLEMENT_SLOTS * (active + 1) > slots:
-            return ErrorCode.RING_TOO_SMALL, (
-                f"stream {self.spec.name!r} has {slots} slots and {active} trainers, and each needs {ENTITLEMENT_SLOTS}; "
-                "give it more memory (memory = in batchd.toml)"
-            )
-        for subscription in self._active():
-            if self._committed + ENTITLEMENT_SLOTS <= slots:
-                break
-            keep = max(0, ENTITLEMENT_SLOTS - len(subscription.leases))
-            self._withdraw_claims(subscription, keep)
-            self._stalled.add(subscription.number)
-        if self._committed + ENTITLEMENT_SLOTS <= slots:
-            return None
-        held = sum(len(one.leases) for one in self.subscriptions.values())
-        return ErrorCode.RING_TOO_SMALL, (
-            f"{held} of the {slots} slots of stream {self.spec.name!r} are held by other trainers, and one more trainer needs "
-            f"{ENTITLEMENT_SLOTS}; have them release batches, or give the stream more memory (memory = in batchd.toml)"
-        )
+    def _recount(self, subscription: Subscription) -> None:
+        """Keep the sum of what is committed, whenever a subscription's leases or claims have changed."""
+        self._committed += subscription.committed - subscription.counted
+        subscription.counted = subscription.committed
+
+    def _promised(self) -> int:
+        """Slots that cannot be taken back from those who are admitted: their entitlements, and what they hold beyond."""
+        held = [(len(one.leases), one.ended) for one in self.subscriptions.values()]
+        return sum(leases if ended else max(ENTITLEMENT_SLOTS, leases) for leases, ended in held)
+
+    def _make_room(self, slots: int) -> None:
+        """Take claims back, the farthest one of whoever has most, until the ring can promise ``slots`` more."""
+        while self._committed + slots > self.ring.slots_max:
+            richest = max((one for one in self._active() if one.claims), key=lambda one: one.usage)
+            assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
+            self._withdraw_claims(richest, len(richest.claims) - 1)
+            self._stalled.add(richest.number)
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
         """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""
+        slots, held = self.ring.slots_max, len(subscription.leases)
+        others = sum(
+            len(one.leases) if one.ended else ENTITLEMENT_SLOTS
+            for one in self.subscriptions.values()
+            if one is not subscription
+        )
+        may_have_more = subscription.claims or held < ENTITLEMENT_SLOTS or held + others < slots
         if self.stopped is not None:
             problem = (ErrorCode.STREAM_STOPPED, self.stopped)
+        elif may_have_more or subscription.course.at(subscription.granted) is None:
+            return
         else:
-            held = len(subscription.leases)
-            others = sum(
-                len(one.leases) if one.ended else ENTITLEMENT_SLOTS
-                for one in self.subscriptions.values()
-                if one is not subscription
-            )
-            if subscription.claims or held < ENTITLEMENT_SLOTS or held + others < self.ring.slots_max:
-                return
-            if subscription.course.at(subscription.granted) is None:
-                return
-            problem = (
-                ErrorCode.RING_EXHAUSTED,
-                f"this trainer holds {held} of the {self.ring.slots_max} slots of stream {self.spec.name!r}"
-                + (f", and {others} are kept for others" if others else ""),
-            )
+            problem = ring_exhausted(self.spec.name, slots, held, others)
         subscription.waiting = False
         actions.append(Refuse(subscription.session, 0, subscription.number, *problem))
+
+    def _answer_hoarders(self, actions: list[Action]) -> None:
+        """There is less to be had than before: tell those who have been waiting for what they now cannot get."""
+        for subscription in self._active():
+            if subscription.waiting:
+                self._answer_waiting(subscription, actions)
 
     def _forget_if_over(self, subscription: Subscription) -> None:
         if subscription.ended and not subscription.leases:
@@ -355,8 +393,8 @@ class Delivery:
     def _next_use(self, key: Position) -> float:
         """How many batches until somebody reads ``key``; ``NEVER`` where nobody will."""
         nearest = NEVER
-        for one in self._active():
-            share = one.course.at(one.next_sequence)
+        for one in self.subscriptions.values():
+            share = None if one.ended else one.course.at(one.next_sequence)
             if share is None:
                 continue
             epochs = (share.position.epoch, share.position.epoch + 1) if self.spec.repeats else (key.epoch,)
@@ -365,18 +403,3 @@ class Delivery:
                 if sequence is not None and sequence >= one.next_sequence:
                     nearest = min(nearest, sequence - one.next_sequence)
         return nearest
-
-
-def _first_unfilled(subscription: Subscription) -> tuple[int, Slot] | None:
-    """The nearest claim that has rows for a worker: (how many claims stand before it, its slot)."""
-    for ahead, claim in enumerate(subscription.claims):
-        slot = claim.slot
-        if slot is not None and slot.fill is not None and slot.fill.has_pending:
-            return ahead, slot
-    return None
-
-
-def _unclaim(slot: Slot, subscription: int) -> None:
-    slot.claims[subscription] -= 1
-    if not slot.claims[subscription]:
-        del slot.claims[subscription]

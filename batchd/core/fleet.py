@@ -155,21 +155,25 @@ class Fleet:
             worker.note, worker.noted_s = note, now
             return
         if now - worker.noted_s >= self._sample_timeout_s:
-            worker.state = WorkerState.ENDING
-            actions.append(KillWorker(number, f"it worked on one sample for {self._sample_timeout_s:g} s"))
+            self.end(worker, f"it worked on one sample for {self._sample_timeout_s:g} s", actions)
 
     def kill_late_starters(self, now: float, actions: list[Action]) -> None:
         """A worker that does not come up is replaced."""
         for worker in self.workers.values():
             if worker.state is WorkerState.STARTING and now - worker.started_s > START_TIMEOUT_S:
-                worker.state = WorkerState.ENDING
-                actions.append(KillWorker(worker.number, f"it did not start within {START_TIMEOUT_S:g} s"))
+                self.end(worker, f"it did not start within {START_TIMEOUT_S:g} s", actions)
 
-    def forgive(self, gap_s: float) -> None:
+    def end(self, worker: Worker, reason: str, actions: list[Action]) -> None:
+        """Have a worker killed and give it no more orders. ``gone`` follows."""
+        if worker.state is not WorkerState.ENDING:
+            worker.state = WorkerState.ENDING
+            actions.append(KillWorker(worker.number, reason))
+
+    def forgive(self, gap_s: float, now: float) -> None:
         """Nobody ran for ``gap_s`` (the machine was paused): take it off everything that is being timed."""
         for worker in self.workers.values():
-            worker.noted_s += gap_s
-            worker.started_s += gap_s
+            worker.noted_s = min(now, worker.noted_s + gap_s)
+            worker.started_s = min(now, worker.started_s + gap_s)
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Every worker that lives, in order of its number."""

@@ -86,6 +86,16 @@ class Slot:
         """May it be taken?"""
         return not self.leases and not self.claims and (self.fill is None or not self.fill.under_way)
 
+    def claim(self, subscription: int) -> None:
+        """A subscription will read this filling. Paired with ``unclaim``."""
+        self.claims[subscription] = self.claims.get(subscription, 0) + 1
+
+    def unclaim(self, subscription: int) -> None:
+        """The claim was withdrawn, or has become a lease."""
+        self.claims[subscription] -= 1
+        if not self.claims[subscription]:
+            del self.claims[subscription]
+
 
 class Ring:
     """The slots of one stream, made one by one up to ``slots_max``."""

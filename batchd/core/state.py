@@ -9,7 +9,7 @@ without any process, and the same events always give the same actions.
 from collections.abc import Callable
 from typing import Any
 
-from batchd.core.actions import Action, KillWorker, OrderChunk, Refuse
+from batchd.core.actions import Action, OrderChunk, Refuse
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import (
     ChunkDone,
@@ -51,6 +51,8 @@ class DaemonState:
         self._last_slot = 0
         self._last_order = 0
         self._last_tick_s: float | None = None
+        self._served_s = 0.0
+        """What the subscription that was last served had had before; it never falls."""
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             SubscriptionAsked: self._subscribe,
             Pulled: self._pulled,
@@ -117,16 +119,17 @@ class DaemonState:
         found = self._find(event.session, event.subscription)
         if found is not None:
             delivery, subscription = found
-            delivery.end(subscription, actions, leases_from=event.consumed)
+            delivery.end([subscription], actions, leases_from=event.consumed)
             self._forget_if_over(event.subscription)
 
     def _end_session(self, event: SessionEnded | SessionCutOff, _now: float, actions: list[Action]) -> None:
         leases_from = 0 if isinstance(event, SessionEnded) else None
         for stream in self.streams.values():
-            for subscription in list(stream.delivery.subscriptions.values()):
-                if subscription.session == event.session:
-                    stream.delivery.end(subscription, actions, leases_from=leases_from)
-                    self._forget_if_over(subscription.number)
+            ended = [one for one in stream.delivery.subscriptions.values() if one.session == event.session]
+            if ended:
+                stream.delivery.end(ended, actions, leases_from=leases_from)
+            for subscription in ended:
+                self._forget_if_over(subscription.number)
 
     def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
         """Only the session that made a subscription may speak for it."""
@@ -150,7 +153,7 @@ class DaemonState:
     def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
         if event.order not in worker.orders:
-            actions.append(KillWorker(event.worker, f"it reports order {event.order}, which it does not have"))
+            self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
             return
         order = self.fleet.done(worker, event.order, event.busy_us)
         self.streams[order.stream].chunk_done(order, event, actions)
@@ -176,7 +179,7 @@ class DaemonState:
 
     def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
         if self._last_tick_s is not None and now - self._last_tick_s > GAP_S:
-            self.fleet.forgive(now - self._last_tick_s)
+            self.fleet.forgive(now - self._last_tick_s, now)
         self._last_tick_s = now
         self.fleet.spawn_due(now, actions)
         self.fleet.kill_late_starters(now, actions)
@@ -189,17 +192,19 @@ class DaemonState:
         if self.draining:
             return
         while (worker := self.fleet.free()) is not None:
-            wants = [(want, stream) for stream in self.streams.values() if (want := stream.delivery.wanted())]
+            wants = [
+                (want, stream) for stream in self.streams.values() if (want := stream.delivery.wanted(self._served_s))
+            ]
             if not wants:
                 return
-            ((distance, _served_s), subscription, slot), stream = min(wants, key=lambda want: want[0][0])
+            ((distance, self._served_s), subscription, slot), stream = min(wants, key=lambda want: want[0][0])
             fill, position = slot.fill, slot.position
             assert fill is not None
             assert position is not None
             self._last_order += 1
             rows_max = stream.chunk_rows(fill.pending_rows, self.fleet.ready if distance == 0 else None)
             first, rows = fill.cut(self._last_order, rows_max)
-            subscription.served_s += rows * stream.sample_s
+            subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
             self.fleet.give(worker, order, now)
             actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows))

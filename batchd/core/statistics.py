@@ -63,7 +63,7 @@ class StreamStatistics:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatistics:
-    """The whole daemon. ``deaths``: workers that ended without being asked to."""
+    """The whole daemon. ``worker_deaths``: workers that ended without being asked to."""
 
     workers: tuple[WorkerStatistics, ...]
     streams: tuple[StreamStatistics, ...]

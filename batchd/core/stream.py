@@ -43,31 +43,26 @@ class Stream:
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.finish(order.number)
         self._measure(order, done.busy_us)
-        if order.rows == 1 and self.suspects.has_open:
-            self.suspects.acquit(self._sample(order, order.first))
+        if self.suspects.has_open:
+            self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
         self._record_bad(done.bad, actions)
         self._stop_if(done.hopeless, actions)
         if fill.is_done:
             self.delivery.filled(order.slot, actions)
         else:
-            self.delivery.wake_stalled(actions)
+            self.delivery.wake(actions)
 
     def chunk_lost(self, order: Order, note: Note | None, how: str | None, actions: list[Action]) -> None:
         """The worker that had ``order`` is dead; ``how`` is None where it had not begun with it."""
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
-        if how is None:
-            fill.put_back(order.number, [(order.first, order.rows)])
-            return
-        row = note.row if note is not None else None
-        if note is not None or order.rows == 1:
-            sample = note.sample if note is not None else self._sample(order, order.first)
-            if self.suspects.accuse(sample, alone=order.rows == 1, how=how):
-                reason = self.suspects.quarantined[sample]
-                actions.append(QuarantineSample(self.spec.number, sample, reason))
-                self._stop_if(self.suspects.excess(), actions)
-        fill.put_back(order.number, split(order.first, order.rows, row))
-        self.delivery.wake_stalled(actions)
+        parts = [(order.first, order.rows)]
+        if how is not None:
+            row = note.row if note is not None else None
+            parts = split(order.first, order.rows, row)
+            self._accuse(order, note, how, actions)
+        fill.put_back(order.number, parts)
+        self.delivery.wake(actions)
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
         """Memory for a slot could not be had; says which orders will never be carried out."""
@@ -105,6 +100,22 @@ class Stream:
             stopped=delivery.stopped,
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
+
+    def _accuse(self, order: Order, note: Note | None, how: str, actions: list[Action]) -> None:
+        """Hold the death against the sample that the worker had in hand, where that is known."""
+        if (
+            note is not None
+            and order.first <= note.row < order.first + order.rows
+            and note.sample < self.spec.plan.samples
+        ):
+            sample = note.sample
+        elif order.rows == 1:
+            sample = self._sample(order, order.first)
+        else:
+            return
+        if self.suspects.accuse(sample, how):
+            actions.append(QuarantineSample(self.spec.number, sample, self.suspects.quarantined[sample]))
+            self._stop_if(self.suspects.excess(), actions)
 
     def _measure(self, order: Order, busy_us: int) -> None:
         self.decoded_samples += order.rows

@@ -55,6 +55,8 @@ class Subscription:
     """By sequence."""
     ended: bool = False
     """The trainer wants no more; only its leases are left."""
+    counted: int = 0
+    """How much of ``committed`` is in the sum that ``Delivery`` keeps."""
 
     @property
     def usage(self) -> int:
@@ -70,3 +72,11 @@ class Subscription:
     def next_sequence(self) -> int:
         """The first place of its course that is not claimed."""
         return self.granted + len(self.claims)
+
+    def first_unfilled(self) -> tuple[int, Slot] | None:
+        """The nearest claim that has rows for a worker: (how many claims stand before it, its slot)."""
+        for ahead, claim in enumerate(self.claims):
+            slot = claim.slot
+            if slot is not None and slot.fill is not None and slot.fill.has_pending:
+                return ahead, slot
+        return None

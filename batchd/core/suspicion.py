@@ -1,10 +1,11 @@
 """Bad samples of one stream, and which sample kills workers. Nobody's process.
 
 A worker that dies names, by its note, the sample it had in hand. That alone proves nothing (somebody may have killed it),
-so the sample is run again, alone in its chunk; a second death there is proof, and the sample is quarantined: no
-worker touches it again. Where a note says nothing, the chunk is halved until one sample is left.
+so the sample is run again, alone in its chunk, and a worker that lives acquits it. A second death with nothing in between is
+proof, and the sample is quarantined: no worker begins it again. Where a note says nothing, the chunk is halved until one
+sample is left.
 
-Invariant: a sample that kills whoever decodes it kills at most two workers that left a note.
+Invariant: a sample that kills whoever decodes it is begun by no third worker after two have died and named it.
 """
 
 from dataclasses import dataclass
@@ -74,17 +75,18 @@ class Suspects:
         self._deaths: dict[int, int] = {}
         self.quarantined: dict[int, str] = {}
 
-    def accuse(self, sample: int, *, alone: bool, how: str) -> bool:
+    def accuse(self, sample: int, how: str) -> bool:
         """Count a death; true where it proves the sample guilty, which is then quarantined."""
         deaths = self._deaths[sample] = self._deaths.get(sample, 0) + 1
-        if not alone or deaths < DEATHS_MAX or sample in self.quarantined:
+        if deaths < DEATHS_MAX or sample in self.quarantined:
             return False
         self.quarantined[sample] = f"quarantined: it ended {deaths} workers, the last by {how}"
         return True
 
-    def acquit(self, sample: int) -> None:
-        """The sample was decoded alone and the worker lives."""
-        self._deaths.pop(sample, None)
+    def acquit(self, samples: list[int]) -> None:
+        """These samples were decoded and the worker lives."""
+        for sample in samples:
+            self._deaths.pop(sample, None)
 
     @property
     def has_open(self) -> bool:

@@ -32,10 +32,13 @@ class Watch:
             self._epoll.unregister(descriptor)
 
     def dispatch(self) -> None:
-        """Call back for whatever is there now. A callback may remove others: those are passed over."""
-        for descriptor, _events in self._epoll.poll(0, EVENTS_AT_ONCE):
-            callback = self._callbacks.get(descriptor)
-            if callback is not None:
+        """Call back for whatever is there now.
+
+        A callback may remove others: those are passed over, and so is who was added meanwhile under a number that is free again.
+        """
+        ready = [(number, self._callbacks.get(number)) for number, _events in self._epoll.poll(0, EVENTS_AT_ONCE)]
+        for descriptor, callback in ready:
+            if callback is not None and self._callbacks.get(descriptor) is callback:
                 callback()
 
     def close(self) -> None:

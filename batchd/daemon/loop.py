@@ -35,7 +35,7 @@ from batchd.core.actions import (
     ReserveSlot,
     SpawnWorker,
 )
-from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerObserved
+from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.sessions import Sessions
@@ -92,6 +92,7 @@ class Loop:
         if self._deadline_s is None:
             self._deadline_s = monotonic() + within_s
             self._queue.append(DrainAsked())
+            failpoints.passing("daemon.draining")
 
     def stop(self) -> None:
         """End now."""
@@ -144,7 +145,12 @@ class Loop:
         self._performers[type(action)](action)
 
     def _spawn_worker(self, action: SpawnWorker) -> None:
-        self._workers.spawn(action.worker)
+        try:
+            self._workers.spawn(action.worker)
+        except OSError as error:
+            _log.error("worker not started", worker=action.worker, reason=str(error))
+            self._queue.append(WorkerGone(action.worker, "it could not be started", None))
+        failpoints.passing("daemon.worker.spawned")
 
     def _kill_worker(self, action: KillWorker) -> None:
         self._workers.kill(action.worker, action.reason)
@@ -153,6 +159,7 @@ class Loop:
         stream = self._streams[action.stream]
         try:
             self._memory.create(action.slot, stream.layout.slot_bytes)
+            failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
             _log.error("no memory for a slot", stream=stream.name, reason=str(error))
             self._queue.append(SlotLost(action.stream, action.slot, str(error)))
@@ -160,6 +167,7 @@ class Loop:
     def _reserve_slot(self, action: ReserveSlot) -> None:
         if action.slot in self._memory:
             self._memory.reserve(action.slot)
+            failpoints.passing("daemon.slot.reserved")
 
     def _commit_slot(self, action: CommitSlot) -> None:
         failpoints.passing("daemon.done.received")
@@ -208,6 +216,7 @@ class Loop:
                 classes=stream.classes,
             ),
         )
+        failpoints.passing("daemon.subscribed")
 
     def _grant(self, action: GrantLease) -> None:
         slot = action.slot

@@ -57,10 +57,24 @@ def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) ->
         limit = _read_number(folder / limit_name)
         usage = _read_number(folder / usage_name)
         if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
-            left.append(max(0, limit - usage))
+            left.append(max(0, limit - max(0, usage - _file_cache_bytes(folder))))
         if folder == root:
             break
     return left
+
+
+def _file_cache_bytes(group: Path) -> int:
+    """Pages of files, which count as used and are given up when memory is wanted; MemAvailable takes them for free too.
+
+    Without this a group that has read many images would seem full. Version 1 writes the sums over all below as ``total_...``.
+    """
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    facts = (line.partition(" ") for line in lines)
+    numbers = {name: int(number) for name, _space, number in facts if number.isdecimal()}
+    return sum(numbers.get(f"total_{name}", numbers.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _read_number(path: Path) -> int | None:

@@ -4,6 +4,7 @@ The runtime directory's mode keeps strangers out; this is the second lock, for a
 are root, the daemon's own user, and members of the directory's group. Source: unix(7), SO_PEERCRED and SO_PEERGROUPS.
 """
 
+import errno
 import os
 import socket
 import struct
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 SO_PEERGROUPS = 59
 """asm-generic/socket.h; the socket module does not name it."""
-GROUPS_BYTES_MAX = 65_536 * 4
+GROUPS_BYTES_MAX = 1024
+"""The most that Python's ``getsockopt`` takes: 256 groups."""
 _CREDENTIALS = struct.Struct("3i")
 _GROUP_BYTES = 4
 
@@ -30,8 +32,16 @@ def peer_of(lifeline: socket.socket) -> Peer:
 
 
 def may_connect(lifeline: socket.socket, peer: Peer, directory_group: int) -> bool:
-    """Is the peer root, the daemon's user, or in the runtime directory's group?"""
+    """Is the peer root, the daemon's user, or in the runtime directory's group?
+
+    Of a peer in more than 256 groups only the primary one counts.
+    """
     if peer.user in {0, os.geteuid()} or peer.group == directory_group:
         return True
-    raw = lifeline.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_BYTES_MAX)
+    try:
+        raw = lifeline.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_BYTES_MAX)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        return False
     return directory_group in struct.unpack(f"{len(raw) // _GROUP_BYTES}I", raw)

@@ -9,6 +9,7 @@ Invariant: who holds the lock owns the sockets in the directory.
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,9 +24,10 @@ DIRECTORY_MODE = 0o750
 class HeldDirectory:
     """A locked runtime directory. Use as a context manager."""
 
-    def __init__(self, names: RuntimeDirectory, lock: int) -> None:
+    def __init__(self, names: RuntimeDirectory, lock: int, *, is_private: bool) -> None:
         self.names = names
         self._lock = lock
+        self._is_private = is_private
 
     def __enter__(self) -> Self:
         return self
@@ -36,11 +38,15 @@ class HeldDirectory:
         """Remove the sockets while the lock is held, then give it up."""
         for path in (self.names.lifeline_path, self.names.zmq_path):
             path.unlink(missing_ok=True)
+        if self._is_private:
+            self.names.lock_path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty: what somebody else put there is his
+                self.names.path.rmdir()
         os.close(self._lock)
 
 
-def hold(configured: Path | None) -> HeldDirectory:
-    """Make and lock the runtime directory.
+def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
+    """Make and lock the runtime directory. A private one was made for this daemon alone, and is removed at its end.
 
     Raises ``AlreadyRunning`` where another daemon holds it, ``ConfigInvalid`` where there is none to take, and ``BatchdError``
     where it cannot be used.
@@ -67,4 +73,4 @@ def hold(configured: Path | None) -> HeldDirectory:
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return HeldDirectory(names, lock)
+    return HeldDirectory(names, lock, is_private=is_private)

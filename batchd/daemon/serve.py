@@ -8,6 +8,7 @@ sockets are removed while the lock is held.
 """
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from time import monotonic
 
 import structlog
 
-from batchd import __version__
+from batchd import __version__, failpoints
 from batchd.config.tree import Config
 from batchd.core.state import DaemonState
 from batchd.daemon.descriptors import Watch
@@ -45,7 +46,10 @@ BAD_SHOWN_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What is not in the configuration. ``lifeline``: a descriptor whose end of file ends the daemon, for embedding."""
+    """What is not in the configuration.
+
+    ``lifeline``: a descriptor whose end of file ends the daemon, for embedding; then its directory is its own and goes with it.
+    """
 
     lifeline: int | None = None
     progress: Callable[[str, int], None] = field(default=lambda _stream, _found: None)
@@ -57,14 +61,16 @@ class ServeOptions:
 def serve(config: Config, options: ServeOptions) -> None:
     """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError`` where that cannot begin."""
     started_s = monotonic()
+    _allow_descriptors()
     with ExitStack() as stack:
-        held = stack.enter_context(hold(config.daemon.runtime_dir))
+        held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=options.lifeline is not None))
         watch = Watch()
         stack.callback(watch.close)
         workers = WorkerProcesses(watch)
         stack.callback(lambda: workers.close(WORKERS_END_S))
         for number in range(1, config.daemon.worker_count() + 1):
             workers.spawn(number)
+        failpoints.passing("daemon.starting")
 
         rings = plan_rings(config)
         _check_memory(rings)
@@ -90,6 +96,7 @@ def serve(config: Config, options: ServeOptions) -> None:
         desk.sessions = sessions
         stack.callback(sessions.close)
         sessions.bind(held.names.lifeline_path, held.names.zmq_path)
+        failpoints.passing("daemon.bound")
         loop.attach(sessions, workers)
         stack.callback(Signals(watch, _signal_handler(loop, config.daemon.drain_timeout_s)).close)
         if options.lifeline is not None:
@@ -103,6 +110,12 @@ def serve(config: Config, options: ServeOptions) -> None:
         options.ready(held.names.address)
         loop.run()
         _log.info("stopping", drained=state.is_drained)
+
+
+def _allow_descriptors() -> None:
+    """Take as many descriptors as we may: two for each slot soon reach the usual soft limit of 1024, which is for select()."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _check_memory(rings: dict[str, RingSize]) -> None:
@@ -160,6 +173,6 @@ class _Desk:
                 shown = sorted(listed.items())[: min(BAD_SHOWN_MAX, ITEMS_MAX)]
                 rows = [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
                 return BadSamples(question.request, len(listed), rows)
-        names = ", ".join(stream.name for stream in self.streams.values())
+        names = ", ".join(sorted(stream.name for stream in self.streams.values()))
         text = f"there is no stream {question.stream!r}; this daemon serves: {names}"
         return Refused(question.request, 0, ErrorCode.UNKNOWN_STREAM, text)

@@ -288,7 +288,8 @@ class Sessions:
 
     def _open(self, routing: bytes, message: Message) -> None:
         if not isinstance(message, Open):
-            self._reject(routing, None, ErrorCode.UNKNOWN_SESSION, "open the session first")
+            # A trainer's last words may come behind the end of its lifeline, so this is no news.
+            self._send_to(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
         if message.version != PROTOCOL_VERSION:
             self._send_to(routing, _wrong_version(message.version), None)

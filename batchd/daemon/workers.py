@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -65,29 +66,24 @@ class WorkerProcesses:
         """What workers decode with, by their own word; empty before the first is ready."""
 
     def spawn(self, number: int) -> None:
-        """Start worker ``number``, unless it was started ahead of time."""
+        """Start worker ``number``, unless it was started ahead of time. Raises ``OSError``, and then there is none."""
         if number in self._processes:
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
-        try:
+        with ExitStack() as until_done, ExitStack() as where_it_fails:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            where_it_fails.callback(ours.close)
+            until_done.callback(theirs.close)
+            note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
+            until_done.callback(os.close, note)
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             ours.setblocking(False)
             os.posix_fallocate(note, 0, NOTE_BYTES)
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "batchd.worker", str(theirs.fileno()), str(note)],
-                pass_fds=(theirs.fileno(), note),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
-            )
-            process = _Process(number, popen, os.pidfd_open(popen.pid), ours, mmap.mmap(note, NOTE_BYTES))
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(note)
+            memory = mmap.mmap(note, NOTE_BYTES)
+            popen = _start(theirs.fileno(), note)
+            where_it_fails.callback(_end, popen)
+            process = _Process(number, popen, os.pidfd_open(popen.pid), ours, memory)
+            where_it_fails.pop_all()
         self._processes[number] = process
         self._watch.add(process.channel.fileno(), lambda: self._receive(process))
         self._watch.add(process.pidfd, lambda: self._bury(process))
@@ -184,7 +180,7 @@ class WorkerProcesses:
         """The kernel says that the process has ended. What it reported before still counts."""
         self._receive(process)
         status = process.popen.wait()
-        note = _read_note(process.note)
+        note = _read_note(process.note) or _NOTHING_IN_HAND
         how = _describe(status)
         _log.warning("worker ended", worker=process.number, pid=process.popen.pid, how=how)
         self._watch.remove(process.channel.fileno())
@@ -197,6 +193,28 @@ class WorkerProcesses:
         os.close(process.pidfd)
         process.note.close()
         del self._processes[process.number]
+
+
+def _start(channel: int, note: int) -> subprocess.Popen[bytes]:
+    """Start a worker with these two descriptors. Nothing of the working directory is imported (``-P``)."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "batchd.worker", str(channel), str(note)],
+        pass_fds=(channel, note),
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C in a terminal goes to the daemon alone, from the worker's first moment on
+        env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+    )
+
+
+def _end(popen: subprocess.Popen[bytes]) -> None:
+    """End a worker that was hardly started."""
+    popen.kill()
+    popen.wait()
+
+
+_NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
+"""What a dead worker had that stood between samples: an order that nobody ever gave. So no sample is blamed for its death; who
+kills workers from outside often hits those that have just started, and the same row would be their first each time."""
 
 
 def _wait_for_killed(process: _Process) -> None:

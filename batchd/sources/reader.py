@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 
+from batchd import failpoints
 from batchd.sources.index import SourceIndex
 
 KEPT_BYTES_MAX = 8 << 20
@@ -48,6 +49,7 @@ class SampleReader:
         try:
             descriptor = os.open(self._index.file(sample), _OPEN_FLAGS)
             try:
+                failpoints.passing("worker.sample.opened", sample)
                 return self._read_whole(descriptor)
             finally:
                 os.close(descriptor)

@@ -155,13 +155,24 @@ def _entries(folder: bytes) -> tuple[list[bytes], list[bytes]]:
             for entry in entries:
                 if entry.name.startswith(b"."):
                     continue
-                if entry.is_dir():
+                is_image = entry.name.lower().endswith(IMAGE_SUFFIXES)
+                if _is_folder(entry, or_else=is_image):
                     folders.append(entry.name)
-                elif entry.name.lower().endswith(IMAGE_SUFFIXES):
+                elif is_image:
                     images.append(entry.name)
     except OSError as error:
         raise _unreadable(folder, error) from None
     return sorted(folders), sorted(images)
+
+
+def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
+    """Tell a folder; a link that leads nowhere is none if ``or_else`` it is taken for an image, and is refused otherwise."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if or_else:
+            return False
+        raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
 
 
 def _suffixes() -> str:

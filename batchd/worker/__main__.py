@@ -3,6 +3,7 @@
 Thread pools of numerical libraries are held to one thread before anything imports them: there is a worker for every core.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -12,8 +13,16 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
 
+PR_SET_PDEATHSIG = 1
+"""From sys/prctl.h."""
+
+
 def main() -> int:
-    """Work until the daemon is gone. SIGINT is the daemon's business: a terminal sends it to the whole group."""
+    """Work until the daemon is gone. The end of the channel says so, unless a sample holds us: then the kernel kills us.
+
+    SIGINT is the daemon's business.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel_descriptor, note_descriptor = (int(argument) for argument in sys.argv[1:])
 

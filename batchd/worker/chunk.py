@@ -71,14 +71,14 @@ class ServedStream:
         self._note.take(row, sample)
         if sample in self.quarantined:
             return "quarantined"
-        failpoints.passing("worker.sample.begin")
+        failpoints.passing("worker.sample.begin", sample)
         try:
             data = self._reader.read(sample)
-            failpoints.passing("worker.sample.read")
+            failpoints.passing("worker.sample.read", sample)
             self._pipeline.run(data, epoch, sample, attempt, arrays["image"][row])
         except (SampleUnreadable, SampleUndecodable) as error:
             return str(error)
-        failpoints.passing("worker.sample.written")
+        failpoints.passing("worker.sample.written", sample)
         return None
 
     def _treat(self, epoch: int, row: int, sample: int, arrays: Arrays) -> bool:

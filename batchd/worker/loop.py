@@ -28,8 +28,10 @@ class WorkerLoop:
     def run(self) -> None:
         """Work until the daemon closes the channel or is gone."""
         try:
+            failpoints.passing("worker.starting")
             send_message(self._channel, Ready(decoder_versions()))
             while True:
+                failpoints.passing("worker.idle")
                 message, descriptors = receive_message(self._channel, TO_WORKER)
                 self._handle(message, descriptors)
         except ChannelClosed:

@@ -76,9 +76,8 @@ class Connection:
 
     def run_if_usable(self, operation: Callable[[Session], None]) -> None:
         """Do something that only matters while there is a session: for closing. In a forked child it is the parent's to do."""
-        session = self._session
-        if session is not None and session.is_usable and os.getpid() == self._process:
-            self.run(operation)
+        if os.getpid() == self._process:
+            self._in_turn(self._run_if_usable, operation)
 
     def wait(self, seconds: float) -> None:
         """Wait until there may be something to receive, for ``TURN_S`` at most; other threads may use the session meanwhile."""
@@ -125,11 +124,20 @@ class Connection:
             except SessionLost:
                 continue
             except ProtocolError:
-                session.close()
+                session.leave()
                 raise
 
+    def _run_if_usable(self, operation: Callable[[Session], None]) -> None:
+        session = self._session
+        if session is None or not session.is_usable:
+            return
+        try:
+            operation(session)
+        except SessionLost:
+            return  # what was to be ended has ended with the session
+
     def _reopen(self, session: Session, give_up: float) -> Session:
-        session.close()
+        session.leave()
         try:
             self._session = patiently_open(self._context, self.directory, give_up, self.deadlines.connect_timeout_s)
         except (OSError, DaemonBusy, ConnectTimeout) as error:
@@ -143,7 +151,7 @@ class Connection:
     def _close(self, _: None) -> None:
         session, self._session = self._session, None
         if session is not None:
-            session.close(linger=session.holds_leases)
+            session.leave()
         if self._end.detach():
             self._context.destroy()
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
+from batchd_wire.codec import NUMBER_MAX
 
 
 class Position(NamedTuple):
@@ -78,7 +79,7 @@ class Course:
 
 def checked_position(epoch: int, step: int) -> Position:
     """Make a position of what the user says. Raises ``PositionInvalid``."""
-    if type(epoch) is not int or type(step) is not int or epoch < 0 or step < 0:
+    if type(epoch) is not int or type(step) is not int or not 0 <= epoch <= NUMBER_MAX or not 0 <= step <= NUMBER_MAX:
         raise PositionInvalid(f"epoch {epoch!r}, step {step!r} is no position")
     return Position(epoch, step)
 

@@ -10,12 +10,10 @@ from operator import index
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import zmq
-
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_daemon
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
-from batchd_client.session import Context, Session
+from batchd_client.session import Session, make_context
 from batchd_client.stream import Stream
 from batchd_client.subscription import Claim
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
@@ -57,7 +55,7 @@ def connect(
     ``ProtocolError``.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
-    context: Context = zmq.Context()
+    context = make_context()
     connection = None
     try:
         directory, session = find_daemon(context, address, connect_timeout_s)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from batchd_client.connection import first_line, patiently_open
 from batchd_client.errors import AddressInvalid, ConnectTimeout, DaemonNotFound, PermissionDenied
@@ -30,15 +31,24 @@ def find_daemon(context: Context, address: str | None, connect_timeout_s: float)
     ``ProtocolError``.
     """
     give_up = time.monotonic() + connect_timeout_s
-    failures: list[tuple[RuntimeDirectory, OSError]] = []
+    failures: list[_Failure] = []
     for directory in _directories(address):
         try:
             return directory, patiently_open(context, directory, give_up, connect_timeout_s, retry=(DaemonBusy,))
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
-            failures.append((directory, error))
-    raise _explain(failures)
+            reason = f"{directory.path}: {_reason(directory, error)}"
+            failures.append(_Failure(reason, isinstance(error, PermissionError)))
+    tried = "tried " + "; ".join(failure.reason for failure in failures)
+    raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
+
+
+class _Failure(NamedTuple):
+    """Why nothing was found at one place. Not the exception itself: it would keep what was opened there alive."""
+
+    reason: str
+    denied: bool
 
 
 def _directories(address: str | None) -> Sequence[RuntimeDirectory]:
@@ -51,13 +61,6 @@ def _directories(address: str | None) -> Sequence[RuntimeDirectory]:
         return [runtime_directory(path) for path in candidate_directories()]
     except ValueError as error:
         raise AddressInvalid(f"{origin}: {error}") from None
-
-
-def _explain(failures: Sequence[tuple[RuntimeDirectory, OSError]]) -> DaemonNotFound | PermissionDenied:
-    tried = "; ".join(f"{directory.path}: {_reason(directory, error)}" for directory, error in failures)
-    if any(isinstance(error, PermissionError) for _, error in failures):
-        return PermissionDenied(f"tried {tried}")
-    return DaemonNotFound(f"tried {tried}")
 
 
 def _reason(directory: RuntimeDirectory, error: OSError) -> str:

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from weakref import finalize
 
 from batchd_client.errors import ConnectTimeout, DaemonUnavailable, ProtocolError, error_for_code
 from batchd_client.memory import SlotMemory
@@ -37,17 +38,18 @@ class DaemonBusy(DaemonUnavailable):
 
 
 class Lifeline:
-    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference."""
+    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference.
 
-    __slots__ = ("_socket", "descriptor", "path")
+    Not by ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that nobody closed it.
+    """
+
+    __slots__ = ("__weakref__", "_socket", "descriptor", "path")
 
     def __init__(self, path: Path, connected: socket.socket) -> None:
         self._socket = connected
         self.path = path
         self.descriptor = connected.fileno()
-
-    def __del__(self) -> None:
-        self._socket.close()
+        finalize(self, connected.close)
 
     def wait(self, deadline: float) -> bool:
         """Wait until there is something to receive; False once ``deadline`` has passed."""

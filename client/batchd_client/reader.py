@@ -10,8 +10,6 @@ interrupted; so a position is neither lost nor repeated, whatever is raised and 
 
 import time
 from functools import partial
-from typing import Any
-from weakref import finalize
 
 from batchd_client.batch import Batch, Lease
 from batchd_client.connection import Connection
@@ -48,9 +46,8 @@ class Reader:
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
-        self._forgotten: finalize[Any, Any] | None = None
-        subscribe = partial(self._subscribe, position=position, fingerprint=fingerprint)
-        self.subscription: Subscription = connection.run(subscribe)
+        self.subscription: Subscription
+        connection.run(partial(self._begin, position=position, fingerprint=fingerprint))
 
     @property
     def position(self) -> Position:
@@ -60,10 +57,10 @@ class Reader:
     def take(self, epoch: int) -> Batch | None:
         """Give the next batch if it belongs to ``epoch`` and the claim reaches that far, else None."""
         started_s = time.perf_counter()
+        end_epoch = self.claim.end_epoch
+        if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
+            return None
         if self._ready is None:
-            end_epoch = self.claim.end_epoch
-            if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
-                return None
             self._fetch()
         batch, subscription = self._ready, self.subscription
         assert batch is not None
@@ -90,33 +87,33 @@ class Reader:
 
     # --- subscribing; each of these has the session to itself ---------------------------------------------------------
 
+    def _begin(self, session: Session, position: Position, fingerprint: str | None) -> None:
+        self.subscription = self._subscribe(session, position, fingerprint)
+        session.adopt(self.subscription, self)  # last: what is interrupted before is subscribed again
+
     def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
         deadline = self._connection.deadlines.request_deadline()
         message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
-        subscription = Subscription(self.claim, position, session.request(message, Subscribed, deadline))
-        session.adopt(subscription)
-        if self._forgotten is not None:
-            self._forgotten.detach()
-        self._forgotten = finalize(self, session.abandoned.append, subscription)
-        self._forgotten.atexit = False
-        return subscription
+        return Subscription(self.claim, position, session.request(message, Subscribed, deadline))
 
     def _move(self, session: Session, position: Position) -> None:
         former = self.subscription
-        session.unsubscribe(former)
+        if session.has(former):
+            session.unsubscribe(former.number)
         try:
             subscription = self._subscribe(session, position, former.terms.fingerprint)
         except StateMismatch as error:
             raise StreamChanged(str(error).partition("\n")[0]) from None
         if subscription.terms != former.terms:
-            session.unsubscribe(subscription)
+            session.settle()
             raise StreamChanged
-        self.subscription = subscription
-        self._ready = None
+        self.subscription, self._ready = subscription, None
         self.moves += 1
+        session.adopt(subscription, self)
 
     def _unsubscribe(self, session: Session) -> None:
-        session.unsubscribe(self.subscription)
+        if session.has(self.subscription):
+            session.unsubscribe(self.subscription.number)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -195,8 +192,8 @@ class Reader:
             raise ProtocolError(
                 f"slot {handle.slot} does not hold generation {handle.generation} that its handle names"
             )
-        subscription.leased += 1
         lease = Lease(memory, session.lifeline, subscription.ended, handle)
+        subscription.add_lease(lease)
         return Batch(self.claim.stream, subscription.fields, lease, handle)
 
     # --- why there is none --------------------------------------------------------------------------------------------

@@ -10,18 +10,20 @@ Invariant: what is read is either wholly taken note of, or the session is torn.
 """
 
 import itertools
+import os
 import select
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import suppress
+from typing import NoReturn, TypeVar
 
 import zmq
 
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
 from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, open_lifeline
 from batchd_client.memory import SlotMemory
-from batchd_client.subscription import Subscription
+from batchd_client.subscription import OwnerToken, Subscription
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
@@ -53,8 +55,10 @@ class Session:
         self._lost: str | None = None
         self._subscriptions: dict[int, Subscription] = {}
         self._retired: list[Subscription] = []
-        self.abandoned: deque[Subscription] = deque()
-        """Subscriptions whose stream was forgotten without closing it; finalizers append in any thread."""
+        self._unadopted: list[int] = []
+        """Numbers of subscriptions that were admitted and not adopted: their owner gave up, or was interrupted."""
+        self.forgotten: deque[OwnerToken] = deque()
+        """Subscriptions that nobody has closed, or has any more; appended to in any thread, at any moment."""
         self.lifeline = lifeline
         self.endpoint = endpoint
         self.daemon_version = ""
@@ -70,48 +74,66 @@ class Session:
     @property
     def has_left_overs(self) -> bool:
         """Is there anything for ``settle`` to do, now or later?"""
-        return bool(self.abandoned or self._retired)
+        return bool(self.forgotten or self._retired or self._unadopted)
 
     @property
     def holds_leases(self) -> bool:
         """Is any batch of this session still alive in this program?"""
         return any(one.held for one in (*self._subscriptions.values(), *self._retired))
 
-    def close(self, *, linger: bool = False) -> None:
-        """Close the ZeroMQ side; the lifeline closes once no lease needs it. ``linger`` lets the last messages out."""
+    def leave(self) -> None:
+        """Close in peace: where leases keep the lifeline open, the daemon is told that nothing else is wanted."""
+        linger_ms = 0
+        if self._lost is None and self.holds_leases:
+            linger_ms = CLOSE_LINGER_MS
+            with suppress(SessionLost):
+                self.settle()
+                for number in list(self._subscriptions):
+                    self.unsubscribe(number)
+        self.close(linger_ms)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the ZeroMQ side; the lifeline closes once no lease needs it."""
         self._lost = self._lost or "the session has been closed"
-        self._socket.close(linger=CLOSE_LINGER_MS if linger else 0)
+        self._socket.close(linger=linger_ms)
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
-    def adopt(self, subscription: Subscription) -> None:
-        """Deliver to this subscription from now on. Paired with ``unsubscribe``."""
+    def adopt(self, subscription: Subscription, owner: object) -> None:
+        """Deliver to this subscription from now on, as long as anybody has ``owner``. Paired with ``unsubscribe``."""
+        subscription.watch(owner, self.forgotten)
         self._subscriptions[subscription.number] = subscription
-        self.torn = False
+        self._unadopted = [number for number in self._unadopted if number != subscription.number]
 
     def has(self, subscription: Subscription) -> bool:
         """Does the subscription belong to this session, and has it not been given up?"""
         return self._subscriptions.get(subscription.number) is subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Give up a subscription. Its unread handles are void; its leases are given back as they end."""
-        self.abandoned.append(subscription)
-        self.settle()
+    def unsubscribe(self, number: int) -> None:
+        """Give up a subscription. Its unread handles are void; its leases are given back as they end.
+
+        May be called again where an interrupt cut it off. Raises ``SessionLost``.
+        """
+        if all(over.number != number for over in self._retired):
+            subscription = self._subscriptions.get(number)
+            if not self.send(Unsubscribe(number, subscription.leased if subscription is not None else 0)):
+                self._lose("ZeroMQ takes no message, though the lifeline is open")
+            if subscription is not None:
+                self._retired.append(subscription)
+        self._subscriptions.pop(number, None)
 
     def settle(self) -> None:
-        """Give up what was abandoned, and give back what has ended of subscriptions that are over."""
-        while self.abandoned:
-            over = self.abandoned[0]
-            if self.has(over):
-                if not self.send(Unsubscribe(over.number, over.leased)):
-                    return
-                self._retired.append(over)
-                del self._subscriptions[over.number]
-            self.abandoned.popleft()
+        """Give up what nobody has any more, and give back what has ended of subscriptions that are over."""
+        while self.forgotten:
+            self.unsubscribe(self.forgotten[0].number)
+            self.forgotten.popleft()
+        while self._unadopted:
+            self.unsubscribe(self._unadopted[-1])
+            self._unadopted.pop()
         for over in self._retired:
             if over.ended:
                 self.give_back(over, over.leased, 0, waiting=False)
-        self._retired = [over for over in self._retired if over.held or over.ended]
+        self._retired = [over for over in self._retired if over.outstanding]
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -161,10 +183,9 @@ class Session:
             subscription = self._subscriptions.get(message.subscription)
             if subscription is not None:
                 subscription.add_handle(message)
-            self.torn = False
         else:
             self._take(message)
-            self.torn = type(message) is Subscribed  # until it is adopted
+        self.torn = False
         return True
 
     def wait(self, seconds: float) -> None:
@@ -231,6 +252,8 @@ class Session:
         return reply
 
     def _take(self, message: Message) -> None:
+        if type(message) is Subscribed:
+            self._unadopted.append(message.subscription)
         if type(message) is Refused and message.request == 0:
             self._take_refusal(message)
         elif type(message) is Opened:
@@ -239,24 +262,36 @@ class Session:
             self._answers.append(message)
         elif getattr(message, "request", OPENING) == self._awaited:
             if type(message) is Refused and message.error in _MEANS_LOST:
-                self._lose(message.text)
+                self._lose(f"the daemon says: {message.text}")
             self._answers.append(message)
 
     def _take_refusal(self, refused: Refused) -> None:
         subscription = self._subscriptions.get(refused.subscription)
         if refused.error in _MEANS_LOST or (subscription and refused.error == ErrorCode.UNKNOWN_SUBSCRIPTION):
-            self._lose(refused.text)
+            self._lose(f"the daemon says: {refused.text}")
         if subscription is not None:
             subscription.refusal = refused
         elif refused.error != ErrorCode.UNKNOWN_SUBSCRIPTION:  # which one given up long ago may well be
             raise error_for_code(refused.error, refused.text)
 
-    def _lose(self, text: str) -> None:
-        self._lost = f"the daemon says: {text}"
-        raise SessionLost(self._lost)
+    def _lose(self, text: str) -> NoReturn:
+        self._lost = text
+        raise SessionLost(text)
 
 
 _MEANS_LOST = (ErrorCode.UNKNOWN_SESSION, ErrorCode.DRAINING)
+
+
+def make_context() -> Context:
+    """Make what a connection's sockets live in; it starts ZeroMQ's threads.
+
+    They are told never to pre-empt the thread that wakes them. Otherwise, on a machine that is busy decoding, each send waits
+    until ZeroMQ and often the daemon had their turn on the trainer's core: measured with every core busy, ``next()`` with a
+    batch ready took 25 us instead of 50 to 170 us (p50), and 0.1 ms instead of 2 to 5 ms (p90).
+    """
+    context: Context = zmq.Context()
+    context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
+    return context
 
 
 def open_session(context: Context, directory: RuntimeDirectory, deadline: float) -> Session:

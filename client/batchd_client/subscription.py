@@ -10,14 +10,16 @@ Invariant: ``taken`` alone says where the subscription stands; it grows in the s
 
 from collections import deque
 from dataclasses import dataclass
+from weakref import ref
 
-from batchd_client.batch import FieldView, field_view
+from batchd_client.batch import FieldView, Lease, LeaseToken, field_view
 from batchd_client.course import Course, Position
 from batchd_client.errors import ProtocolError
-from batchd_wire.codec import ITEMS_MAX
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Pull, Refused, Subscribe, Subscribed
 
+RELEASED_MAX = 1024
+"""Leases given back by one message, so that it stays well below the longest that a daemon takes."""
 HANDLES_MAX = 1024
 """More handles than any window has; a daemon that sends more is broken."""
 
@@ -61,6 +63,13 @@ class Terms:
     layout: SlotLayout
 
 
+class OwnerToken(ref[object]):
+    """What is left of a subscription's owner when it was forgotten: the subscription's number."""
+
+    __slots__ = ("number",)
+    number: int
+
+
 class Subscription:
     """See the drawing above. Made from the daemon's ``Subscribed``; raises ``ProtocolError`` where that makes no sense."""
 
@@ -69,10 +78,11 @@ class Subscription:
         "course",
         "ended",
         "fields",
-        "given_back",
         "handles",
         "leased",
         "number",
+        "outstanding",
+        "owner",
         "refusal",
         "taken",
         "terms",
@@ -89,12 +99,14 @@ class Subscription:
         )
         self.fields: dict[str, FieldView] = {field.name: field_view(field) for field in self.terms.layout.fields}
         self.handles: deque[Handle] = deque()
+        self.owner: OwnerToken | None = None
         self.refusal: Refused | None = None
         self.taken = 0
         self.leased = 0
-        self.ended: deque[tuple[int, int]] = deque()
-        """(sequence, generation) of leases that have ended and were not given back yet; finalizers append in any thread."""
-        self.given_back = 0
+        self.outstanding: dict[int, LeaseToken] = {}
+        """By sequence: the leases that were not given back yet."""
+        self.ended: deque[LeaseToken] = deque()
+        """The leases that have ended; appended to in any thread, at any moment, and sometimes twice."""
         self.wait_us = 0
         self.announced_s = 0.0
         """When the daemon was last told that the trainer waits; 0 where it was not."""
@@ -107,7 +119,13 @@ class Subscription:
     @property
     def held(self) -> int:
         """How many batches, or arrays over batches, are alive in this program."""
-        return self.leased - self.given_back - len(self.ended)
+        ended = {token.sequence for token in self.ended.copy()}
+        return sum(sequence not in ended for sequence in self.outstanding)
+
+    def watch(self, owner: object, forgotten: deque[OwnerToken]) -> None:
+        """Have a token appended to ``forgotten`` when nobody has ``owner`` any more."""
+        self.owner = OwnerToken(owner, forgotten.append)
+        self.owner.number = self.number
 
     def add_handle(self, handle: Handle) -> None:
         """Keep a handle that has arrived until the user's loop wants it."""
@@ -115,17 +133,23 @@ class Subscription:
             raise ProtocolError(f"more than {HANDLES_MAX} batches that were never asked for")
         self.handles.append(handle)
 
+    def add_lease(self, lease: Lease) -> None:
+        """Take note of the lease of the next batch. Paired with ``given``, some time after the lease has ended."""
+        self.outstanding[self.leased] = lease.token
+        self.leased += 1
+
     def pull(self, consumed: int, waited_us: int, *, waiting: bool) -> Pull:
         """Make the message that says where we are and gives back what has ended; ``given`` must follow once it is sent."""
         ended = self.ended  # other threads append at its end meanwhile, so it is read by index
-        released = [ended[index] for index in range(min(len(ended), ITEMS_MAX))]
+        tokens = [ended[index] for index in range(min(len(ended), RELEASED_MAX))]
+        released = [(token.sequence, token.generation) for token in tokens]
         return Pull(self.number, consumed, waiting, self.wait_us + waited_us, released)
 
     def given(self, pull: Pull) -> None:
         """Forget the leases that a pull gave back."""
-        for _ in pull.released:
+        for sequence, _generation in pull.released:
+            self.outstanding.pop(sequence, None)
             self.ended.popleft()
-            self.given_back += 1
 
 
 def _terms(admitted: Subscribed) -> Terms:

@@ -6,6 +6,7 @@ that the last holder of the other end is gone.
 
 import os
 import socket
+from array import array
 from collections.abc import Sequence
 
 from batchd_wire.codec import MalformedMessage, Message, Vocabulary
@@ -14,6 +15,7 @@ DATAGRAM_BYTES_MAX = 128 * 1024
 """Longest message on a channel."""
 DESCRIPTORS_MAX = 4
 SEND_BUFFER_BYTES = 1 << 20
+_RIGHTS_BYTES = socket.CMSG_LEN(DESCRIPTORS_MAX * array("i").itemsize)
 
 
 class ChannelClosed(ConnectionError):  # noqa: N818  news, not an error of ours
@@ -43,11 +45,10 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
     descriptors are closed), and what the socket raises: ``BlockingIOError`` or ``TimeoutError``.
     """
     try:
-        data, descriptors, flags, _address = socket.recv_fds(
-            channel, DATAGRAM_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-        )
+        data, ancillary, flags, _address = channel.recvmsg(DATAGRAM_BYTES_MAX, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:
         raise ChannelClosed(str(error)) from None
+    descriptors = _descriptors_in(ancillary)
     if not data and not descriptors:
         raise ChannelClosed("the other side closed the channel")
     try:
@@ -58,3 +59,12 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """What ``socket.recv_fds`` does; that forgets its flags, so descriptors would pass on to programs that are started."""
+    descriptors = array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return list(descriptors)

@@ -11,7 +11,8 @@ limit. A vocabulary is the set of messages that one side may receive: anything e
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, dataclass_transform, get_args, get_origin, get_type_hints
+from reprlib import repr as brief_repr
+from typing import Any, ClassVar, NoReturn, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -20,6 +21,12 @@ MESSAGE_BYTES_MAX = 1 << 20
 TEXT_CHARACTERS_MAX = 16 * 1024
 ITEMS_MAX = 4096
 NUMBER_MAX = (1 << 63) - 1
+
+
+def _refuse_extension(number: int, _data: bytes) -> NoReturn:
+    """An empty extension passes ``max_ext_len``."""
+    raise ValueError(f"extension {number}")
+
 
 _unpack_options: dict[str, Any] = {
     "raw": False,
@@ -30,6 +37,7 @@ _unpack_options: dict[str, Any] = {
     "max_array_len": ITEMS_MAX,
     "max_map_len": ITEMS_MAX,
     "max_ext_len": 0,
+    "ext_hook": _refuse_extension,
 }
 
 _pack = msgpack.Packer(autoreset=True, use_bin_type=True).pack
@@ -106,6 +114,10 @@ def _is_plain(type_: type) -> Callable[[Any], bool]:
     return lambda value: type(value) is type_
 
 
+def _is_text_map(value: Any) -> bool:
+    return type(value) is dict and all(type(key) is str for key in value)
+
+
 def _check_for(hint: Any) -> Callable[[Any], bool]:
     """Choose the check for a field by its annotation; numbers are whole and never negative."""
     if hint is int:
@@ -119,7 +131,7 @@ def _check_for(hint: Any) -> Callable[[Any], bool]:
     if get_origin(hint) is tuple:
         return _tuple_check(tuple(_check_for(part) for part in get_args(hint)))
     if get_origin(hint) is dict:
-        return _is_plain(dict)
+        return _is_text_map
     alternatives = [part for part in get_args(hint) if part is not type(None)]
     assert len(alternatives) == 1, f"no check for {hint}"
     check = _check_for(alternatives[0])
@@ -140,5 +152,6 @@ def _tuple_check(checks: tuple[Callable[[Any], bool], ...]) -> Callable[[Any], b
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value)
+    """Looks only a few levels and items into the value: a deeply nested one would end ``repr`` by RecursionError."""
+    text = brief_repr(value)
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  a line of an error message

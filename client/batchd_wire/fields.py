@@ -100,7 +100,7 @@ def layout_from_wire(value: object) -> SlotLayout:
     offsets are checked against ``slot_bytes`` here, and ``slot_bytes`` against ``fstat`` where the slot is mapped.
     """
     match value:
-        case [list(fields), int(rows), int(slot_bytes)]:
+        case [list(fields), int(rows), int(slot_bytes)] if type(rows) is int:  # not a bool
             pass
         case _:
             raise ValueError("a slot layout is [fields, rows, slot_bytes]")
@@ -111,8 +111,14 @@ def layout_from_wire(value: object) -> SlotLayout:
     placed = tuple(_field_from_wire(field) for field in fields)
     if len({field.name for field in placed}) != len(placed):
         raise ValueError("two fields of a slot have the same name")
+    end = HEADER_BYTES
     for field in placed:
-        if field.offset + field.row_bytes * rows > slot_bytes:
+        if field.offset < end:
+            raise ValueError(
+                f"field {field.name!r} starts at byte {field.offset}, before byte {end} where the one before it ends"
+            )
+        end = field.offset + field.row_bytes * rows
+        if end > slot_bytes:
             raise ValueError(f"field {field.name!r} does not fit into a slot of {slot_bytes} bytes")
     return SlotLayout(placed, rows, slot_bytes)
 

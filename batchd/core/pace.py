@@ -1,0 +1,58 @@
+"""How far trainers of one stream may be apart: ``lag = "lockstep"`` lets nobody run away from the slowest. Nobody's process.
+
+    slowest          fastest
+       |-- max_skew --->|       counted in the batches of the trainer that is ahead
+
+Invariant: the slowest may always go on. A trainer at the end of its course, or gone, holds up nobody.
+"""
+
+from batchd.core.course import Course
+from batchd.core.plan import Position
+
+
+class Pace:
+    """Where each trainer stands. With ``max_skew`` None each goes at its own pace and nothing is kept."""
+
+    def __init__(self, max_skew: int | None) -> None:
+        self.max_skew = max_skew
+        self._places: dict[int, int] = {}
+        self._slowest: int | None = None
+        self._has_moved = False
+
+    def stands(self, subscription: int, course: Course, consumed: int) -> None:
+        """A trainer has read ``consumed`` batches of its course."""
+        if self.max_skew is None:
+            return
+        share = course.at(consumed)
+        if share is None:
+            self._places.pop(subscription, None)
+        else:
+            self._places[subscription] = _place(course, share.position)
+        self._look()
+
+    def forget(self, subscription: int) -> None:
+        """A trainer wants no more."""
+        if self._places.pop(subscription, None) is not None:
+            self._look()
+
+    def allows(self, course: Course, position: Position) -> bool:
+        """May a trainer of this course have ``position`` already?"""
+        if self.max_skew is None or self._slowest is None:
+            return True
+        return (_place(course, position) - self._slowest) // course.world_size <= self.max_skew
+
+    def has_moved(self) -> bool:
+        """Is the slowest somewhere else than when this was last asked?"""
+        moved, self._has_moved = self._has_moved, False
+        return moved
+
+    def _look(self) -> None:
+        slowest = min(self._places.values(), default=None)
+        if slowest != self._slowest:
+            self._slowest = slowest
+            self._has_moved = True
+
+
+def _place(course: Course, position: Position) -> int:
+    """Count the stream's batches up to a position."""
+    return position.epoch * course.plan.steps + position.step

@@ -1,0 +1,126 @@
+"""What every test has.
+
+Hypothesis tries the same examples every time, unless ``--hypothesis-profile=long`` asks for more. After each test the leak
+oracle looks whether anything was left behind. Daemons and trainers that a test starts end with it, or with its module.
+"""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.daemon_process import DaemonProcess
+from support.images import write_photos
+from support.kernel import RUN_VARIABLE, carriers
+from support.leaks import left_since, look
+from support.settings import folder_stream
+from support.trainer_process import TrainerProcess
+from support.waiting import wait_until
+
+settings.register_profile(
+    "usual", derandomize=True, deadline=None, max_examples=60, stateful_step_count=50, database=None
+)
+settings.register_profile(
+    "long",
+    deadline=None,
+    max_examples=2000,
+    stateful_step_count=100,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("usual")
+
+os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
+LEAK_PATIENCE_S = 10.0
+
+_HAS_FAILED = pytest.StashKey[bool]()
+
+StartDaemon = Callable[..., DaemonProcess]
+
+
+@pytest.fixture(scope="session")
+def daemons_folder() -> Iterator[Path]:
+    """Where daemons of tests have their directories; its path is short, as a socket's must be."""
+    folder = Path(tempfile.mkdtemp(prefix="batchd-"))
+    yield folder
+    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
+    wait_until(lambda: not carriers(marker), "no process is left of all the tests", LEAK_PATIENCE_S)
+    shutil.rmtree(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    """Remember for the leak oracle how a test ended."""
+    report = yield
+    item.stash[_HAS_FAILED] = item.stash.get(_HAS_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest, daemons_folder: Path) -> Iterator[None]:
+    """Fail a test that leaves processes, threads, descriptors, mappings or files; a failed one still has its traceback."""
+    before = look(daemons_folder)
+    yield
+    if request.node.stash.get(_HAS_FAILED, False):
+        return
+    try:
+        wait_until(lambda: not left_since(before, daemons_folder), "nothing is left behind", LEAK_PATIENCE_S)
+    except AssertionError:
+        pytest.fail("left behind: " + "; ".join(left_since(before, daemons_folder)), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 40 small photographs in four classes; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("photos")
+    write_photos(folder, {"cat": 10, "dog": 10, "owl": 10, "yak": 10}, height=72, width=96)
+    return folder
+
+
+@contextmanager
+def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
+    """Start daemons; by default one with the stream ``photos``. All are closed in the end."""
+    with ExitStack() as stack:
+
+        def start(
+            streams: dict[str, dict[str, Any]] | None = None, *, ready: bool = True, **options: Any
+        ) -> DaemonProcess:
+            daemon = DaemonProcess(parent, streams or {"photos": folder_stream(photos)}, **options)
+            stack.callback(daemon.close)
+            return daemon.start(ready=ready)
+
+        yield start
+
+
+@pytest.fixture
+def start_daemon(daemons_folder: Path, photos: Path) -> Iterator[StartDaemon]:
+    """Start daemons that end with the test."""
+    with _daemons(daemons_folder, photos) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_shared_daemon(daemons_folder: Path, photos: Path) -> Iterator[StartDaemon]:
+    """Start daemons that end with the module."""
+    with _daemons(daemons_folder, photos) as start:
+        yield start
+
+
+@pytest.fixture
+def start_trainer() -> Iterator[Callable[..., TrainerProcess]]:
+    """Start trainers as processes of their own that end with the test."""
+    with ExitStack() as stack:
+
+        def start(*arguments: Any, **options: Any) -> TrainerProcess:
+            trainer = TrainerProcess(*arguments, **options)
+            stack.callback(trainer.close)
+            return trainer.ready()
+
+        yield start

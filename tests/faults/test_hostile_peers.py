@@ -1,0 +1,343 @@
+"""Peers that mean no good, or are broken: the daemon goes on serving a good trainer exactly, and forgets them."""
+
+import array
+import os
+import random
+import socket
+
+import msgpack
+import pytest
+
+import batchd_client
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import receive_message, send_message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import (
+    TO_TRAINER_LIFELINE,
+    AskBad,
+    AskStatus,
+    Handle,
+    Hello,
+    Open,
+    Opened,
+    Pull,
+    Refused,
+    Status,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+)
+from support.expected import Expected
+from support.kernel import descriptors_of
+from support.raw_peer import RawPeer
+from support.seen import see
+from support.waiting import wait_until
+
+HUGE = (1 << 63) - 1
+
+
+@pytest.fixture(scope="module")
+def shared(start_shared_daemon):
+    """A daemon of forty samples, and what it should give."""
+    daemon = start_shared_daemon(sessions_max=250)
+    return daemon, Expected(daemon.config)
+
+
+@pytest.fixture
+def daemon(shared):
+    """A daemon that a good trainer reads from while the test does its worst; afterwards it has forgotten the worst."""
+    daemon, expected = shared
+    descriptors = len(descriptors_of(daemon.pid))
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        seen = see(stream, 2)
+        yield daemon
+        seen += see(stream) + see(stream)
+        assert seen == expected.epoch(0) + expected.epoch(1)
+        wait_until(lambda: len(connection.status()["trainers"]) == 1, "the daemon has forgotten the others")
+    wait_until(lambda: len(descriptors_of(daemon.pid)) <= descriptors + 2 * slots(daemon), "descriptors are closed")
+    assert daemon.status()["daemon"]["worker_deaths"] == 0
+
+
+def slots(daemon):
+    """How many slots there are; each has two descriptors, and stays."""
+    return daemon.stream_status()["slots"]
+
+
+@pytest.fixture
+def peer(daemon):
+    """Somebody who has connected and said nothing."""
+    with RawPeer(daemon.runtime_dir) as peer:
+        yield peer
+
+
+def subscribe(**changes):
+    """A claim on the whole stream, changed where a test wants it."""
+    claim = {
+        "request": 1,
+        "stream": "photos",
+        "rank": 0,
+        "world_size": 1,
+        "window": 2,
+        "epoch": 0,
+        "step": 0,
+        "end_epoch": 1,
+        "fingerprint": None,
+    }
+    return Subscribe(**(claim | changes))
+
+
+def assert_refused(answer, code):
+    """The answer is a refusal with this code and a text."""
+    assert isinstance(answer, Refused)
+    assert ErrorCode(answer.error) is code
+    assert answer.text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bytes_over_zeromq_change_nothing(peer, seed):
+    """Whatever is no message is answered with its number, from an open session as from none."""
+    chance = random.Random(seed)
+    if seed:
+        peer.open()
+    for _ in range(100):
+        peer.dealer.send(chance.randbytes(chance.choice([0, 1, 8, 100, 5000])))
+        assert_refused(peer.hear(), ErrorCode.MALFORMED_MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"", b""],
+        [b"x"] * 1000,
+        [msgpack.packb([1] * 5000)],
+        [b"\x91" * 3000],
+        [msgpack.packb([14, 2**64 - 1])],
+        [msgpack.packb([14, float("nan")])],
+        [msgpack.packb([14, True])],
+        [msgpack.packb([msgpack.ExtType(5, b"payload")])],
+        [msgpack.packb([999, 1])],
+        [msgpack.packb([22, 1, 0, 0, 0, 0, 1, 0, 8])],
+        [msgpack.packb({1: 2})],
+        [b"\xdd\xff\xff\xff\xff"],
+        [b"\xc6\xff\xff\xff\xff"],
+    ],
+    ids=[
+        "empty",
+        "frames",
+        "array",
+        "nesting",
+        "number",
+        "nan",
+        "bool",
+        "ext",
+        "unknown",
+        "ours",
+        "map",
+        "long",
+        "bin",
+    ],
+)
+def test_malformed_messages_are_answered_as_such(peer, frames):
+    """Also from a session, whose good messages are heard afterwards."""
+    peer.open()
+    peer.dealer.send_multipart(frames)
+    assert_refused(peer.hear(), ErrorCode.MALFORMED_MESSAGE)
+    assert isinstance(peer.ask(AskStatus(7)), Status)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_datagrams_on_the_lifeline_end_it(peer, seed):
+    """The one who sent them is cut off; nobody else hears of it."""
+    peer.lifeline.send(random.Random(seed).randbytes(1 + seed * 1000))
+    assert peer.is_hung_up()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_descriptors_sent_to_the_daemon_are_closed(peer, when):
+    """Also more of them than any message has."""
+    if when == "after":
+        peer.greet()
+    reading, writing = os.pipe()
+    fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [reading] * 50))]
+    peer.lifeline.sendmsg([Hello(PROTOCOL_VERSION, "generous", 1).encode()], fds)
+    os.close(reading)
+    assert peer.is_hung_up()
+    peer.close()
+    with pytest.raises(BrokenPipeError):
+        wait_until(lambda: os.write(writing, b"x" * 4096) is None, "nobody has the other end any more")
+    os.close(writing)
+
+
+def test_hello_twice_is_once_too_often(peer):
+    """The session ends."""
+    peer.open()
+    send_message(peer.lifeline, Hello(PROTOCOL_VERSION, "again", 1))
+    assert peer.is_hung_up()
+
+
+def test_a_wrong_version_is_told_which_one_is_spoken(peer):
+    """On the lifeline and over ZeroMQ, with a text that says who is to be upgraded."""
+    send_message(peer.lifeline, Hello(PROTOCOL_VERSION + 1, "newer", 1))
+    answer, _ = receive_message(peer.lifeline, TO_TRAINER_LIFELINE)
+    assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
+    assert "upgrade the daemon" in answer.text
+    answer = peer.ask(Open(PROTOCOL_VERSION + 1, b"0" * 16))
+    assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
+
+
+@pytest.mark.parametrize("secret", [b"", b"0" * 16, b"\0" * 1000])
+def test_a_wrong_secret_opens_nothing(peer, secret):
+    """Neither before nor after the right one was handed out."""
+    assert_refused(peer.ask(Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
+    peer.greet()
+    assert_refused(peer.ask(Open(PROTOCOL_VERSION, secret)), ErrorCode.UNKNOWN_SESSION)
+    assert_refused(peer.ask(subscribe()), ErrorCode.UNKNOWN_SESSION)
+    assert isinstance(peer.ask(Open(PROTOCOL_VERSION, peer.secret)), Opened)
+
+
+def test_a_secret_opens_one_connection(peer, daemon):
+    """Whoever learns it later comes too late."""
+    peer.open()
+    with RawPeer(daemon.runtime_dir) as thief:
+        assert_refused(thief.ask(Open(PROTOCOL_VERSION, peer.secret)), ErrorCode.UNKNOWN_SESSION)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Pull(1, HUGE, True, HUGE, [(0, 1), (HUGE, HUGE)]),
+        Unsubscribe(1, 0),
+        AskBad(1, "photos"),
+        AskStatus(1),
+        subscribe(),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_without_a_session_nothing_is_done(peer, message):
+    """The answer is the same for every message."""
+    assert_refused(peer.ask(message), ErrorCode.UNKNOWN_SESSION)
+
+
+def test_another_session_s_subscription_is_out_of_reach(peer, daemon):
+    """Neither pull nor release nor end has any effect on it, whatever number is guessed."""
+    peer.open()
+    with RawPeer(daemon.runtime_dir) as victim:
+        victim.open()
+        admitted = victim.ask(subscribe())
+        assert isinstance(admitted, Subscribed)
+        handles = [victim.hear(), victim.hear()]
+        assert all(isinstance(handle, Handle) for handle in handles)
+        before = claim_of(daemon, admitted.subscription)
+
+        released = [(handle.sequence, handle.generation) for handle in handles]
+        answer = peer.ask(Pull(admitted.subscription, 2, False, 0, released))
+        assert_refused(answer, ErrorCode.UNKNOWN_SUBSCRIPTION)
+        peer.dealer.send(Unsubscribe(admitted.subscription, 0).encode())
+        assert isinstance(peer.ask(AskStatus(1)), Status)
+
+        assert claim_of(daemon, admitted.subscription) == before
+
+
+def claim_of(daemon, number):
+    """What the status says of one subscription."""
+    return next(one for one in daemon.stream_status()["subscriptions"] if one["number"] == number)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"stream": "nothing"}, ErrorCode.UNKNOWN_STREAM),
+        ({"stream": "x" * 16_000}, ErrorCode.UNKNOWN_STREAM),
+        ({"rank": 1}, ErrorCode.RANK_OUT_OF_RANGE),
+        ({"world_size": 0}, ErrorCode.RANK_OUT_OF_RANGE),
+        ({"world_size": HUGE}, ErrorCode.RANK_OUT_OF_RANGE),
+        ({"window": 65}, ErrorCode.WINDOW_OUT_OF_RANGE),
+        ({"epoch": HUGE, "end_epoch": None}, ErrorCode.POSITION_OUT_OF_RANGE),
+        ({"step": HUGE}, ErrorCode.POSITION_OUT_OF_RANGE),
+        ({"fingerprint": "0" * 32}, ErrorCode.FINGERPRINT_MISMATCH),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_claims_that_cannot_be_are_refused_by_number(peer, changes, code):
+    """The session goes on."""
+    peer.open()
+    assert_refused(peer.ask(subscribe(**changes)), code)
+    assert isinstance(peer.ask(subscribe()), Subscribed)
+
+
+def test_pulls_that_make_no_sense_move_nothing_forward(peer, daemon):
+    """Consumed more than was granted, released what was never leased, from the future: the ring stays as it is."""
+    peer.open()
+    admitted = peer.ask(subscribe(window=2))
+    first, second = peer.hear(), peer.hear()
+    nonsense = [(0, HUGE), (HUGE, 1), (1, 0)] * 300
+    peer.dealer.send(Pull(admitted.subscription, 0, False, HUGE, nonsense).encode())
+    assert isinstance(peer.ask(AskStatus(1)), Status)
+    claim = claim_of(daemon, admitted.subscription)
+    assert (claim["held_slots"], claim["consumed_batches"]) == (2, 0)
+
+    peer.dealer.send(Pull(admitted.subscription, HUGE, False, 0, [(first.sequence, first.generation)]).encode())
+    third = peer.hear()
+    assert (second.step, third.step) == (1, 2)
+
+
+@pytest.mark.parametrize("kibibytes", [65, 1024])
+def test_a_message_too_long_costs_the_connection(peer, daemon, kibibytes):
+    """ZeroMQ cuts it off before it is read; the session's memory stays until its lifeline ends."""
+    peer.open()
+    peer.dealer.send(b"x" * (kibibytes * 1024))
+    peer.dealer.send(AskStatus(1).encode())
+    with RawPeer(daemon.runtime_dir) as other:
+        assert isinstance(other.open().ask(AskStatus(1)), Status)
+
+
+def test_two_hundred_connections_opened_and_closed(daemon):
+    """At once, each with a session, and gone again; none is refused, none is remembered."""
+    peers = []
+    try:
+        for _ in range(200):
+            peers.append(RawPeer(daemon.runtime_dir))
+            peers[-1].greet()
+        assert len(daemon.status()["trainers"]) == 202
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def test_more_trainers_than_sessions_max_are_told_so(daemon):
+    """Those who are in stay in; when they go, others come."""
+    lifelines = []
+    try:
+        while len(lifelines) < 300:
+            lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            lifelines.append(lifeline)
+            lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
+        answer, _ = receive_message(lifelines[-1], TO_TRAINER_LIFELINE)
+        assert_refused(answer, ErrorCode.NOT_ALLOWED)
+        assert answer.text == "250 trainers are connected already; raise sessions_max in [daemon]"
+        with pytest.raises(batchd_client.errors.PermissionDenied, match="250 trainers"):
+            batchd_client.connect(daemon.address)
+    finally:
+        for lifeline in lifelines:
+            lifeline.close()
+
+
+@pytest.mark.parametrize(
+    "words", [b"", b"\xff", b"\xff" + b"\0" * 8 + b"\x7f\x03\0NULL", b"GET / HTTP/1.1\r\n\r\n" * 50]
+)
+def test_raw_bytes_on_the_zeromq_socket_are_no_session(daemon, words):
+    """Silence, half a greeting, and something else altogether."""
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(daemon.runtime_dir / "batchd.sock"))
+        raw.send(words)
+        assert len(daemon.status()["trainers"]) == 2
+
+
+def test_complaints_about_nonsense_are_written_once_a_minute(peer, shared):
+    """A peer that talks nonsense as fast as it can does not fill the disk with our answers."""
+    daemon, _ = shared
+    for _ in range(200):
+        peer.dealer.send(b"nonsense")
+        peer.hear()
+    assert len(daemon.log_lines("message rejected")) < 20

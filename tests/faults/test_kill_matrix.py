@@ -1,0 +1,168 @@
+"""Every named step of worker and daemon: killed there, stopped there for a while, hung there. Positions are exact afterwards."""
+
+import os
+import signal
+
+import pytest
+
+from support.expected import Expected
+from support.kernel import is_stopped
+from support.settings import folder_stream
+from support.trainer_process import TrainerProcess
+from support.waiting import wait_until
+
+WORKER_STEPS = [
+    "worker.starting",
+    "worker.idle",
+    "worker.order.received",
+    "worker.sample.begin",
+    "worker.sample.opened",
+    "worker.sample.read",
+    "worker.sample.decoded",
+    "worker.sample.written",
+    "worker.chunk.written",
+    "worker.done.sent",
+]
+"""In the order in which a new worker comes to them."""
+DAEMON_START_STEPS = ["daemon.starting", "daemon.bound", "daemon.worker.spawned"]
+DAEMON_STEPS = [
+    "daemon.subscribed",
+    "daemon.slot.created",
+    "daemon.slot.reserved",
+    "daemon.order.sent",
+    "daemon.done.received",
+    "daemon.handle.sent",
+    "daemon.release.received",
+]
+"""In the order in which a new daemon comes to them."""
+EPOCHS = 2
+
+
+@pytest.fixture
+def start_pair(start_daemon, photos):
+    """Start a daemon with faults and, once it may be asked, a trainer that reads two epochs of ten batches."""
+    trainers = []
+
+    def start(*, ready=True, **options):
+        daemon = start_daemon({"photos": folder_stream(photos, batch_size=4)}, ready=ready, **options)
+        return daemon, begin(daemon) if ready else None
+
+    def begin(daemon):
+        trainer = TrainerProcess(daemon.address, epochs=EPOCHS)
+        trainers.append(trainer)
+        trainer.begin(do="take")
+        return trainer
+
+    start.trainer = begin
+    yield start
+    for trainer in trainers:
+        trainer.close()
+
+
+def assert_exact(daemon, trainer):
+    """The trainer has read what it should, nothing is under suspicion, and the daemon ends well."""
+    trainer.ready()
+    seen, _ = trainer.finish()
+    expected = Expected(daemon.config)
+    assert seen == [one for epoch in range(EPOCHS) for one in expected.epoch(epoch)]
+    (stream,) = daemon.status()["streams"]
+    assert stream["quarantined_samples"] == stream["bad_samples"] == 0
+    trainer.quit()
+
+
+@pytest.mark.parametrize("step", WORKER_STEPS)
+def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
+    """It is replaced, and its rows are filled from scratch."""
+    daemon, trainer = start_pair(faults={step: "kill"}, chunk_rows=3)
+
+    assert_exact(daemon, trainer)
+    victim = daemon.wait_for_fault(step)
+    wait_until(lambda: daemon.log_lines("worker ended"), "the death is known")
+    assert [line["pid"] for line in daemon.log_lines("worker ended")] == [victim]
+
+
+def test_workers_killed_at_every_step_one_after_the_other_change_nothing(start_pair):
+    """Each time at another sample, so that none of them is met twice and taken for poison."""
+    kills = {step: f"kill@{passage}" for passage, step in enumerate(WORKER_STEPS[1:], 2)}
+    daemon, trainer = start_pair(faults=kills, workers=1, chunk_rows=2)
+
+    assert_exact(daemon, trainer)
+    assert len({daemon.wait_for_fault(step) for step in kills}) == len(kills)
+
+
+def test_a_worker_stopped_at_every_step_goes_on_where_it_stood(start_pair):
+    """Once at each step; nobody kills it, since its time is not over."""
+    daemon, trainer = start_pair(faults=dict.fromkeys(WORKER_STEPS, "stop"), workers=1)
+    for step in WORKER_STEPS:
+        go_on(daemon.wait_for_fault(step))
+
+    assert_exact(daemon, trainer)
+    assert not daemon.log_lines("worker ended")
+
+
+def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
+    """Each time at another sample, so that none of them is hung twice and taken for poison."""
+    hangs = {step: f"hang@{passage}" for passage, step in enumerate(WORKER_STEPS[1:], 2)}
+    daemon, trainer = start_pair(faults=hangs, workers=1, sample_timeout_s=0.2, chunk_rows=2)
+
+    assert_exact(daemon, trainer)
+    victims = {daemon.wait_for_fault(step) for step in hangs}
+    assert {line["pid"] for line in daemon.log_lines("worker killed")} == victims
+
+
+@pytest.mark.parametrize("step", DAEMON_START_STEPS)
+def test_a_daemon_killed_while_it_starts_leaves_nothing_in_the_way(start_pair, step):
+    """The next one takes the directory, and nobody has to clean up."""
+    daemon, _ = start_pair(ready=False, faults={step: "kill"})
+    assert daemon.wait() == -signal.SIGKILL
+    wait_until(lambda: not daemon.offspring(), "its workers are gone")
+    daemon.start()
+
+    assert_exact(daemon, start_pair.trainer(daemon))
+
+
+@pytest.mark.parametrize(("step", "passage"), [*[(step, 1) for step in DAEMON_STEPS], ("daemon.handle.sent", 10)])
+def test_a_daemon_killed_at_any_step_costs_no_batch(start_pair, step, passage):
+    """Its successor serves the trainer from where that stands; the tenth handle is the last of its epoch."""
+    daemon, trainer = start_pair(faults={step: f"kill@{passage}"})
+    assert daemon.wait() == -signal.SIGKILL
+    daemon.start()
+
+    assert_exact(daemon, trainer)
+
+
+def test_a_daemon_stopped_at_every_step_goes_on_where_it_stood(start_pair):
+    """While it starts, while it serves, and while it ends."""
+    steps = [*DAEMON_START_STEPS, *DAEMON_STEPS, "daemon.draining"]
+    daemon, _ = start_pair(ready=False, faults=dict.fromkeys(steps, "stop"))
+    for step in DAEMON_START_STEPS:
+        go_on(daemon.wait_for_fault(step))
+    daemon.wait_ready()
+    trainer = start_pair.trainer(daemon)
+    for step in DAEMON_STEPS:
+        go_on(daemon.wait_for_fault(step))
+
+    assert_exact(daemon, trainer)
+    daemon.send(signal.SIGTERM)
+    go_on(daemon.wait_for_fault("daemon.draining"))
+    assert daemon.wait() == 0
+    assert daemon.files() == {"lock"}
+
+
+def test_a_daemon_killed_while_it_drains_leaves_nothing_in_the_way(start_pair):
+    """The trainer goes on with the next one."""
+    daemon, trainer = start_pair(faults={"daemon.draining": "kill"})
+    trainer.ready()
+    daemon.send(signal.SIGTERM)
+    assert daemon.wait() == -signal.SIGKILL
+    daemon.start()
+
+    seen, _ = trainer.finish()
+    expected = Expected(daemon.config)
+    assert seen == expected.epoch(0) + expected.epoch(1)
+
+
+def go_on(pid):
+    """Let a process go on once it is stopped."""
+    wait_until(lambda: is_stopped(pid), f"process {pid} is stopped")
+    os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,157 @@
+"""The daemon is killed under live trainers: they read what they hold, find its successor, and go on where they are."""
+
+import signal
+
+import pytest
+
+import batchd_client
+from batchd_client.errors import ReconnectTimeout, StreamChanged
+from support.expected import Expected
+from support.kernel import is_alive
+from support.seen import look_at, samples, see
+from support.settings import folder_stream, write_settings
+from support.trainer_process import TrainerFailed
+from support.waiting import wait_until
+
+
+def test_trainers_finish_their_epochs_exactly_across_a_restart(start_daemon, start_trainer, photos):
+    """A mirror trainer and two ranks, each a process of its own, meet the restart at different places."""
+    daemon = start_daemon({"photos": folder_stream(photos, batch_size=2)})
+    expected = Expected(daemon.config)
+    mirror = start_trainer(daemon.address, epochs=3)
+    ranks = [start_trainer(daemon.address, rank=rank, world_size=2, epochs=3) for rank in range(2)]
+    seen = mirror.take(7)
+    shares = [rank.take(batches) for rank, batches in zip(ranks, (3, 9), strict=True)]
+    for trainer in (mirror, *ranks):
+        trainer.begin(do="take")
+
+    daemon.restart()
+
+    everything = expected.epoch(0) + expected.epoch(1) + expected.epoch(2)
+    assert seen + mirror.finish()[0] == everything
+    for number, (rank, share) in enumerate(zip(ranks, shares, strict=True)):
+        assert share + rank.finish()[0] == [one for one in everything if one.step % 2 == number]
+    for trainer in (mirror, *ranks):
+        trainer.quit()
+
+
+def test_batches_outlive_the_daemon_that_made_them(start_daemon):
+    """What a trainer holds stays readable while the daemon is gone, and after another one has come."""
+    daemon = start_daemon()
+    expected = Expected(daemon.config)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        held = [next(iter(stream)) for _ in range(2)]
+        daemon.kill()
+        assert [look_at(batch) for batch in held] == expected.epoch(0)[:2]
+        daemon.start()
+        assert see(stream) == expected.epoch(0)[2:]
+        assert [look_at(batch) for batch in held] == expected.epoch(0)[:2]
+        for batch in held:
+            batch.release()
+
+
+def test_workers_end_with_their_daemon(start_daemon):
+    """Busy or idle, they see the end of their channels; nothing has to be cleaned up by hand."""
+    daemon = start_daemon(workers=3)
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos"), 1)
+        workers = daemon.worker_pids()
+        assert len(workers) == 3
+        daemon.kill()
+
+    wait_until(lambda: not any(map(is_alive, workers)), "the workers are gone")
+
+
+@pytest.mark.parametrize("state", ["hang", "stop"])
+def test_a_worker_that_cannot_see_the_end_of_its_channel_ends_with_the_daemon_too(start_daemon, state):
+    """One is caught in a sample for ever, or stopped; the kernel ends it when the daemon dies."""
+    daemon = start_daemon(workers=1, faults={"worker.sample.read": f"{state}@3"})
+    with batchd_client.connect(daemon.address) as connection:
+        connection.stream("photos")
+        worker = daemon.wait_for_fault("worker.sample.read")
+        daemon.kill()
+
+    wait_until(lambda: not is_alive(worker), "the worker is gone")
+
+
+def test_without_a_successor_the_trainer_gets_a_typed_error_and_may_go_on_later(start_daemon):
+    """``reconnect_timeout_s`` runs out; the position is kept, so the same loop goes on when there is a daemon again."""
+    daemon = start_daemon()
+    expected = Expected(daemon.config)
+
+    with batchd_client.connect(daemon.address, reconnect_timeout_s=0.3) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 2)
+        daemon.kill()
+        with pytest.raises(ReconnectTimeout, match=r"did not come back within 0\.3 s"):
+            see(stream)
+        with pytest.raises(ReconnectTimeout):
+            see(stream)
+        state = stream.state_dict()
+        daemon.start()
+        seen += see(stream)
+
+    assert (state["epoch"], state["step"]) == (0, 2)
+    assert seen == expected.epoch(0)
+
+
+def test_a_trainer_process_that_gives_up_says_why(start_daemon, start_trainer):
+    """The program ends with the typed error, which names the address."""
+    daemon = start_daemon()
+    trainer = start_trainer(daemon.address, connect={"reconnect_timeout_s": 0.2}, epochs=2)
+    trainer.take(1)
+    daemon.kill()
+
+    with pytest.raises(TrainerFailed, match=f"ReconnectTimeout: the daemon at {daemon.address} went away"):
+        trainer.take()
+
+
+def test_a_successor_with_other_data_is_not_taken_for_the_same(start_daemon, photos):
+    """Positions would name other batches, so the trainer is told instead of being given them."""
+    daemon = start_daemon()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        see(stream, 2)
+        daemon.kill()
+        write_settings(
+            daemon.config,
+            {"photos": folder_stream(photos, seed=1)},
+            {"runtime_dir": str(daemon.runtime_dir), "workers": 1, "memory": "64MiB"},
+        )
+        daemon.start()
+        with pytest.raises(StreamChanged):
+            see(stream)
+
+
+def test_five_restarts_in_one_epoch_lose_and_repeat_nothing(start_daemon, photos):
+    """Each time after a few batches, with prefetched ones thrown away."""
+    daemon = start_daemon({"photos": folder_stream(photos, batch_size=2)})
+    expected = Expected(daemon.config)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = []
+        for batches in range(1, 6):
+            seen += see(stream, batches)
+            daemon.restart()
+        seen += see(stream)
+
+    assert seen == expected.epoch(0)
+    assert samples(seen) == list(range(40))
+
+
+def test_a_stopped_daemon_only_costs_time(start_daemon, start_trainer):
+    """The whole machine may be paused: SIGSTOP, SIGCONT, and nobody has lost anything."""
+    daemon = start_daemon()
+    trainer = start_trainer(daemon.address, epochs=2)
+    seen = trainer.take(1)
+    daemon.send(signal.SIGSTOP)
+    trainer.begin(do="take")
+    seen.append(trainer.next_seen())
+    daemon.send(signal.SIGCONT)
+
+    expected = Expected(daemon.config)
+    assert seen + trainer.finish()[0] == expected.epoch(0) + expected.epoch(1)
+    assert daemon.status()["daemon"]["worker_deaths"] == 0

@@ -1,0 +1,173 @@
+"""Trainers die, stand still and hoard: their slots come back when the kernel says so, and nobody else notices."""
+
+import os
+import signal
+import socket
+
+import pytest
+
+import batchd_client
+from batchd_client.errors import RingExhausted, RingTooSmall
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import receive_message, send_message
+from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Welcome
+from support.expected import Expected
+from support.kernel import descriptors_of, is_alive
+from support.seen import look_at, see
+from support.settings import SLOT_BYTES, folder_stream
+from support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """Serve forty samples in batches of eight."""
+    return start_shared_daemon()
+
+
+@pytest.fixture(scope="module")
+def expected(daemon):
+    """What is at each position of that daemon's stream."""
+    return Expected(daemon.config)
+
+
+def is_idle(daemon):
+    """Does nobody but the one that asks have anything?"""
+    status = daemon.status()
+    stream = status["streams"][0]
+    return not stream["subscriptions"] and not stream["leased_slots"] and len(status["trainers"]) == 1
+
+
+def test_killed_trainer_gives_its_slots_back(daemon, expected, start_trainer):
+    """It held three batches, and another trainer reads on as if nothing had happened."""
+    with batchd_client.connect(daemon.address) as connection:
+        survivor = connection.stream("photos", epochs=2)
+        victim = start_trainer(daemon.address, epochs=2)
+        seen = see(survivor, 2)
+        assert victim.hold(3) == expected.epoch(0)[:3]
+        assert daemon.stream_status()["leased_slots"] >= 3
+        victim.kill()
+        seen += see(survivor) + see(survivor)
+
+    assert seen == expected.epoch(0) + expected.epoch(1)
+    wait_until(lambda: is_idle(daemon), "the slots are back")
+
+
+@pytest.mark.parametrize("moment", ["waiting", "taking", "holding", "subscribed"])
+def test_a_trainer_may_die_at_any_moment(daemon, expected, start_trainer, moment):
+    """Whatever it is at, its death frees everything, and the next trainer gets every batch."""
+    trainer = start_trainer(daemon.address, epochs=1000)
+    match moment:
+        case "taking":
+            trainer.begin(do="take")
+            trainer.next_seen()
+        case "holding":
+            trainer.hold(2)
+        case "waiting":
+            trainer.stop()
+            trainer.begin(do="take")
+    trainer.kill()
+
+    wait_until(lambda: is_idle(daemon), "the slots are back")
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("photos", epochs=1)) == expected.epoch(0)
+
+
+def test_stopped_trainer_reads_its_batch_unchanged_and_then_its_own_next(daemon, expected, start_trainer):
+    """Others finish three epochs while it stands still; what it held has not changed, and it misses nothing."""
+    stopped = start_trainer(daemon.address, epochs=3)
+    held = stopped.hold(2)
+    stopped.stop()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=3)
+        assert [see(stream) for _ in range(3)] == [expected.epoch(epoch) for epoch in range(3)]
+    stopped.go_on()
+
+    assert stopped.look() == held == expected.epoch(0)[:2]
+    stopped.release()
+    assert held + stopped.take() == expected.epoch(0) + expected.epoch(1) + expected.epoch(2)
+    stopped.quit()
+
+
+def test_stopped_trainer_that_is_killed_gives_its_slots_back(daemon, start_trainer):
+    """SIGKILL reaches it where it stands."""
+    trainer = start_trainer(daemon.address, epochs=3)
+    trainer.hold(2)
+    trainer.stop()
+    assert daemon.stream_status()["leased_slots"] >= 2
+    trainer.kill()
+
+    wait_until(lambda: is_idle(daemon), "the slots are back")
+
+
+def test_slots_stay_while_a_forked_child_of_a_dead_trainer_maps_them(daemon, start_trainer):
+    """The child has the memory too, so the death of the parent frees nothing until the child is gone."""
+    trainer = start_trainer(daemon.address)
+    trainer.hold(2)
+    child = trainer.fork()
+    os.kill(trainer.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(trainer.pid), "the parent is dead")
+    assert len(daemon.status()["trainers"]) == 2
+    assert daemon.stream_status()["leased_slots"] >= 2
+
+    os.kill(child, signal.SIGKILL)
+
+    wait_until(lambda: is_idle(daemon), "the slots are back")
+
+
+@pytest.mark.parametrize("words", [0, 1, 2])
+def test_a_trainer_that_dies_in_the_handshake_leaves_nothing(daemon, words):
+    """It connects, perhaps says who it is, perhaps hears the answer, and is gone."""
+    before = len(descriptors_of(daemon.pid))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as lifeline:
+        lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
+        if words >= 1:
+            send_message(lifeline, Hello(PROTOCOL_VERSION, "short-lived", os.getpid()))
+        if words >= 2:
+            welcome, _ = receive_message(lifeline, TO_TRAINER_LIFELINE)
+            assert isinstance(welcome, Welcome)
+
+    wait_until(lambda: is_idle(daemon), "the trainer is forgotten")
+    wait_until(lambda: len(descriptors_of(daemon.pid)) <= before, "its descriptors are closed")
+
+
+def test_a_hoarder_is_told_and_goes_on_after_releasing(start_daemon, photos):
+    """It gets all slots but those that another trainer is entitled to, then an error with the numbers, then the next batch."""
+    daemon = start_daemon({"photos": folder_stream(photos, memory=8 * SLOT_BYTES, window=2)})
+    expected = Expected(daemon.config)
+    slots = daemon.stream_status()["slots_max"]
+
+    with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
+        hoarder, modest = one.stream("photos", epochs=2), other.stream("photos", epochs=2)
+        hoard = []
+        with pytest.raises(RingExhausted, match=rf"holds (\d+) of the {slots} slots of stream 'photos'") as told:
+            hoard.extend(batch for _ in range(2) for batch in hoarder)
+        assert f"({len(hoard)} of its batches are alive in this program)" in str(told.value)
+        assert "release()" in str(told.value)
+        assert "memory =" in str(told.value)
+        assert len(hoard) >= slots - 2
+
+        assert see(modest) + see(modest) == expected.epoch(0) + expected.epoch(1)
+
+        assert [look_at(batch) for batch in hoard] == (expected.epoch(0) + expected.epoch(1))[: len(hoard)]
+        seen = [look_at(batch) for batch in hoard]
+        hoard[0].release()
+        seen += see(hoarder, 1)
+        for batch in hoard:
+            batch.release()
+        seen += see(hoarder) if hoarder.epoch < 2 else []
+
+    assert seen == expected.epoch(0) + expected.epoch(1)
+
+
+def test_a_trainer_for_whom_there_is_no_memory_is_refused_with_the_numbers(start_daemon, photos):
+    """Each needs two slots; when one of those who have them leaves, the next is let in."""
+    daemon = start_daemon({"photos": folder_stream(photos, memory=4 * SLOT_BYTES)})
+    assert daemon.stream_status()["slots_max"] == 4
+
+    with batchd_client.connect(daemon.address) as connection:
+        first, second = connection.stream("photos", epochs=1), connection.stream("photos", epochs=1)
+        with pytest.raises(RingTooSmall, match=r"4 slots and 2 trainers, and each needs 2"):
+            connection.stream("photos", epochs=1)
+        first.close()
+        third = connection.stream("photos", epochs=1)
+        assert see(second) == see(third) == Expected(daemon.config).epoch(0)

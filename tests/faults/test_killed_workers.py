@@ -1,0 +1,132 @@
+"""Workers are killed: trainers see a delay and nothing else."""
+
+import os
+import random
+import signal
+
+import pytest
+
+import batchd_client
+from support.expected import Expected
+from support.kernel import is_stopped
+from support.seen import samples, see
+from support.settings import list_stream
+from support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """Serve forty samples."""
+    return start_shared_daemon()
+
+
+def long_epoch(photos, folder, samples_, **changes):
+    """Make a stream of many samples out of the few photographs, by naming each many times."""
+    files = sorted(path.relative_to(photos) for path in photos.rglob("*.jpg"))
+    lines = [f"{files[number % len(files)]} {number % 7}" for number in range(samples_)]
+    list_file = folder / "list.txt"
+    list_file.write_text("\n".join(lines) + "\n")
+    return {"photos": list_stream(list_file, photos, **changes)}
+
+
+def kill_through_an_epoch(daemon, kills, seed):
+    """Kill a worker at random after each batch, until enough were killed, then read on; what was read, and how many died."""
+    chance = random.Random(seed)
+    killed = set()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = []
+        while len(killed) < kills:
+            seen += see(stream, 1)
+            pids = wait_until(lambda: sorted(daemon.worker_pids() - killed), "a worker lives")
+            victim = chance.choice(pids)
+            os.kill(victim, signal.SIGKILL)
+            killed.add(victim)
+        seen += see(stream)
+        return seen, connection.status()
+
+
+@pytest.mark.parametrize(("division", "kills"), [({"workers": 2}, 100), ({"workers": 3, "chunk_rows": 1}, 40)])
+def test_a_hundred_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, division, kills):
+    """One after the other is killed at a random moment of one epoch; every sample comes once, in its place."""
+    streams = long_epoch(photos, tmp_path, 2400, batch_size=16)
+    daemon = start_daemon(streams, **division)
+
+    seen, status = kill_through_an_epoch(daemon, kills, seed=kills)
+
+    assert seen == Expected(daemon.config).epoch(0)
+    assert samples(seen) == list(range(2400))
+    (stream,) = status["streams"]
+    assert stream["quarantined_samples"] == stream["bad_samples"] == 0
+    wait_until(lambda: daemon.status()["daemon"]["worker_deaths"] == kills, "all deaths are counted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_thousand_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, seed):
+    """The same, ten times as often."""
+    daemon = start_daemon(long_epoch(photos, tmp_path, 24_000, batch_size=16), chunk_rows=1 + seed)
+
+    seen, status = kill_through_an_epoch(daemon, 1000, seed)
+
+    assert seen == Expected(daemon.config).epoch(0)
+    assert status["streams"][0]["quarantined_samples"] == 0
+
+
+def test_all_workers_killed_at_once_are_replaced(start_daemon):
+    """For a moment there is none."""
+    daemon = start_daemon(workers=3)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 1)
+        for pid in daemon.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        seen += see(stream)
+
+    assert seen == Expected(daemon.config).epoch(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGTERM])
+def test_any_death_of_a_worker_is_named_in_the_log(daemon, number):
+    """However it ends, it is replaced, and the operator reads how it ended."""
+    before = daemon.worker_pids()
+    victim = min(before)
+    os.kill(victim, number)
+
+    wait_until(lambda: [one for one in daemon.log_lines("worker ended") if one["pid"] == victim], "the death is logged")
+    (line,) = [one for one in daemon.log_lines("worker ended") if one["pid"] == victim]
+    assert signal.Signals(number).name in line["how"]
+    wait_until(lambda: len(daemon.worker_pids() - before) == 1, "another worker has come")
+
+
+def test_a_stopped_worker_is_replaced_when_its_time_is_over(start_daemon):
+    """It has rows that a trainer waits for; after ``sample_timeout_s`` it is killed and another one fills them."""
+    daemon = start_daemon(sample_timeout_s=0.5)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=3)
+        seen = see(stream, 1)
+        victim = min(daemon.worker_pids())
+        os.kill(victim, signal.SIGSTOP)
+        wait_until(lambda: is_stopped(victim), "the worker is stopped")
+        for _ in range(3):
+            seen += see(stream)
+        status = connection.status()
+
+    expected = Expected(daemon.config)
+    assert seen == expected.epoch(0) + expected.epoch(1) + expected.epoch(2)
+    assert victim not in daemon.worker_pids()
+    assert [line["pid"] for line in daemon.log_lines("worker killed")] == [victim]
+    assert status["streams"][0]["quarantined_samples"] == 0
+
+
+def test_a_daemon_whose_workers_cannot_start_stays_in_command(start_daemon):
+    """It tries again and again, answers questions meanwhile, and ends when it is told to."""
+    daemon = start_daemon(workers=1, lasting_faults={"worker.starting": "kill"})
+
+    deaths = wait_until(lambda: daemon.log_lines("worker ended")[2:], "three workers have died")
+
+    assert deaths[0]["worker"] == 3
+    assert daemon.status()["daemon"]["worker_deaths"] >= 3
+    assert daemon.terminate() == 0

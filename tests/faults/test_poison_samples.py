@@ -1,0 +1,152 @@
+"""A sample that ends whoever decodes it: two workers die of it, then it is quarantined, and the stream goes on."""
+
+import json
+
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.expected import Expected
+from support.seen import samples, see
+from support.settings import folder_stream, list_stream
+
+POISON = 17
+
+
+def worker_deaths(daemon):
+    """How each dead worker ended, as the log has it."""
+    return [line["how"] for line in daemon.log_lines("worker ended")]
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 8, "auto"])
+@pytest.mark.parametrize("step", ["worker.sample.begin", "worker.sample.decoded"])
+def test_poison_sample_ends_two_workers_and_is_quarantined(start_daemon, step, chunk_rows):
+    """By segmentation fault, wherever in its chunk it stands; all others are read, and another one takes its row."""
+    daemon = start_daemon(chunk_rows=chunk_rows, lasting_faults={f"{step}:{POISON}": "segv"})
+    path = Expected(daemon.config).path(POISON)
+
+    with batchd_client.connect(daemon.address) as connection:
+        seen = see(connection.stream("photos", epochs=1))
+        (bad,) = connection.bad("photos").samples
+        status = connection.status()
+
+    assert worker_deaths(daemon) == ["signal 11 (SIGSEGV)"] * 2
+    assert set(samples(seen)) == set(range(40)) - {POISON}
+    assert (bad.sample, bad.path) == (POISON, path)
+    assert bad.reason == "quarantined: it ended 2 workers, the last by signal 11 (SIGSEGV)"
+    assert status["streams"][0]["quarantined_samples"] == status["streams"][0]["bad_samples"] == 1
+    (line,) = daemon.log_lines("sample quarantined")
+    assert line["sample"] == POISON
+    assert path in daemon.log
+
+
+def test_what_stands_in_for_a_poison_sample_is_what_stands_in_for_any_bad_one(start_daemon, photos, tmp_path):
+    """The row has the bytes that it would have if the file were broken."""
+    poisoned = start_daemon(lasting_faults={f"worker.sample.read:{POISON}": "kill"})
+    paths = [Expected(poisoned.config).path(sample) for sample in range(40)]
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"")
+    listed = [str(broken) if sample == POISON else path for sample, path in enumerate(paths)]
+    list_file = tmp_path / "list.txt"
+    list_file.write_text("".join(f"{path} {sample // 10}\n" for sample, path in enumerate(listed)))
+    source = {"type": "list", "path": str(list_file), "root": "/", "allow_outside_root": True}
+    repaired = start_daemon({"photos": folder_stream(photos, source=source)}, workers=1)
+
+    with batchd_client.connect(poisoned.address) as one, batchd_client.connect(repaired.address) as other:
+        expected = Expected(repaired.config).epoch(0)
+        assert see(one.stream("photos", epochs=1)) == see(other.stream("photos", epochs=1)) == expected
+
+
+def test_a_sample_that_hangs_is_poison_too(start_daemon):
+    """Each time its worker is killed when ``sample_timeout_s`` is over, and the file is named."""
+    daemon = start_daemon(sample_timeout_s=0.4, lasting_faults={f"worker.sample.read:{POISON}": "hang"})
+    path = Expected(daemon.config).path(POISON)
+
+    with batchd_client.connect(daemon.address) as connection:
+        seen = see(connection.stream("photos", epochs=2))
+        (bad,) = connection.bad("photos").samples
+
+    assert worker_deaths(daemon) == ["signal 9 (SIGKILL)"] * 2
+    assert {line["reason"] for line in daemon.log_lines("worker killed")} == {"it worked on one sample for 0.4 s"}
+    assert set(samples(seen)) == set(range(40)) - {POISON}
+    assert (bad.sample, bad.path) == (POISON, path)
+
+
+def test_batchd_bad_names_the_quarantined_file(start_daemon):
+    """The operator finds path, reason and number without reading the log."""
+    daemon = start_daemon(lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
+    path = Expected(daemon.config).path(POISON)
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+        printed = batchd("bad", "photos", address=daemon.address).stdout
+        (listed,) = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
+
+    assert f"{path}: quarantined: it ended 2 workers" in printed
+    assert listed["path"] == path
+    assert listed["sample"] == POISON
+
+
+def test_poison_samples_in_one_chunk_are_found_one_after_the_other(start_daemon, photos):
+    """At most two workers die of each."""
+    poisons = {POISON, POISON + 1, 3}
+    daemon = start_daemon(
+        {"photos": folder_stream(photos, max_bad_fraction=0.5)},
+        chunk_rows=256,
+        workers=1,
+        lasting_faults={f"worker.sample.begin:{sample}": "segv" for sample in poisons},
+    )
+    with batchd_client.connect(daemon.address) as connection:
+        seen = see(connection.stream("photos", epochs=1))
+        bad = connection.bad("photos").samples
+
+    assert {one.sample for one in bad} == poisons
+    assert len(worker_deaths(daemon)) == 2 * len(poisons)
+    assert set(samples(seen)) == set(range(40)) - poisons
+
+
+def test_a_quarantine_holds_for_workers_that_come_later_and_for_later_epochs(start_daemon):
+    """Nobody dies of it again."""
+    daemon = start_daemon(lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=3)
+        for _ in range(3):
+            assert POISON not in samples(see(stream))
+
+    assert len(worker_deaths(daemon)) == 2
+
+
+@pytest.mark.parametrize(("on_error", "seen_samples"), [("mask", 40), ("fail", None)])
+def test_a_poison_sample_is_treated_as_any_bad_one(start_daemon, photos, on_error, seen_samples):
+    """Masked, or the stream stops and the trainer reads why."""
+    streams = {"photos": folder_stream(photos, on_error=on_error)}
+    daemon = start_daemon(streams, lasting_faults={f"worker.sample.begin:{POISON}": "segv"})
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        if on_error == "fail":
+            with pytest.raises(batchd_client.errors.StreamStopped, match=rf"sample {POISON}.*quarantined"):
+                see(stream)
+        else:
+            batches = list(stream)
+            (row,) = [(batch, row) for batch in batches for row in range(batch.samples) if not batch["valid"][row]]
+            assert row[0]["index"][row[1]] == POISON
+            assert not row[0]["image"][row[1]].any()
+            assert sum(batch.samples for batch in batches) == seen_samples
+            del row, batches
+
+
+def test_crashes_that_no_single_file_explains_stop_the_stream(start_daemon, photos, tmp_path):
+    """When more samples are deadly than odd files can be, the data is not quietly shrunk."""
+    file = min(photos.rglob("*.jpg"))
+    list_file = tmp_path / "list.txt"
+    list_file.write_text(f"{file.relative_to(photos)} 0\n" * 64)
+    streams = {"photos": list_stream(list_file, photos, shuffle=False, max_bad_fraction=1.0)}
+    deadly = {f"worker.sample.begin:{sample}": "kill" for sample in range(0, 64, 4)}
+    daemon = start_daemon(streams, lasting_faults=deadly)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        with pytest.raises(
+            batchd_client.errors.StreamStopped, match="something is wrong with the decoder or the machine"
+        ):
+            see(stream)
+        assert "11 samples ended their workers" in connection.status()["streams"][0]["stopped"]

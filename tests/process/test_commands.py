@@ -1,0 +1,246 @@
+"""The commands that look at a daemon: what they print, what they end with, with and without one."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.expected import Expected
+from support.seen import see
+from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """Serve two streams."""
+    return start_shared_daemon(
+        {"photos": folder_stream(photos), "check": folder_stream(photos, shuffle=False, pipeline=STILL_PIPELINE)}
+    )
+
+
+def test_status_as_json_agrees_with_what_trainers_counted(daemon):
+    """Two trainers read, one of them half an epoch; every number is where it belongs."""
+    with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
+        first, second = one.stream("photos", epochs=1), other.stream("photos", rank=1, world_size=2, epochs=1)
+        seen = see(first), see(second, 1)
+        status = json.loads(batchd("status", "--json", address=daemon.address).stdout)
+        waits = first.statistics().wait_s, second.statistics().wait_s
+
+    photos = next(stream for stream in status["streams"] if stream["name"] == "photos")
+    whole, share = sorted(photos["subscriptions"], key=lambda one: one["rank"])
+    assert (whole["consumed_batches"], share["consumed_batches"]) == (len(seen[0]), len(seen[1])) == (5, 1)
+    assert whole["epoch"] is None
+    assert (share["epoch"], share["step"], share["world_size"]) == (0, 3, 2)
+    assert whole["delivered_samples"] == sum(len(batch.samples) for batch in seen[0])
+    assert [whole["wait_s"], share["wait_s"]] == pytest.approx(list(waits), abs=0.05)
+    assert photos["fingerprint"] == first.fingerprint
+    assert (photos["samples"], photos["batch_size"], photos["steps"]) == (40, 8, 5)
+    assert status["daemon"]["pid"] == daemon.pid
+    assert status["daemon"]["version"] == version("batchd")
+    assert {worker["pid"] for worker in status["workers"]} == daemon.worker_pids()
+    assert len([trainer for trainer in status["trainers"] if trainer["name"] != "batchd"]) == 2
+
+
+def test_status_for_people_has_every_stream_trainer_and_worker(daemon):
+    """A table that can be read, without colours where nobody looks at a terminal."""
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", rank=1, world_size=2), 1)
+        printed = batchd("status", address=daemon.address).stdout
+
+    assert printed.startswith(f"batchd {version('batchd')}, pid {daemon.pid}, up ")
+    assert "simplejpeg" in printed
+    for text in ("photos", "check", "40", "5 x 8", "1 of 2", "epoch 0, step 3", *map(str, daemon.worker_pids())):
+        assert text in printed
+    assert "\x1b" not in printed
+
+
+def test_status_shows_odd_names_of_trainers_as_they_are(daemon, monkeypatch):
+    """A program may be called whatever its author likes; that is neither markup nor orders to a terminal."""
+    monkeypatch.setattr("sys.argv", ["/bin/[red]train[b]\x1b[2J.py"])
+    with batchd_client.connect(daemon.address) as connection:
+        connection.stream("photos")
+        printed = batchd("status", address=daemon.address).stdout
+
+    assert "[red]train[b]?[2J.py" in printed
+
+
+def test_status_shows_odd_paths_as_they_are(start_daemon, tmp_path):
+    """A stream that stopped names the file in one piece, however it is called."""
+    folder = tmp_path / ("long " * 40) / "[bold]cat["
+    folder.mkdir(parents=True)
+    file = folder / "red].jpg"
+    file.write_bytes(b"broken")
+    daemon = start_daemon({"photos": folder_stream(folder.parent, on_error="fail")})
+    with batchd_client.connect(daemon.address) as connection, pytest.raises(batchd_client.errors.StreamStopped):
+        see(connection.stream("photos"))
+
+    assert str(file)[-200:] in batchd("status", address=daemon.address).stdout
+
+
+@pytest.mark.parametrize("stream", ["photos", "check"])
+def test_peek_draws_the_first_batch_as_a_trainer_gets_it(daemon, tmp_path, stream):
+    """A PNG that shows every sample of the batch, beside whatever trainers do."""
+    sheet = tmp_path / "sheet.png"
+    with batchd_client.connect(daemon.address) as connection:
+        reading = connection.stream(stream, epochs=1)
+        seen = see(reading, 2)
+        printed = batchd("peek", stream, "-o", sheet, address=daemon.address).stdout
+        seen += see(reading)
+        images = []
+        for batch in connection.stream(stream, epochs=1):
+            images += list(batch["image"].copy())
+            break
+        del batch
+
+    assert printed == f"{sheet}: epoch 0, step 0, 8 samples\n"
+    picture = cv2.cvtColor(cv2.imread(str(sheet)), cv2.COLOR_BGR2RGB)
+    assert picture.shape[0] >= SIDE_PIXELS
+    assert picture.shape[1] >= SIDE_PIXELS
+    for image in images:
+        assert is_shown(image, picture)
+    assert seen == Expected(daemon.config, stream).epoch(0)
+
+
+def is_shown(image, picture):
+    """Tell whether the picture has the image in it somewhere, pixel by pixel, perhaps enlarged."""
+    for factor in range(1, 9):
+        enlarged = image.repeat(factor, axis=0).repeat(factor, axis=1)
+        if enlarged.shape[0] > picture.shape[0] or enlarged.shape[1] > picture.shape[1]:
+            return False
+        differences = cv2.matchTemplate(picture, enlarged, cv2.TM_SQDIFF)
+        if float(differences.min()) < 1e-3 * np.square(enlarged, dtype=np.float64).sum():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("arguments", [("peek", "photo", "-o", "never.png"), ("bad", "photo")])
+def test_an_unknown_stream_is_named_together_with_those_there_are(daemon, tmp_path, arguments):
+    """Exit status 1, and no file."""
+    message = batchd(*arguments, address=daemon.address, folder=tmp_path, status=1).stderr
+
+    assert message == "batchd: there is no stream 'photo'; this daemon serves: check, photos\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_peek_says_why_it_cannot_write(daemon, tmp_path):
+    """The file's name and the system's reason, and no traceback."""
+    message = batchd("peek", "photos", "-o", tmp_path / "no" / "sheet.png", address=daemon.address, status=1).stderr
+
+    assert str(tmp_path / "no" / "sheet.png") in message
+
+
+def test_bad_says_that_there_is_none(daemon):
+    """As a sentence, or as an empty list."""
+    assert batchd("bad", "photos", address=daemon.address).stdout == "no bad samples so far in stream photos\n"
+    assert json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout) == []
+
+
+@pytest.mark.parametrize("where", ["option", "variable", "plain path", "user's directory"])
+def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
+    """By ``--address``, by the variable, or where it usually is."""
+    address, options = None, ()
+    match where:
+        case "option":
+            options = ("--address", daemon.address)
+        case "variable":
+            address = daemon.address
+        case "plain path":
+            address = str(daemon.runtime_dir)
+        case "user's directory":
+            (tmp_path / "batchd").symlink_to(daemon.runtime_dir)
+            monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    status = json.loads(batchd("status", "--json", *options, address=address).stdout)
+    assert status["daemon"]["pid"] == daemon.pid
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("status", "--json"), ("peek", "photos"), ("bad", "photos")])
+def test_without_a_daemon_every_command_ends_with_3(tmp_path, arguments):
+    """The message names the address and what to do."""
+    message = batchd(*arguments, address=f"ipc://{tmp_path}", folder=tmp_path, status=3).stderr
+
+    assert f"no daemon answers at ipc://{tmp_path} (No such file or directory)" in message
+    assert "`batchd serve`" in message
+
+
+def test_a_killed_daemon_is_no_daemon(start_daemon):
+    """Its sockets still lie there."""
+    daemon = start_daemon()
+    daemon.kill()
+    assert "Connection refused" in batchd("status", address=daemon.address, status=3).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("stauts",), "No such command 'stauts'"),
+        (("peek",), "Missing argument 'STREAM'"),
+        (("status", "--jsn"), "--jsn"),
+        (("serve", "--set", "nonsense"), "'nonsense' is not PATH=VALUE"),
+        (("serve", "-c", "none.toml"), "none.toml"),
+    ],
+)
+def test_wrong_usage_ends_with_2(tmp_path, arguments, text):
+    """The message quotes what was wrong."""
+    assert text in batchd(*arguments, folder=tmp_path, status=2).stderr
+
+
+def test_version_and_help_need_no_daemon(tmp_path):
+    """Every command is listed, and so is every exit code."""
+    assert batchd("--version", folder=tmp_path).stdout == f"batchd {version('batchd')}\n"
+    overview = batchd("--help", folder=tmp_path).stdout
+    for word in ("serve", "check", "config", "status", "peek", "bad", "Exit codes", "BATCHD_ADDRESS"):
+        assert word in overview
+    for command in ("serve", "check", "config", "status", "peek", "bad"):
+        assert "Usage: batchd " + command in batchd(command, "--help", folder=tmp_path).stdout
+
+
+def test_what_check_passes_serves_and_what_it_refuses_does_not(start_daemon, tmp_path):
+    """The printed default configuration, with a source of one's own, is good for both."""
+    daemon = start_daemon()
+    checked = batchd("check", daemon.config).stdout
+    assert f"{daemon.config} is fine: 2 workers" in checked
+
+    broken = tmp_path / "batchd.toml"
+    broken.write_text(Path(daemon.config).read_text().replace("batch_size", "batchsize"))
+    for command in (("check", broken), ("serve", "-c", broken)):
+        message = batchd(*command, status=2).stderr
+        assert "streams.photos.batchsize" in message
+        assert "batch_size" in message
+
+
+@pytest.mark.parametrize("content", ["", "a.jpg\n", "a.jpg 0\nb.jpg one\n"])
+def test_a_malformed_list_ends_the_start_with_file_and_line(tmp_path, content):
+    """Exit status 2; nothing is served that the user did not mean."""
+    (tmp_path / "list.txt").write_text(content)
+    config = tmp_path / "batchd.toml"
+    config.write_text(
+        f'[daemon]\nruntime_dir = "{tmp_path}/run"\nmemory = "16MiB"\n[streams.photos]\nbatch_size = 2\n'
+        'source = { type = "list", path = "list.txt" }\n'
+        'pipeline = [ { op = "decode" }, { op = "resize", size = [8, 8] } ]\n'
+    )
+    message = batchd("serve", "-c", config, status=2).stderr
+
+    assert "streams.photos.source" in message
+    assert f"{tmp_path}/list.txt" in message
+    if content:
+        assert f"list.txt:{len(content.splitlines())}:" in message
+
+
+def test_an_empty_folder_ends_the_start_with_its_name(tmp_path):
+    """Exit status 2."""
+    (tmp_path / "photos").mkdir()
+    config = tmp_path / "batchd.toml"
+    config.write_text(
+        f'[daemon]\nruntime_dir = "{tmp_path}/run"\n[streams.photos]\nbatch_size = 2\n'
+        'source = { type = "folder", path = "photos" }\n'
+        'pipeline = [ { op = "decode" }, { op = "resize", size = [8, 8] } ]\n'
+    )
+    message = batchd("serve", "-c", config, status=2).stderr
+
+    assert f"{tmp_path}/photos" in message

@@ -1,0 +1,167 @@
+"""A daemon inside a script: a child that ends with its parent, however that ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import batchd
+import batchd_client
+from batchd.errors import BatchdError
+from support.commands import batchd as run_batchd
+from support.daemon_process import clean_environment
+from support.expected import Expected
+from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of
+from support.seen import look_at, see
+from support.settings import folder_stream, write_settings
+from support.waiting import wait_until
+
+SCRIPT = """
+import os, sys
+import batchd, batchd_client
+
+with batchd.serve(sys.argv[1]) as address:
+    with batchd_client.connect(address) as connection:
+        stream = connection.stream("photos")
+        batch = next(iter(stream))
+        daemon = connection.status()["daemon"]["pid"]
+        try:
+            print(address, daemon, flush=True)
+            sys.stdin.read()
+        except KeyboardInterrupt:
+            print("interrupted at step", stream.step, batch["image"].any(), len(next(iter(stream))), flush=True)
+print("left", flush=True)
+"""
+
+
+@pytest.fixture
+def config(tmp_path, photos, daemons_folder, monkeypatch):
+    """A configuration with one stream; the daemon's directory will be where the leak oracle looks."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
+    return write_settings(
+        tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {"workers": 2, "memory": "16MiB"}
+    )
+
+
+@pytest.fixture
+def script(config, daemons_folder):
+    """A script with a daemon inside that waits for the end of its input; gives its process and the daemon's id."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, config],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**clean_environment(), "XDG_RUNTIME_DIR": str(daemons_folder)},
+        process_group=0,
+        text=True,
+    ) as process:
+        address, daemon = process.stdout.readline().split()
+        assert Path(address.removeprefix("ipc://")).is_dir()
+        yield process, int(daemon)
+        process.kill()
+
+
+def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
+    """While the context lasts there is a daemon; afterwards there is neither process nor directory."""
+    expected = Expected(config)
+    with batchd.serve(config) as address, batchd_client.connect(address) as connection:
+        assert see(connection.stream("photos", epochs=1)) == expected.epoch(0)
+        daemon = connection.status()["daemon"]["pid"]
+        assert children_of(os.getpid()) == {daemon}
+
+    assert list(daemons_folder.iterdir()) == []
+    assert children_of(os.getpid()) == set()
+
+
+def test_batches_stay_readable_after_the_context(config):
+    """The kernel keeps the memory for whoever maps it."""
+    expected = Expected(config)
+    with batchd.serve(config) as address, batchd_client.connect(address) as connection:
+        batch = next(iter(connection.stream("photos")))
+
+    assert look_at(batch) == expected.batch(0, 0)
+    batch.release()
+
+
+def test_an_exception_in_the_script_ends_the_daemon_too(config):
+    """It passes through unchanged."""
+    with pytest.raises(ZeroDivisionError), batchd.serve(config):
+        raise ZeroDivisionError
+
+
+def test_two_at_once_do_not_meet(config):
+    """Each has a directory of its own."""
+    with batchd.serve(config) as one, batchd.serve(config, overrides={"streams.photos.seed": "1"}) as other:
+        assert one != other
+        with batchd_client.connect(one) as here, batchd_client.connect(other) as there:
+            first, second = (connection.stream("photos", epochs=1) for connection in (here, there))
+            assert first.fingerprint != second.fingerprint
+            assert see(first) != see(second)
+
+
+def test_overrides_come_before_the_file(config):
+    """Dotted keys, as ``batchd serve --set`` takes them."""
+    overrides = {"daemon.workers": "1", "streams.photos.batch_size": "5"}
+    with batchd.serve(config, overrides=overrides) as address, batchd_client.connect(address) as connection:
+        assert connection.stream("photos").batch_size == 5
+        assert len(connection.status()["workers"]) == 1
+
+
+@pytest.mark.parametrize("text", ["no toml [", "[streams.photos]\nbatch_size = 0\n"])
+def test_a_daemon_that_does_not_start_is_an_exception(config, text, capfd):
+    """What is wrong stands on standard error, as from ``batchd serve``; nothing is left."""
+    config.write_text(text)
+    with pytest.raises(BatchdError, match="ended with exit status 2 before it was ready"), batchd.serve(config):
+        pytest.fail("there is no daemon to use")
+
+    assert str(config) in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder, number):
+    """The script can clean nothing up; the kernel tells the daemon, which leaves neither workers nor directory."""
+    process, daemon = script
+    assert len(children_of(daemon)) == 2
+    process.send_signal(number)
+    assert process.wait() == -number
+
+    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
+    wait_until(lambda: not carriers(marker), "daemon and workers are gone")
+    assert list(daemons_folder.iterdir()) == []
+
+
+def test_ctrl_c_reaches_the_script_alone(script):
+    """It decides what happens to its daemon; until then, batches come."""
+    process, _daemon = script
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert process.stdout.readline() == "interrupted at step 1 True 3\n"
+    assert process.stdout.readline() == "left\n"
+    assert process.wait() == 0
+    assert process.stderr.read() == ""
+
+
+def test_a_killed_daemon_does_not_hang_the_script(config):
+    """The context ends as usual when the daemon is gone already."""
+    with batchd.serve(config) as address, batchd_client.connect(address, reconnect_timeout_s=0.2) as connection:
+        os.kill(connection.status()["daemon"]["pid"], signal.SIGKILL)
+        with pytest.raises(batchd_client.errors.DaemonUnavailable):
+            connection.stream("photos")
+
+
+def test_an_embedded_daemon_answers_the_commands(config):
+    """They take its address as they take any other."""
+    with batchd.serve(config) as address:
+        status = json.loads(run_batchd("status", "--json", "--address", address).stdout)
+    assert [stream["name"] for stream in status["streams"]] == ["photos"]
+
+
+def test_a_script_keeps_no_descriptor_of_the_daemon(config):
+    """Not even while it runs, but for the two ends that tell them of each other."""
+    before = len(descriptors_of("self"))
+    with batchd.serve(config):
+        assert len(descriptors_of("self")) <= before + 2

@@ -1,0 +1,202 @@
+"""A daemon's life: starting, being the only one, draining, stopping at once, and what it finds of one that was killed."""
+
+import os
+import signal
+
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.expected import Expected
+from support.kernel import is_alive, is_stopped
+from support.seen import see
+from support.waiting import wait_until
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+def test_a_second_daemon_on_the_same_directory_is_refused(start_daemon):
+    """It says which process holds the directory, ends with 4, and does the first one no harm."""
+    daemon = start_daemon()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 1)
+        refused = batchd("serve", "--config", daemon.config, status=4)
+        seen += see(stream)
+
+    assert f"(pid {daemon.pid})" in refused.stderr
+    assert str(daemon.runtime_dir) in refused.stderr
+    assert seen == Expected(daemon.config).epoch(0)
+    assert daemon.terminate() == 0
+    assert daemon.files() == {"lock"}
+
+
+def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
+    """Its sockets lie there, and nobody listens; the next one takes the directory and serves."""
+    daemon = start_daemon()
+    daemon.kill()
+    assert daemon.files() == {"batchd.sock", "lifeline.sock", "lock"}
+    with pytest.raises(batchd_client.errors.DaemonNotFound, match="nobody listens on it any more"):
+        batchd_client.connect(daemon.address)
+
+    daemon.start()
+
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+    assert daemon.terminate() == 0
+    assert daemon.files() == {"lock"}
+
+
+def test_odd_files_in_place_of_the_sockets_are_replaced(start_daemon):
+    """Whatever lies under a socket's name was left over by somebody."""
+    daemon = start_daemon()
+    daemon.kill()
+    for name in ("batchd.sock", "lifeline.sock"):
+        (daemon.runtime_dir / name).unlink()
+        (daemon.runtime_dir / name).write_text("left over")
+    daemon.start()
+
+    assert daemon.status()["daemon"]["pid"] == daemon.pid
+    assert (daemon.runtime_dir.stat().st_mode & 0o777) == 0o750
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, number):
+    """Under load: two trainers read as fast as they can; the workers finish what they have, and the exit status is 0."""
+    daemon = start_daemon()
+    trainers = [start_trainer(daemon.address, epochs=1000, connect={"reconnect_timeout_s": 0.2}) for _ in range(2)]
+    for trainer in trainers:
+        trainer.begin(do="take")
+        trainer.next_seen()
+
+    daemon.send(number)
+
+    assert daemon.wait() == 0
+    assert daemon.files() == {"lock"}
+    assert daemon.log_lines("stopping")[-1]["drained"] is True
+    assert not daemon.log_lines("worker killed")
+
+
+def test_a_drained_daemon_leaves_trainers_where_they_are(start_daemon):
+    """They wait for the next one, as after any end of a daemon."""
+    daemon = start_daemon()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 2)
+        assert daemon.terminate() == 0
+        daemon.start()
+        seen += see(stream)
+
+    assert seen == Expected(daemon.config).epoch(0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_second_signal_ends_at_once(start_daemon, number):
+    """A worker is caught in a sample, so draining would take its whole time."""
+    daemon = start_daemon(workers=2, faults={"worker.sample.read": "hang"}, drain_timeout_s=9.9)
+    with batchd_client.connect(daemon.address) as connection:
+        connection.stream("photos")
+        daemon.wait_for_fault("worker.sample.read")
+        daemon.send(number)
+        wait_until(lambda: daemon.log_lines("signal"), "the first signal has arrived")
+        assert daemon.status()["daemon"]["draining"] is True
+        daemon.send(number)
+        assert daemon.wait() == 0
+
+    assert daemon.log_lines("stopping")[-1]["drained"] is False
+
+
+def test_draining_ends_when_its_time_is_over(start_daemon):
+    """A worker that never finishes is killed, and the exit status is still 0."""
+    daemon = start_daemon(workers=1, faults={"worker.sample.read": "hang"}, drain_timeout_s=0.2)
+    with batchd_client.connect(daemon.address) as connection:
+        connection.stream("photos")
+        worker = daemon.wait_for_fault("worker.sample.read")
+        assert daemon.terminate() == 0
+
+    assert not is_alive(worker)
+    assert daemon.files() == {"lock"}
+
+
+def test_a_daemon_whose_workers_are_all_stopped_still_ends(start_daemon):
+    """They see neither order nor end; it does not wait for one after the other."""
+    daemon = start_daemon(workers=4, drain_timeout_s=0.2)
+    workers = daemon.worker_pids()
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    wait_until(lambda: all(map(is_stopped, workers)), "the workers are stopped")
+
+    assert daemon.terminate() == 0
+    assert not any(map(is_alive, workers))
+
+
+def test_draining_takes_nobody_in(start_daemon):
+    """Who comes now waits for the next daemon; questions are answered to the end."""
+    daemon = start_daemon(workers=1, faults={"worker.sample.read": "hang"}, drain_timeout_s=9.9)
+    with batchd_client.connect(daemon.address) as connection:
+        connection.stream("photos")
+        daemon.wait_for_fault("worker.sample.read")
+        daemon.send(signal.SIGTERM)
+        wait_until(lambda: daemon.status()["daemon"]["draining"], "the daemon drains")
+        impatient = batchd_client.connect(daemon.address, connect_timeout_s=0.2, reconnect_timeout_s=0.2)
+        with impatient as late, pytest.raises(batchd_client.errors.DaemonUnavailable):
+            late.stream("photos")
+        daemon.send(signal.SIGTERM)
+        assert daemon.wait() == 0
+
+
+@pytest.mark.parametrize("moment", ["starting", "just serving"])
+def test_ctrl_c_ends_daemon_and_workers_without_a_traceback(start_daemon, moment):
+    """A terminal sends SIGINT to the whole group, whose workers may just have been started."""
+    daemon = start_daemon(
+        ready=moment != "starting", faults={"daemon.starting": "stop"} if moment == "starting" else None
+    )
+    if moment == "starting":
+        daemon.wait_for_fault("daemon.starting")
+    os.killpg(daemon.pid, signal.SIGINT)
+    daemon.send(signal.SIGCONT)
+
+    assert daemon.wait() == (1 if moment == "starting" else 0)
+    wait_until(lambda: not daemon.offspring(), "the workers are gone")
+
+
+def test_workers_that_are_ready_before_the_source_is_scanned_wait(start_daemon):
+    """The daemon starts them first and scans meanwhile; whoever is done first, the first batch comes."""
+    daemon = start_daemon(ready=False, faults={"daemon.starting": "stop", "worker.idle": "stop"})
+    daemon.wait_for_fault("daemon.starting")
+    worker = daemon.wait_for_fault("worker.idle")
+    daemon.send(signal.SIGCONT)
+    daemon.wait_ready()
+    os.kill(worker, signal.SIGCONT)
+
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+
+
+def test_files_in_the_working_directory_are_not_taken_for_modules(start_daemon):
+    """A worker imports what is installed, whatever lies where the daemon was started."""
+    daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
+    daemon.wait_for_fault("daemon.starting")
+    (daemon.folder / "cv2.py").write_text("raise SystemExit('not the module that was meant')")
+    (daemon.folder / "struct.py").write_text("raise SystemExit('not the module that was meant')")
+    before = daemon.offspring()
+    daemon.send(signal.SIGCONT)
+    daemon.wait_ready()
+    for worker in before:
+        os.kill(worker, signal.SIGKILL)
+
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+    assert "not the module that was meant" not in daemon.log
+
+
+def test_sigterm_while_the_source_is_scanned_ends_everything(start_daemon):
+    """There is nothing to drain yet; the workers go with the daemon, and only the lock's file stays."""
+    daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
+    daemon.wait_for_fault("daemon.starting")
+    daemon.send(signal.SIGTERM)
+    daemon.send(signal.SIGCONT)
+
+    assert daemon.wait() in {0, -signal.SIGTERM}
+    wait_until(lambda: not daemon.offspring(), "the workers are gone")
+    assert daemon.files() == {"lock"}

@@ -1,0 +1,134 @@
+"""The same position has the same bytes, whoever decodes it and whatever happened before."""
+
+import json
+import os
+import random
+import signal
+
+import pytest
+
+import batchd_client
+from support.expected import Expected
+from support.seen import positions, samples, see
+from support.settings import folder_stream
+
+MANY = {"batch_size": 3}
+"""Fourteen batches in an epoch, the last with one sample."""
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """Serve forty samples in batches of three, for tests that do it no harm."""
+    return start_shared_daemon({"photos": folder_stream(photos, **MANY)})
+
+
+@pytest.fixture(scope="module")
+def expected(daemon):
+    """What is at each position of that daemon's stream."""
+    return Expected(daemon.config)
+
+
+@pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (1, 1), (2, "auto"), (5, 1), (5, 256)])
+def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, workers, chunk_rows):
+    """Two epochs are what this process works out from the files, one sample after the other."""
+    daemon = start_daemon(workers=workers, chunk_rows=chunk_rows)
+    expected = Expected(daemon.config)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        assert see(stream) == expected.epoch(0)
+        assert see(stream) == expected.epoch(1)
+
+
+def test_each_epoch_has_every_sample_once_in_an_order_of_its_own(daemon):
+    """Shuffling loses nothing, repeats nothing, and is another one in the next epoch."""
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        first, second = see(stream), see(stream)
+
+    assert samples(first) == samples(second) == list(range(40))
+    assert [one.samples for one in first] != [one.samples for one in second]
+    assert len(first[-1].samples) == 1
+
+
+def test_killed_workers_change_no_byte(start_daemon, photos):
+    """What their successors decode is what they would have decoded."""
+    daemon = start_daemon({"photos": folder_stream(photos, **MANY)})
+    expected = Expected(daemon.config)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 4)
+        for pid in daemon.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        seen += see(stream)
+
+    assert seen == expected.epoch(0)
+
+
+def test_a_restarted_daemon_goes_on_with_the_same_bytes(start_daemon, photos):
+    """A trainer meets the restart in the middle of an epoch, and then once more."""
+    daemon = start_daemon({"photos": folder_stream(photos, **MANY)})
+    expected = Expected(daemon.config)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        seen = see(stream, 5)
+        daemon.restart()
+        seen += see(stream)
+        daemon.restart()
+        seen += see(stream)
+
+    assert seen == expected.epoch(0) + expected.epoch(1)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_state_resumes_exactly_three_times_in_a_row(daemon, expected, seed):
+    """Each part of the training is another program, which knows nothing but the JSON of the last one's state."""
+    chance = random.Random(seed)
+    cuts = sorted(chance.sample(range(1, 2 * expected.plan.steps), 3))
+    state, seen = None, []
+    for batches in [*cuts, 3 * expected.plan.steps]:
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("photos", epochs=3, state=state and json.loads(state))
+            while len(seen) < batches and stream.epoch < 3:
+                seen += see(stream, batches - len(seen))
+            state = json.dumps(stream.state_dict())
+            assert len(state) < 150
+
+    assert seen == expected.epoch(0) + expected.epoch(1) + expected.epoch(2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 3), (3, 1), (4, 2)])
+def test_a_state_resumes_with_another_number_of_ranks(daemon, expected, before, after):
+    """Ranks that stop at one step of the epoch leave exactly the rest of it to others, however many those are."""
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream("photos", rank, before, epochs=1) for rank in range(before)]
+        seen = [one for stream in streams for one in see(stream, 2)]
+        states = [stream.state_dict() for stream in streams]
+        for stream in streams:
+            stream.close()
+        assert all(state == states[0] for state in states)
+        assert states[0]["step"] == 2 * before
+
+        resumed = [connection.stream("photos", rank, after, epochs=1, state=states[0]) for rank in range(after)]
+        rest = [see(stream) for stream in resumed]
+
+    assert len({len(part) for part in rest}) == 1
+    whole = [one for part in rest for one in part if one.samples == expected.batch(0, one.step).samples]
+    assert all(one == expected.batch(0, one.step) for one in seen + whole)
+    assert samples(seen + [one for part in rest for one in part]) == list(range(40))
+
+
+def test_a_stream_without_shuffling_keeps_the_order_of_the_source(start_daemon, photos):
+    """Every epoch counts through the files, and only the random crops differ."""
+    daemon = start_daemon({"photos": folder_stream(photos, shuffle=False)})
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        first, second = see(stream), see(stream)
+
+    assert [sample for one in first for sample in one.samples] == list(range(40))
+    assert [one.samples for one in first] == [one.samples for one in second]
+    assert [one.digest for one in first] != [one.digest for one in second]
+    assert positions(first) == [(0, step) for step in range(5)]

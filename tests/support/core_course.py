@@ -1,0 +1,50 @@
+"""The courses of trainers, spelled out slowly: what ``batchd.core.course`` must say, without its arithmetic. Tests only.
+
+Batches are dealt out round by round; a last round with too few batches is either left out or shared row by row.
+"""
+
+from collections.abc import Iterator
+
+from batchd.core.course import Share
+from batchd.core.plan import Plan, Position
+
+
+def rounds_of(plan: Plan, world_size: int, base: int) -> list[list[tuple[int, int, int]]]:
+    """Every round of an epoch from step ``base`` on: for each rank (step, first row, rows)."""
+    batches = list(range(base, plan.steps))
+    rounds = []
+    while batches:
+        dealt, batches = batches[:world_size], batches[world_size:]
+        if len(dealt) == world_size:
+            rounds.append([(step, 0, rows_of(plan, step)) for step in dealt])
+        elif not plan.drop_last:
+            rounds.append(_shared_round(plan, world_size, dealt))
+    return rounds
+
+
+def rows_of(plan: Plan, step: int) -> int:
+    """Count the samples of a batch one by one."""
+    return sum(step * plan.batch_size <= place < (step + 1) * plan.batch_size for place in range(plan.samples))
+
+
+def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None) -> Iterator[Share]:
+    """What one rank reads, in order; endless where ``end_epoch`` is None."""
+    epoch, base = start
+    while end_epoch is None or epoch < end_epoch:
+        for dealt in rounds_of(plan, world_size, base):
+            step, first, rows = dealt[rank]
+            yield Share(Position(epoch, step), first, rows)
+        epoch, base = epoch + 1, 0
+
+
+def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:
+    """Ranks in order stand before the batches, as evenly as can be; those before one batch cut its rows evenly."""
+    members: dict[int, list[int]] = {step: [] for step in batches}
+    for rank in range(world_size):
+        members[batches[rank * len(batches) // world_size]].append(rank)
+    shares = []
+    for step, ranks in members.items():
+        rows = rows_of(plan, step)
+        ends = [rows * (place + 1) // len(ranks) for place in range(len(ranks))]
+        shares += [(step, first, end - first) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return shares

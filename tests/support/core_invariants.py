@@ -1,0 +1,154 @@
+"""What must be true of the core after each event, looked at from the inside and from the world outside. Tests only."""
+
+from batchd.core.actions import Action
+from batchd.core.delivery import Delivery
+from batchd.core.events import Event
+from batchd.core.fleet import ORDERS_MAX, WorkerState
+from batchd.core.stream import Stream
+from batchd.core.subscription import ENTITLEMENT_SLOTS, Subscription
+from support.core_world import World
+
+
+class CheckedWorld(World):
+    """A world in which everything is as it must be after every event."""
+
+    def do(self, event: Event) -> list[Action]:
+        """Let one event happen, perform and check what follows, then look at everything."""
+        actions = super().do(event)
+        check_invariants(self)
+        return actions
+
+
+def check_invariants(world: World) -> None:
+    """Fail where anything is not as it must be."""
+    for stream in world.state.streams.values():
+        _check_promises(stream.delivery)
+        _check_slots(stream, world)
+        _check_fills(stream, world)
+        _check_trainers(stream, world)
+        if stream.delivery.stopped is None:
+            _check_nobody_forgotten(stream.delivery)
+    _check_workers(world)
+
+
+def _check_promises(delivery: Delivery) -> None:
+    """The ring can keep what it promised, and the sum that is kept step by step is the sum."""
+    subscriptions = delivery.subscriptions.values()
+    committed = sum(one.committed for one in subscriptions)
+    assert committed == delivery._committed
+    assert committed <= delivery.ring.slots_max or delivery.stopped is not None
+    for one in subscriptions:
+        assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
+        assert [claim.sequence for claim in one.claims] == list(range(one.granted, one.next_sequence))
+
+
+def _check_slots(stream: Stream, world: World) -> None:
+    """Every slot is accounted for: by number, position, claims and leases."""
+    ring, subscriptions = stream.delivery.ring, stream.delivery.subscriptions.values()
+    assert len(ring.slots) <= ring.slots_max == world.slots_max[stream.spec.number]
+    assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
+    positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
+    assert len(positions) == len(set(positions)), "a position is in two slots"
+    for slot in ring.slots.values():
+        assert slot.position is not None, "a slot was made for nothing"
+        assert ring.find(slot.position) is slot
+        assert slot.generation == world.slots[slot.number].generation
+        assert slot.is_ready == (world.slots[slot.number].committed is not None)
+        assert not slot.is_ready or world.slots[slot.number].committed == slot.position
+        assert slot.leases == len(world.holders(slot.number))
+        claims = {one.number: n for one in subscriptions if (n := sum(claim.slot is slot for claim in one.claims))}
+        assert slot.claims == claims
+
+
+def _check_fills(stream: Stream, world: World) -> None:
+    """Each row of a filling is waiting for a worker, at a worker, or written: exactly one of them."""
+    ordered = {
+        number: order for worker in world.state.fleet.workers.values() for number, order in worker.orders.items()
+    }
+    for slot in stream.delivery.ring.slots.values():
+        if slot.fill is None:
+            continue
+        pending = [row for first, rows in slot.fill._pending for row in range(first, first + rows)]
+        under_way = [row for first, rows in slot.fill.under_way.values() for row in range(first, first + rows)]
+        written = [row for _position, row in world.slots[slot.number].rows]
+        assert sorted(pending + under_way + written) == list(range(slot.fill.rows)), "a row is lost, or filled twice"
+        assert all(ordered[number].slot is slot for number in slot.fill.under_way)
+        mine = {number for number, order in ordered.items() if order.slot is slot}
+        assert mine == set(slot.fill.under_way)
+
+
+def _check_trainers(stream: Stream, world: World) -> None:
+    """The core and the trainers agree on where they stand and what they hold."""
+    trainers = {one.number: one for one in world.trainers.values() if one.spec.number == stream.spec.number}
+    assert set(trainers) == set(stream.delivery.subscriptions)
+    for number, one in stream.delivery.subscriptions.items():
+        trainer = trainers[number]
+        assert {
+            sequence: (lease.slot.number, lease.generation) for sequence, lease in one.leases.items()
+        } == trainer.leases
+        assert (one.granted, one.ended, one.waiting) == (trainer.granted, trainer.ended, trainer.waiting)
+        assert one.ended or one.consumed == trainer.consumed
+
+
+def _check_nobody_forgotten(delivery: Delivery) -> None:
+    """Whoever could have something now has it: nothing waits for an event that may never come."""
+    ring = delivery.ring
+    fair_slots = max(ENTITLEMENT_SLOTS, ring.slots_max // max(1, len(delivery.subscriptions)))
+    for one in delivery.subscriptions.values():
+        if one.ended:
+            continue
+        for place, claim in enumerate(one.claims):
+            if claim.slot is None:
+                assert not any(slot.is_idle for slot in ring.slots.values()), "a claim waits beside an idle slot"
+                assert len(ring.slots) == ring.slots_max, "a claim waits beside a slot that could be made"
+            else:
+                assert place or not claim.slot.is_ready, "a ready batch is not handed out"
+        if not _wants_more(delivery, one):
+            continue
+        assert one.usage >= ENTITLEMENT_SLOTS, "a trainer does not get its two slots"
+        assert one.usage >= fair_slots or delivery._committed >= ring.slots_max, "a trainer does not get its fair share"
+        others = sum(
+            len(other.leases) if other.ended else ENTITLEMENT_SLOTS
+            for other in delivery.subscriptions.values()
+            if other is not one
+        )
+        hoards = not one.claims and len(one.leases) + others >= ring.slots_max
+        assert not (one.waiting and hoards), "a trainer that holds all it may hold waits for ever"
+
+
+def _wants_more(delivery: Delivery, one: Subscription) -> bool:
+    """Is there a next position within its window, and not too far ahead of the slowest?"""
+    share = one.course.at(one.next_sequence)
+    if share is None or one.next_sequence >= one.consumed + one.window:
+        return False
+    return not is_too_far_ahead(delivery, one)
+
+
+def is_too_far_ahead(delivery: Delivery, one: Subscription) -> bool:
+    """In lockstep: would ``one``'s next claim be further from the slowest than is allowed, or than the ring can keep?"""
+    share = one.course.at(one.next_sequence)
+    if share is None or delivery.spec.max_skew is None:
+        return False
+    steps = delivery.spec.plan.steps
+    standing = [other.course.at(other.consumed) for other in delivery.subscriptions.values() if not other.ended]
+    slowest = min(at.position.epoch * steps + at.position.step for at in standing if at is not None)
+    skew = (share.position.epoch * steps + share.position.step - slowest) // one.course.world_size
+    return skew > max(0, min(delivery.spec.max_skew, delivery.ring.slots_max - 3))
+
+
+def _check_workers(world: World) -> None:
+    """No worker stands idle while rows that a trainer claimed wait for one; and core and workers agree on the orders."""
+    fleet = world.state.fleet
+    assert set(fleet.workers) == set(world.workers)
+    for number, worker in fleet.workers.items():
+        assert len(worker.orders) <= ORDERS_MAX
+        sent = [order for order in worker.orders if not world.slots[worker.orders[order].slot.number].lost]
+        assert sent == [order.order for order in world.workers[number].orders]
+    has_time = any(one.state is WorkerState.READY and len(one.orders) < ORDERS_MAX for one in fleet.workers.values())
+    if not has_time or world.state.draining:
+        return
+    for stream in world.state.streams.values():
+        for one in stream.delivery.subscriptions.values():
+            for claim in one.claims:
+                fill = claim.slot.fill if claim.slot is not None else None
+                assert fill is None or not fill.has_pending, "a worker stands idle beside rows to fill"

@@ -1,0 +1,387 @@
+"""A world around ``DaemonState`` that believes nothing: it does what the actions say and checks each one. Tests only.
+
+    trainer --events--> DaemonState --actions--> World: memory = which rows of which position were written into which slot
+    worker  --------->                                  leases = who may read which slot, under which generation
+                                                        courses = what each trainer must see, spelled out by ``core_course``
+
+Invariant: what the world keeps comes from events and actions alone, never from the inside of the core.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd.core.course import Share
+from batchd.core.delivery import StreamSpec
+from batchd.core.plan import Plan, Position
+from batchd.core.state import DaemonState
+from batchd_wire.codes import ErrorCode
+from support.core_course import reading, rows_of
+
+Kind = TypeVar("Kind")
+ENTITLEMENT = 2
+SAMPLE_TIMEOUT_S = 30.0
+
+
+def make_spec(number: int = 1, **changes: object) -> StreamSpec:
+    """A small stream: 12 samples in 4 batches of 3, in order, in a ring of 8 slots. ``changes`` also takes ``Plan``'s fields."""
+    plan = {"samples": 12, "batch_size": 3, "seed": 7, "shuffle": False, "drop_last": False}
+    values: dict[str, object] = {
+        "number": number,
+        "name": f"stream{number}",
+        "fingerprint": "f" * 64,
+        "repeats": False,
+        "window": 2,
+        "max_skew": None,
+        "slots_max": 8,
+        "on_error": "substitute",
+        "bad_fraction_max": 1.0,
+    }
+    for key, value in changes.items():
+        (plan if key in plan else values)[key] = value
+    return StreamSpec(plan=Plan(**plan), **values)  # type: ignore[arg-type]
+
+
+def pick(kind: type[Kind], actions: list[act.Action]) -> list[Kind]:
+    """The actions of one kind, in order."""
+    return [action for action in actions if isinstance(action, kind)]
+
+
+@dataclass(eq=False)
+class ModelSlot:
+    """What is in one slot's memory."""
+
+    stream: int
+    lost: bool = False
+    generation: int = 0
+    committed: Position | None = None
+    rows: set[tuple[Position, int]] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class ModelWorker:
+    """What one worker process knows."""
+
+    ready: bool = False
+    killed: bool = False
+    orders: list[act.OrderChunk] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One subscription as its trainer sees it: ``leases`` by sequence, (slot, generation, what it must be)."""
+
+    number: int
+    session: int
+    spec: StreamSpec
+    window: int
+    course: Iterator[Share]
+    upcoming: Share | None
+    granted: int = 0
+    consumed: int = 0
+    waiting: bool = False
+    ended: bool = False
+    told: list[ErrorCode] = field(default_factory=list)
+    leases: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def committed_least(self) -> int:
+        """Slots that nobody can take from it."""
+        return len(self.leases) if self.ended else max(ENTITLEMENT, len(self.leases))
+
+
+class World:
+    """Feeds events, performs and checks actions. ``slots_left`` is how many more slots the machine has memory for."""
+
+    def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
+        self.state = DaemonState(specs, workers, sample_timeout_s=SAMPLE_TIMEOUT_S, chunk_rows_max=chunk_rows_max)
+        self.specs = {spec.number: spec for spec in specs}
+        self.now = 0.0
+        self.slots: dict[int, ModelSlot] = {}
+        self.slots_left: int | None = None
+        self.losses: list[ev.SlotLost] = []
+        self.workers: dict[int, ModelWorker] = {}
+        self.trainers: dict[int, Trainer] = {}
+        self.stopped: set[int] = set()
+        self.quarantined: set[tuple[int, int]] = set()
+        self.deaths_noted: dict[tuple[int, int], int] = {}
+        self.slots_max = {spec.number: spec.slots_max for spec in specs}
+        self._asked: ev.SubscriptionAsked | None = None
+        self._numbers = count(1)
+        self._orders_seen: set[int] = set()
+        self._workers_seen: set[int] = set()
+
+    # --- what can be done -----------------------------------------------------------------------------------------------
+
+    def do(self, event: ev.Event) -> list[act.Action]:
+        """Let one event happen; perform and check what follows."""
+        actions = self.state.handle(event, self.now)
+        for action in actions:
+            getattr(self, f"_perform_{type(action).__name__}")(action)
+        return actions
+
+    def start_workers(self) -> None:
+        """Let every worker that is due come up."""
+        self.do(ev.Ticked())
+        for number, worker in self.workers.items():
+            if not worker.ready:
+                self.ready(number)
+
+    def ready(self, number: int) -> list[act.Action]:
+        """A worker comes up."""
+        self.workers[number].ready = True
+        return self.do(ev.WorkerReady(number))
+
+    def subscribe(self, stream: int = 1, session: int = 1, **changes: object) -> list[act.Action]:
+        """A trainer claims a stream; the subscription's number is the next one."""
+        values: dict[str, object] = {
+            "rank": 0,
+            "world_size": 1,
+            "window": 0,
+            "epoch": 0,
+            "step": 0,
+            "end_epoch": None,
+            "fingerprint": None,
+        }
+        number = next(self._numbers)
+        name = changes.pop("name", self.specs[stream].name)
+        asked = ev.SubscriptionAsked(session, number, 1000 + number, stream=name, **(values | changes))  # type: ignore[arg-type]
+        self._asked = asked
+        actions = self.do(asked)
+        self._asked = None
+        return actions
+
+    def pull(
+        self, number: int, *, consume: int = 1 << 30, release: int = 1 << 30, waiting: bool = True
+    ) -> list[act.Action]:
+        """A trainer takes up to ``consume`` more batches, gives its oldest ``release`` leases back, perhaps waits for the next.
+
+        A trainer that waits for a batch that was granted already has crossed its handle on the way, and takes it.
+        """
+        trainer = self.trainers[number]
+        consumed = min(trainer.granted, trainer.consumed + consume)
+        leases = [(sequence, trainer.leases[sequence][1]) for sequence in sorted(trainer.leases)]
+        released = [lease for lease in leases if lease[0] < consumed][:release]
+        trainer.consumed = min(trainer.granted, consumed + waiting)
+        trainer.waiting = waiting and consumed == trainer.granted and not trainer.ended
+        for sequence, _generation in released:
+            del trainer.leases[sequence]
+        self._bury(trainer)
+        return self.do(ev.Pulled(trainer.session, number, consumed, waiting, 0, released))
+
+    def end(self, number: int) -> list[act.Action]:
+        """A trainer gives up its claim: what it has not looked at goes back at once."""
+        trainer = self.trainers[number]
+        self._end(trainer, leases_from=trainer.consumed)
+        return self.do(ev.SubscriptionEnded(trainer.session, number, trainer.consumed))
+
+    def end_session(self, session: int) -> list[act.Action]:
+        """A trainer's process dies."""
+        for trainer in [one for one in self.trainers.values() if one.session == session]:
+            self._end(trainer, leases_from=0)
+        return self.do(ev.SessionEnded(session))
+
+    def cut_off(self, session: int) -> list[act.Action]:
+        """A trainer is not listened to any more; what it was handed it may still read."""
+        for trainer in [one for one in self.trainers.values() if one.session == session]:
+            self._end(trainer, leases_from=1 << 60)
+        return self.do(ev.SessionCutOff(session))
+
+    def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> list[act.Action]:
+        """A worker carries out its oldest order; samples of ``bad`` are reported as such."""
+        order = self.workers[number].orders.pop(0)
+        rows = range(order.first, order.first + order.count)
+        self.slots[order.slot].rows.update((order.position, row) for row in rows)
+        reported = [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
+        return self.do(ev.ChunkDone(number, order.order, busy_us, reported, ""))
+
+    def fill_all(self) -> list[act.Action]:
+        """Let the workers carry out everything that is ordered, and what follows from it."""
+        actions: list[act.Action] = []
+        while busy := [number for number, worker in self.workers.items() if worker.orders]:
+            actions += [action for number in busy for action in self.fill(number)]
+        return actions
+
+    def kill(self, number: int, note: ev.Note | None = None, how: str = "signal 11 (SIGSEGV)") -> list[act.Action]:
+        """A worker dies."""
+        del self.workers[number]
+        return self.do(ev.WorkerGone(number, how, note))
+
+    def kill_at(self, number: int, row: int) -> list[act.Action]:
+        """A worker dies at ``row`` of its oldest order, and its note says so."""
+        order = self.workers[number].orders[0]
+        sample = self.samples(order)[row - order.first]
+        return self.kill(number, ev.Note(order.order, row, sample))
+
+    def lose_next(self) -> list[act.Action]:
+        """The daemon says that the memory for a slot could not be had."""
+        lost = self.losses.pop(0)
+        self.slots_max[lost.stream] = sum(slot.stream == lost.stream for slot in self.slots.values()) - 1
+        del self.slots[lost.slot]
+        return self.do(lost)
+
+    def samples(self, order: act.OrderChunk) -> list[int]:
+        """The samples of an order's rows."""
+        indices = self.specs[order.stream].plan.indices(order.position, order.first, order.count)
+        return [int(sample) for sample in indices]
+
+    def orders_for(self, slot: int) -> list[act.OrderChunk]:
+        """What workers, dead or alive, may still write into a slot."""
+        return [order for worker in self.workers.values() for order in worker.orders if order.slot == slot]
+
+    def holders(self, slot: int) -> list[int]:
+        """The subscriptions that may read a slot."""
+        return [one.number for one in self.trainers.values() for held, _ in one.leases.values() if held == slot]
+
+    def active(self, stream: int) -> list[Trainer]:
+        """The trainers of a stream that want more."""
+        return [one for one in self.trainers.values() if one.spec.number == stream and not one.ended]
+
+    def _end(self, trainer: Trainer, leases_from: int) -> None:
+        trainer.ended, trainer.waiting = True, False
+        for sequence in [sequence for sequence in trainer.leases if sequence >= leases_from]:
+            del trainer.leases[sequence]
+        self._bury(trainer)
+
+    def _bury(self, trainer: Trainer) -> None:
+        if trainer.ended and not trainer.leases:
+            self.trainers.pop(trainer.number, None)
+
+    # --- performing, with distrust ------------------------------------------------------------------------------------------
+
+    def _perform_SpawnWorker(self, action: act.SpawnWorker) -> None:  # noqa: N802  named after the action
+        assert action.worker not in self._workers_seen, "a worker's number comes twice"
+        self._workers_seen.add(action.worker)
+        self.workers[action.worker] = ModelWorker()
+
+    def _perform_KillWorker(self, action: act.KillWorker) -> None:  # noqa: N802
+        worker = self.workers[action.worker]
+        assert not worker.killed, "a worker is killed twice"
+        worker.killed = True
+
+    def _perform_CreateSlot(self, action: act.CreateSlot) -> None:  # noqa: N802
+        assert action.slot not in self.slots, "a slot's number comes twice"
+        slot = self.slots[action.slot] = ModelSlot(action.stream)
+        assert sum(one.stream == action.stream for one in self.slots.values()) <= self.slots_max[action.stream]
+        if self.slots_left is not None:
+            slot.lost = self.slots_left == 0
+            self.slots_left = max(0, self.slots_left - 1)
+        if slot.lost:
+            self.losses.append(ev.SlotLost(action.stream, action.slot, "Cannot allocate memory"))
+
+    def _perform_ReserveSlot(self, action: act.ReserveSlot) -> None:  # noqa: N802
+        slot = self.slots[action.slot]
+        assert not self.holders(action.slot), f"slot {action.slot} is reserved under its readers"
+        assert not self.orders_for(action.slot), f"slot {action.slot} is reserved under its writers"
+        slot.generation += 1
+        slot.committed = None
+        slot.rows.clear()
+
+    def _perform_OrderChunk(self, order: act.OrderChunk) -> None:  # noqa: N802
+        worker, slot = self.workers[order.worker], self.slots[order.slot]
+        assert worker.ready, "a worker is ordered before it is ready"
+        assert not worker.killed, "a worker is ordered that was told to die"
+        assert len(worker.orders) < 2, "a worker has more than two orders"
+        assert order.order not in self._orders_seen, "an order's number comes twice"
+        self._orders_seen.add(order.order)
+        assert slot.stream == order.stream
+        assert slot.committed is None, "a whole batch is filled again"
+        assert not self.holders(order.slot), f"slot {order.slot} is written under its readers"
+        rows = {(order.position, row) for row in range(order.first, order.first + order.count)}
+        assert order.count > 0
+        assert (
+            0 <= order.first <= order.first + order.count <= rows_of(self.specs[order.stream].plan, order.position.step)
+        )
+        for other in self.orders_for(order.slot):
+            assert other.position == order.position, "two positions are filled into one slot"
+            taken = {(other.position, row) for row in range(other.first, other.first + other.count)}
+            assert not taken & rows, "a row is ordered twice"
+        assert not slot.rows & rows, "a row that is written is ordered again"
+        assert {position for position, _row in slot.rows} <= {order.position}
+        if not slot.lost:
+            worker.orders.append(order)
+
+    def _perform_CommitSlot(self, action: act.CommitSlot) -> None:  # noqa: N802
+        slot = self.slots[action.slot]
+        rows = rows_of(self.specs[action.stream].plan, action.position.step)
+        assert slot.rows == {(action.position, row) for row in range(rows)}, "a batch with holes is called whole"
+        assert not self.orders_for(action.slot), "a batch is called whole while it is written"
+        assert (action.samples, action.generation) == (rows, slot.generation)
+        slot.committed = action.position
+
+    def _perform_AdmitSubscription(self, action: act.AdmitSubscription) -> None:  # noqa: N802
+        asked = self._asked
+        assert asked is not None
+        spec = self.specs[action.stream]
+        assert (action.session, action.request, action.subscription) == (
+            asked.session,
+            asked.request,
+            asked.subscription,
+        )
+        assert self.committed_least(action.stream) + ENTITLEMENT <= self.slots_max[action.stream], (
+            "admitted without memory"
+        )
+        assert action.window == (asked.window or spec.window)
+        start = Position(asked.epoch, asked.step)
+        course = reading(spec.plan, asked.rank, asked.world_size, start, asked.end_epoch)
+        trainer = Trainer(action.subscription, action.session, spec, action.window, course, next(course, None))
+        self.trainers[trainer.number] = trainer
+
+    def _perform_GrantLease(self, lease: act.GrantLease) -> None:  # noqa: N802
+        trainer, slot = self.trainers[lease.subscription], self.slots[lease.slot]
+        position, first, rows = trainer.upcoming or (None, 0, 0)
+        assert not trainer.ended, "a trainer that wants no more gets a batch"
+        assert trainer.session == lease.session
+        assert (lease.sequence, lease.epoch, lease.step, lease.first, lease.count) == (
+            trainer.granted,
+            *(position or ()),
+            first,
+            rows,
+        )
+        assert lease.sequence < trainer.consumed + trainer.window, "more is handed out than the window"
+        assert slot.committed is not None, "a batch is handed out before it is whole"
+        assert slot.committed == (Position(0, lease.step) if trainer.spec.repeats else position), (
+            "another batch is handed out"
+        )
+        assert (slot.stream, slot.generation) == (trainer.spec.number, lease.generation)
+        trainer.leases[lease.sequence] = (lease.slot, lease.generation)
+        trainer.granted += 1
+        trainer.upcoming = next(trainer.course, None)
+        if trainer.waiting:
+            trainer.waiting, trainer.consumed = False, trainer.granted
+
+    def _perform_Refuse(self, action: act.Refuse) -> None:  # noqa: N802
+        code = ErrorCode(action.error)
+        if action.request and self._asked is not None and code is ErrorCode.RING_TOO_SMALL:
+            stream = next(one.number for one in self.specs.values() if one.name == self._asked.stream)
+            assert self.committed_least(stream) + ENTITLEMENT > self.slots_max[stream], (
+                "refused although there is memory"
+            )
+        if code is ErrorCode.UNKNOWN_SUBSCRIPTION:
+            assert all(
+                (one.session, one.number) != (action.session, action.subscription) for one in self.trainers.values()
+            )
+        elif action.subscription:
+            trainer = self.trainers[action.subscription]
+            assert trainer.waiting, "a trainer that does not wait is told something"
+            trainer.waiting = False
+            trainer.told.append(code)
+            assert code is not ErrorCode.RING_EXHAUSTED or len(trainer.leases) >= ENTITLEMENT
+
+    def _perform_ReportBad(self, action: act.ReportBad) -> None:  # noqa: N802
+        assert 0 <= action.sample < self.specs[action.stream].plan.samples
+
+    def _perform_QuarantineSample(self, action: act.QuarantineSample) -> None:  # noqa: N802
+        assert (action.stream, action.sample) not in self.quarantined, "a sample is quarantined twice"
+        self.quarantined.add((action.stream, action.sample))
+
+    def _perform_ReportStopped(self, action: act.ReportStopped) -> None:  # noqa: N802
+        assert action.stream not in self.stopped, "a stream stops twice"
+        self.stopped.add(action.stream)
+
+    def committed_least(self, stream: int) -> int:
+        """Slots that are promised whatever happens: two for each trainer, or what it holds."""
+        return sum(one.committed_least for one in self.trainers.values() if one.spec.number == stream)

@@ -1,0 +1,183 @@
+"""A real daemon as a child of the test: ``batchd serve`` in a runtime directory of its own. For tests of processes.
+
+    start -> [ address, status, kill | terminate | restart ]* -> close
+
+Invariant: after ``close`` nothing of the daemon is left, neither worker nor socket, or ``close`` fails and says what.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import batchd_client
+from support.kernel import RUN_VARIABLE, carriers, children_of
+from support.settings import MEMORY, write_settings
+from support.waiting import PATIENCE_S, wait_until
+
+MARKER_VARIABLE = "BATCHD_TEST_DAEMON"
+LEFT_WHEN_DOWN = {"lock"}
+
+
+class DaemonProcess:
+    """One daemon, perhaps several times started. ``daemon`` are keys of ``[daemon]``.
+
+    ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in whichever process comes there
+    first; ``lasting_faults`` happen in every process that comes there.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        streams: dict[str, dict[str, Any]],
+        *,
+        faults: dict[str, str] | None = None,
+        lasting_faults: dict[str, str] | None = None,
+        **daemon: Any,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="d", dir=parent))
+        self.runtime_dir = self.folder / "run"
+        self.log_file = self.folder / "log"
+        self.log_file.touch()
+        daemon = {"runtime_dir": str(self.runtime_dir), "workers": 2, "memory": MEMORY, **daemon}
+        self.config = write_settings(self.folder / "batchd.toml", streams, daemon)
+        self.address = f"ipc://{self.runtime_dir}"
+        self._marker = f"{MARKER_VARIABLE}={self.folder}"
+        self._environment = {**clean_environment(), MARKER_VARIABLE: str(self.folder)}
+        self._ledger = self.folder / "faults"
+        armed = faults or lasting_faults or {}
+        if armed:
+            self._environment["BATCHD_FAILPOINTS"] = ";".join(f"{name}={action}" for name, action in armed.items())
+        if faults:
+            self._ledger.mkdir()
+            self._environment["BATCHD_FAILPOINTS_LEDGER"] = str(self._ledger)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    def start(self, *, ready: bool = True) -> Self:
+        """Start it, and wait until trainers may come, unless that is not to be waited for."""
+        assert self._process is None, "it runs already"
+        command = [sys.executable, "-m", "batchd", "serve", "--config", str(self.config), "--log-level", "debug"]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                cwd=self.folder,
+                process_group=0,
+            )
+        if ready:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        """Wait for the line with the address."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+        line = self._process.stdout.readline().decode().strip() if readable else "(nothing)"
+        assert line == self.address, f"the daemon said {line!r}:\n{self.log}"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = PATIENCE_S) -> int:
+        """Wait for its end; its exit status, or minus the signal."""
+        assert self._process is not None, "it does not run"
+        status = self._process.wait(seconds)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+        return status
+
+    def terminate(self) -> int:
+        """Have it drain, and wait for its end."""
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """Kill it, and leave everything else to the kernel."""
+        self.send(signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
+
+    def restart(self) -> None:
+        """Kill it, and start it again on the same directory."""
+        self.kill()
+        self.start()
+
+    def close(self) -> None:
+        """End it, if it still runs, and see that nothing is left of it."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            self.wait()
+        try:
+            wait_until(lambda: not self.offspring(), f"the workers of {self.folder} are gone")
+        finally:
+            for pid in self.offspring():
+                os.kill(pid, signal.SIGKILL)
+        log = self.log
+        print(f"--- log of {self.folder} ---\n{log}")  # noqa: T201  pytest shows it where the test fails
+        shutil.rmtree(self.folder)
+        assert "Traceback" not in log, "the daemon or a worker met a bug of ours; see its log"
+
+    # --- looking at it ------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What ``batchd status --json`` prints, asked by a session of its own."""
+        with batchd_client.connect(self.address) as connection:
+            return connection.status()
+
+    def stream_status(self, name: str = "photos") -> dict[str, Any]:
+        """The part of the status about one stream."""
+        return next(stream for stream in self.status()["streams"] if stream["name"] == name)
+
+    def worker_pids(self) -> set[int]:
+        """The processes of its workers, as the kernel knows them."""
+        return children_of(self.pid)
+
+    def offspring(self) -> set[int]:
+        """Everything that it ever started and that still lives."""
+        return carriers(self._marker) - ({self._process.pid} if self._process is not None else set())
+
+    def wait_for_fault(self, name: str) -> int:
+        """Wait until the fault has happened; the process that it happened to."""
+        entry = self._ledger / name
+        return int(wait_until(lambda: entry.exists() and entry.read_text(), f"{name} was passed"))
+
+    def files(self) -> set[str]:
+        """What is in its runtime directory."""
+        return {path.name for path in self.runtime_dir.iterdir()} if self.runtime_dir.exists() else set()
+
+    @property
+    def log(self) -> str:
+        """Everything that it has written to standard error."""
+        return self.log_file.read_text()
+
+    def log_lines(self, event: str) -> list[dict[str, Any]]:
+        """The lines of the log about one kind of event."""
+        lines = (json.loads(line) for line in self.log.splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == event]
+
+
+def clean_environment() -> dict[str, str]:
+    """Our environment without anything that speaks to batchd, but with the mark by which the leak oracle knows its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATCHD_")}
+    return {**kept, RUN_VARIABLE: os.environ[RUN_VARIABLE]}

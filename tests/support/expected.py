@@ -1,0 +1,82 @@
+"""What trainers should get. For tests of processes.
+
+``Expected`` works out every batch of a stream by itself, in this process, from the configuration and the files alone: no
+daemon, no worker, no shared memory, one sample after the other.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from batchd.config.load import load_config
+from batchd.core.plan import Plan, Position
+from batchd.pipeline.execute import Pipeline, SampleUndecodable
+from batchd.pipeline.fields import sample_fields
+from batchd.sources.reader import SampleReader, SampleUnreadable
+from batchd.sources.scan import scan_source
+from support.seen import Seen, digest_of
+
+SUBSTITUTES_MAX = 32
+
+
+class Expected:
+    """The batches of one stream of a configuration file, worked out the slow way."""
+
+    def __init__(self, config_file: Path, stream: str = "photos") -> None:
+        config = load_config(config_file, {}, {}).streams[stream]
+        self._config = config
+        self._index = scan_source(config.source, lambda _found: None)
+        self._reader = SampleReader(self._index, 1 << 26)
+        self._pipeline = Pipeline(config.pipeline, config.seed)
+        self.plan = Plan(len(self._index), config.batch_size, config.seed, config.shuffle, config.drop_last)
+        self._known: dict[tuple[int, int], Seen] = {}
+
+    def batch(self, epoch: int, step: int) -> Seen:
+        """One whole batch."""
+        known = self._known.get((epoch, step))
+        if known is None:
+            known = self._known[epoch, step] = self._make(epoch, step)
+        return known
+
+    def epoch(self, epoch: int, steps: Iterable[int] | None = None) -> list[Seen]:
+        """All batches of an epoch, or those of some steps."""
+        return [self.batch(epoch, step) for step in (range(self.plan.steps) if steps is None else steps)]
+
+    def path(self, sample: int) -> str:
+        """The path of a sample, as people read it."""
+        return self._index.path(sample)
+
+    def _make(self, epoch: int, step: int) -> Seen:
+        rows = self.plan.rows(step)
+        arrays = {
+            field.name: np.zeros((rows, *field.shape), field.dtype)
+            for field in sample_fields(self._config.pipeline, self._config.on_error)
+        }
+        arrays["index"][:] = self.plan.indices(Position(epoch, step), 0, rows)
+        for row, sample in enumerate(arrays["index"].tolist()):
+            good = self._fill(arrays["image"][row], epoch, sample)
+            if good is not None:
+                arrays["index"][row] = good
+            else:
+                arrays["image"][row] = 0
+            if "valid" in arrays:
+                arrays["valid"][row] = good is not None
+            arrays["label"][row] = self._index.label(int(arrays["index"][row]))
+        return Seen(epoch, step, tuple(arrays["index"].tolist()), digest_of(arrays.items()))
+
+    def _fill(self, image: np.ndarray, epoch: int, sample: int) -> int | None:
+        """Decode a sample, or the first that can stand in for it; which one it was."""
+        for attempt, candidate in enumerate(self._candidates(epoch, sample)):
+            try:
+                self._pipeline.run(self._reader.read(candidate), epoch, candidate, attempt, image)
+            except (SampleUnreadable, SampleUndecodable):
+                continue
+            return candidate
+        return None
+
+    def _candidates(self, epoch: int, sample: int) -> Iterator[int]:
+        yield sample
+        if self._config.on_error == "substitute":
+            for attempt in range(1, SUBSTITUTES_MAX + 1):
+                yield self.plan.substitute(epoch, sample, attempt)

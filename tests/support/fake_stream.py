@@ -1,0 +1,85 @@
+"""What the fake daemon serves, and what it remembers of its trainers: data without behaviour."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchd_wire.fields import Field, SlotLayout, place_fields
+from batchd_wire.messages import Subscribe
+
+
+@dataclass
+class FakeStream:
+    """What the fake serves."""
+
+    name: str = "photos"
+    fingerprint: str = "f1" * 32
+    steps: int = 5
+    rows: int = 4
+    slots: int = 8
+    window: int = 2
+    drop_last: bool = False
+    fields: tuple[Field, ...] = (Field("image", "uint8", (2, 2, 3)), Field("label", "int64", ()))
+    writes_pixels: bool = True
+
+    @property
+    def layout(self) -> SlotLayout:
+        return place_fields(self.fields, self.rows)
+
+    def rounds(self, base: int, world_size: int) -> int:
+        full, rest = divmod(self.steps - base, world_size)
+        return full + bool(rest and not self.drop_last)
+
+    def positions(self, asked: Subscribe) -> Iterator[tuple[int, int]]:
+        """Every (epoch, step) that a subscription shall get, counted out the slow way."""
+        epoch, start = asked.epoch, asked.step
+        while asked.end_epoch is None or epoch < asked.end_epoch:
+            while (left := self.steps - start) > 0:
+                if left >= asked.world_size:
+                    yield epoch, start + asked.rank
+                elif not self.drop_last:
+                    yield epoch, start + asked.rank * left // asked.world_size
+                start += asked.world_size
+            epoch, start = epoch + 1, 0
+
+    def label(self, epoch: int, step: int) -> np.ndarray:
+        """What the field ``label`` holds at a position."""
+        return np.arange(self.rows) + 1_000_000 * epoch + self.rows * step
+
+
+@dataclass(eq=False)
+class FakeSlot:
+    """One slot; it keeps the writable descriptor."""
+
+    number: int
+    descriptor: int
+    generation: int = 0
+    is_leased: bool = False
+
+
+@dataclass(eq=False)
+class FakeSubscription:
+    """What the fake knows of one subscription."""
+
+    number: int
+    asked: Subscribe
+    positions: Iterator[tuple[int, int]]
+    window: int
+    granted: int = 0
+    consumed: int = 0
+    waiting: bool = False
+    ended: bool = False
+    leases: dict[int, tuple[FakeSlot, int]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class FakeSession:
+    """One trainer."""
+
+    lifeline: socket.socket
+    secret: bytes | None = None
+    routing: bytes | None = None
+    shared: set[int] = field(default_factory=set)
+    subscriptions: dict[int, FakeSubscription] = field(default_factory=dict)

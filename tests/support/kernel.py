@@ -1,0 +1,68 @@
+"""What the kernel knows of processes: who lives, whose child it is, what it holds open. For tests of processes."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+RUN_VARIABLE = "BATCHD_TEST_RUN"
+"""Set in the environment of everything that a test starts, so that an orphan is known wherever it ends up."""
+
+
+def process_ids() -> Iterator[int]:
+    """Every process of this machine that we can see."""
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  a hundred times a second
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent's process id; None for a process that is gone or is a zombie."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state in "ZX" else int(parent)
+
+
+def is_alive(pid: int) -> bool:
+    """Does it still run? A zombie does not."""
+    return parent_of(pid) is not None
+
+
+def is_stopped(pid: int) -> bool:
+    """Has SIGSTOP taken hold of every thread of it?"""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks} == {"T"}
+
+
+def children_of(pid: int) -> set[int]:
+    """Its living children."""
+    return {child for child in process_ids() if parent_of(child) == pid}
+
+
+def carries(pid: int, marker: str) -> bool:
+    """Was it started with ``marker`` (NAME=VALUE) in its environment, or by somebody who was?"""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return marker.encode() in environment.split(b"\0")
+
+
+def carriers(marker: str) -> set[int]:
+    """Every living process but this one that carries ``marker``."""
+    return {pid for pid in process_ids() if pid != os.getpid() and carries(pid, marker) and is_alive(pid)}
+
+
+def descriptors_of(pid: int | str) -> dict[int, str]:
+    """What each open descriptor of a process is, as the kernel names it."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found[int(entry.name)] = str(entry.readlink())
+        except FileNotFoundError:  # the one that listed the directory
+            continue
+    return found
+
+
+def mapped_slots(pid: int | str) -> int:
+    """How many memories of batchd a process has mapped."""
+    return sum("/memfd:batchd" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())

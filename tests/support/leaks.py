@@ -1,0 +1,98 @@
+"""The leak oracle: what this test process and its offspring hold, before and after a test. For every test.
+
+Counted: processes that the test started, wherever they ended up; this process's threads (ZeroMQ's too), its descriptors other
+than plain files, its mappings of slots; and what lies in the directory in which daemons of the tests have their own.
+
+A daemon that is shared by several tests was there before; its workers may be replaced meanwhile.
+"""
+
+import gc
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of, mapped_slots, parent_of
+
+_KINDS = ("socket:", "pipe:", "anon_inode:", "/memfd:")
+
+
+@dataclass(frozen=True, slots=True)
+class Possessions:
+    """What can be left behind."""
+
+    processes: frozenset[int]
+    threads: frozenset[str]
+    descriptors: frozenset[str]
+    slots: int
+    files: frozenset[str]
+
+    def beyond(self, before: "Possessions") -> list[str]:
+        """Say what is there that was not there before, apart from what belongs to processes that were."""
+        left = [
+            f"process {pid}: {_command(pid)}"
+            for pid in sorted(self.processes - before.processes)
+            if not _descends(pid, before.processes)
+        ]
+        left += [f"thread {name}" for name in sorted(self.threads - before.threads)]
+        left += [f"descriptor {name}" for name in sorted(self.descriptors - before.descriptors)]
+        left += [f"file {name}" for name in sorted(self.files - before.files)]
+        if self.slots > before.slots:
+            left.append(f"{self.slots - before.slots} mapped slots")
+        return left
+
+
+def look(directory: Path) -> Possessions:
+    """See what there is now; ``directory`` is where daemons of the tests have their own."""
+    return Possessions(
+        processes=frozenset(carriers(f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}") | children_of(os.getpid())),
+        threads=frozenset(_threads()),
+        descriptors=frozenset(
+            f"{number} -> {name}" for number, name in descriptors_of("self").items() if name.startswith(_KINDS)
+        ),
+        slots=mapped_slots("self"),
+        files=frozenset(_files(directory)),
+    )
+
+
+def left_since(before: Possessions, directory: Path) -> list[str]:
+    """What a test has left behind by now; what only waits for the garbage collector does not count."""
+    left = look(directory).beyond(before)
+    if left:
+        gc.collect()
+        left = look(directory).beyond(before)
+    return left
+
+
+def _files(directory: Path) -> list[str]:
+    return [str(path) for path in directory.rglob("*")] if directory.exists() else []
+
+
+def _threads() -> list[str]:
+    """Python's by their names, and those that ZeroMQ starts by their numbers."""
+    names = [f"{thread.name} ({thread.ident})" for thread in threading.enumerate()]
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("ZMQ"):
+            names.append(f"{name} ({task.name})")
+    return names
+
+
+def _descends(pid: int, ancestors: frozenset[int]) -> bool:
+    """Is it, or one of its parents, one of ``ancestors``?"""
+    at: int | None = pid
+    while at is not None and at not in {0, 1, os.getpid()}:
+        if at in ancestors:
+            return True
+        at = parent_of(at)
+    return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "gone meanwhile"

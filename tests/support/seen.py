@@ -1,0 +1,57 @@
+"""What trainers get: every byte of a batch in a digest. For tests of processes; imports nothing but what a trainer does."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+import batchd_client
+
+
+class Seen(NamedTuple):
+    """One batch as a trainer got it: where it stands, which samples it holds, and a digest of all its bytes."""
+
+    epoch: int
+    step: int
+    samples: tuple[int, ...]
+    digest: str
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch, step)."""
+        return self.epoch, self.step
+
+
+def digest_of(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
+    """A digest of named arrays: names, types, shapes and bytes."""
+    digest = blake2b(digest_size=12)
+    for name, array in sorted(arrays, key=lambda item: item[0]):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def look_at(batch: batchd_client.Batch) -> Seen:
+    """Read every byte of a batch."""
+    return Seen(batch.epoch, batch.step, tuple(batch["index"].tolist()), digest_of(batch.items()))
+
+
+def see(stream: batchd_client.Stream, batches: int | None = None) -> list[Seen]:
+    """Take what is left of the epoch, or the next ``batches`` of it, and release each at once."""
+    seen = []
+    iterator = iter(stream)
+    while (batches is None or len(seen) < batches) and (batch := next(iterator, None)) is not None:
+        with batch:
+            seen.append(look_at(batch))
+    return seen
+
+
+def positions(seen: Iterable[Seen]) -> list[tuple[int, int]]:
+    """Where they stand, in their order."""
+    return [one.position for one in seen]
+
+
+def samples(seen: Iterable[Seen]) -> list[int]:
+    """All samples in them, in order of their numbers."""
+    return sorted(sample for one in seen for sample in one.samples)

@@ -1,0 +1,47 @@
+"""Configurations for daemons of tests: small streams over small photographs, written as TOML. For tests of processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+SIDE_PIXELS = 32
+PIPELINE = [
+    {"op": "decode"},
+    {"op": "random_resized_crop", "size": [SIDE_PIXELS, SIDE_PIXELS]},
+    {"op": "random_flip"},
+]
+STILL_PIPELINE = [{"op": "decode"}, {"op": "resize", "size": [SIDE_PIXELS, SIDE_PIXELS]}]
+"""The same bytes in every epoch."""
+MEMORY = "64MiB"
+SLOT_BYTES = 32 * 1024
+"""A slot of eight samples."""
+
+
+def folder_stream(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A stream of random crops over a folder; ``changes`` are keys of ``[streams.NAME]``."""
+    source = {"type": "folder", "path": str(folder)}
+    return {"source": source, "batch_size": 8, "pipeline": PIPELINE, **changes}
+
+
+def list_stream(file: Path, root: Path, **changes: Any) -> dict[str, Any]:
+    """A stream over the files that a list names, relative to ``root``."""
+    source = {"type": "list", "path": str(file), "root": str(root)}
+    return {"source": source, "batch_size": 8, "pipeline": PIPELINE, **changes}
+
+
+def write_settings(file: Path, streams: dict[str, dict[str, Any]], daemon: dict[str, Any]) -> Path:
+    """Write a batchd.toml."""
+    lines = ["[daemon]"] + [f"{key} = {_toml(value)}" for key, value in daemon.items()]
+    for name, stream in streams.items():
+        lines += [f"[streams.{name}]"] + [f"{key} = {_toml(value)}" for key, value in stream.items()]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it; its tables in line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)

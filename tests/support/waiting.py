@@ -1,0 +1,22 @@
+"""Waiting for a condition. For tests of processes; the bound is there to end a broken test, not to time a good one."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 60.0
+"""Far above what anything here takes on a busy machine."""
+PAUSE_MAX_S = 0.02
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_S) -> T:
+    """Ask again and again until ``condition`` gives something true, and give that; fail with ``what`` after ``seconds``."""
+    give_up = time.monotonic() + seconds
+    pause_s = 0.0005
+    while not (result := condition()):
+        assert time.monotonic() < give_up, f"within {seconds:g} s it did not come true that {what}"
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+    return result

@@ -1,0 +1,138 @@
+"""Who is let in, and what the others are told: code and numbers."""
+
+import pytest
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd_wire.codes import ErrorCode
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec, pick
+
+
+def world_of(**changes) -> CheckedWorld:
+    """One stream and one worker."""
+    world = CheckedWorld([make_spec(**changes)])
+    world.start_workers()
+    return world
+
+
+def refusal_of(actions) -> tuple[ErrorCode, str]:
+    """Code and text of a refusal, which must be all there is."""
+    assert [type(action) for action in actions] == [act.Refuse]
+    return ErrorCode(actions[0].error), actions[0].text
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        ({"rank": 2, "world_size": 2}, ErrorCode.RANK_OUT_OF_RANGE, ["rank 2 of world_size 2", "0 to world_size - 1"]),
+        ({"rank": 0, "world_size": 0}, ErrorCode.RANK_OUT_OF_RANGE, ["rank 0 of world_size 0"]),
+        ({"rank": 0, "world_size": (1 << 20) + 1}, ErrorCode.RANK_OUT_OF_RANGE, ["world_size 1048577"]),
+        ({"window": 65}, ErrorCode.WINDOW_OUT_OF_RANGE, ["window = 65", "1 to 64"]),
+        ({"step": 5}, ErrorCode.POSITION_OUT_OF_RANGE, ["epoch 0, step 5", "steps 0 to 3", "'stream1'"]),
+        ({"epoch": (1 << 40) + 1}, ErrorCode.POSITION_OUT_OF_RANGE, ["epoch 1099511627777"]),
+        ({"fingerprint": "a" * 64}, ErrorCode.FINGERPRINT_MISMATCH, ["aaaaaaaaaaaaaaaa, now ffffffffffffffff"]),
+        ({"name": "photos"}, ErrorCode.UNKNOWN_STREAM, ["no stream 'photos'", "stream1"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_numbers(asked, code, words):
+    """The trainer is told what it asked for and what there is."""
+    told, text = refusal_of(world_of().subscribe(**asked))
+    assert told is code
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_world_larger_than_an_epoch_is_refused_where_batches_are_dropped():
+    """Five ranks cannot get a batch each out of four."""
+    code, text = refusal_of(world_of(drop_last=True).subscribe(rank=4, world_size=5))
+    assert code is ErrorCode.TOO_FEW_BATCHES
+    assert "4 batches, fewer than the 5 ranks" in text
+
+
+def test_a_world_larger_than_an_epoch_shares_batches_otherwise():
+    """Without ``drop_last`` the five ranks read parts of the four batches."""
+    assert pick(act.AdmitSubscription, world_of().subscribe(rank=4, world_size=5))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"step": 4}, {"window": 64}, {"epoch": 1 << 40}, {"fingerprint": "f" * 64}, {"end_epoch": 0}]
+)
+def test_what_is_just_possible_is_admitted(asked):
+    """The end of an epoch is a place to start from, and the limits themselves are allowed."""
+    assert pick(act.AdmitSubscription, world_of().subscribe(**asked))
+
+
+def test_the_window_is_the_streams_own_unless_the_trainer_says_another():
+    """The trainer learns which it got."""
+    world = world_of(window=3)
+    windows = [pick(act.AdmitSubscription, world.subscribe(window=window))[0].window for window in (0, 1)]
+    assert windows == [3, 1]
+
+
+def test_each_trainer_needs_two_slots():
+    """Four trainers fit into eight slots and the fifth does not, until one of them is gone."""
+    world = world_of()
+    for session in range(1, 5):
+        assert pick(act.AdmitSubscription, world.subscribe(session=session))
+    code, text = refusal_of(world.subscribe(session=5))
+    assert code is ErrorCode.RING_TOO_SMALL
+    assert "8 slots and 4 trainers" in text
+    world.end_session(2)
+    assert pick(act.AdmitSubscription, world.subscribe(session=5))
+
+
+def test_batches_that_others_hold_stand_in_the_way():
+    """A trainer that keeps seven of eight slots leaves no two for another, who is told how many are taken."""
+    world = world_of(window=1)
+    world.subscribe(session=1)
+    for _ in range(7):
+        world.fill_all()
+        world.pull(1, release=0, waiting=False)
+    assert len(world.trainers[1].leases) == 7
+    code, text = refusal_of(world.subscribe(session=2))
+    assert code is ErrorCode.RING_TOO_SMALL
+    assert "7 of the 8 slots" in text
+    world.pull(1, release=1, waiting=False)
+    assert pick(act.AdmitSubscription, world.subscribe(session=2))
+
+
+def test_batches_that_a_gone_trainer_still_reads_stand_in_the_way_too():
+    """Arrays that outlive their subscription are memory all the same."""
+    world = world_of(slots_max=4, window=4)
+    world.subscribe(session=1)
+    world.fill_all()
+    world.pull(1, release=0, waiting=False)
+    world.end(1)
+    assert len(world.trainers[1].leases) == 4
+    assert refusal_of(world.subscribe(session=2))[0] is ErrorCode.RING_TOO_SMALL
+
+
+def test_a_refused_trainer_leaves_nothing_behind():
+    """Nobody's claims were touched to make room that could not be made."""
+    world = world_of(slots_max=4, window=4)
+    world.subscribe(session=1)
+    world.fill(1)
+    world.fill(1)
+    world.fill(1)
+    world.pull(1, release=0, waiting=False)
+    before = world.state.statistics()
+    assert refusal_of(world.subscribe(session=2))[0] is ErrorCode.RING_TOO_SMALL
+    assert world.state.statistics() == before
+    assert len(pick(act.GrantLease, world.fill_all())) == 1
+
+
+def test_a_stopped_stream_admits_nobody():
+    """The refusal says why the stream stopped."""
+    world = world_of(on_error="fail")
+    world.subscribe(session=1)
+    world.fill(1, bad=(0,))
+    code, text = refusal_of(world.subscribe(session=2))
+    assert code is ErrorCode.STREAM_STOPPED
+    assert "0.jpg (sample 0) is bad and on_error = fail: is no image" in text
+
+
+def test_a_daemon_that_shuts_down_admits_nobody():
+    """It says so, whatever was asked."""
+    world = world_of()
+    world.do(ev.DrainAsked())
+    assert refusal_of(world.subscribe())[0] is ErrorCode.DRAINING

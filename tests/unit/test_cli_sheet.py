@@ -1,0 +1,169 @@
+"""The contact sheet, looked at pixel by pixel: every kind of image that a pipeline makes."""
+
+import cv2
+import numpy as np
+import pytest
+
+from batchd.cli.attach import PeekedBatch
+from batchd.cli.sheet import (
+    BACKGROUND,
+    CAPTION_PIXELS,
+    COLUMNS,
+    IMAGES_MAX,
+    MARGIN_PIXELS,
+    TILE_PIXELS,
+    _caption,
+    draw_sheet,
+    write_sheet,
+)
+from batchd.errors import BatchdError
+
+RED_IN_BGR, GREEN, BLUE_IN_BGR = (0, 0, 255), (0, 255, 0), (255, 0, 0)
+
+
+def batch_of(images: np.ndarray, labels: list[int] | None = None, **options: object) -> PeekedBatch:
+    arrays = {"image": images, "label": np.array(labels or range(len(images)), np.int64)}
+    arrays |= {name: np.array(values) for name, values in options.items() if name != "classes"}
+    return PeekedBatch(epoch=0, step=0, classes=list(options.get("classes", [])), arrays=arrays)
+
+
+def filled(color: tuple[int, ...], height: int = 20, width: int = 20) -> np.ndarray:
+    """One image, [height, width, channels], all of one colour."""
+    return np.full((height, width, len(color)), color, np.uint8)
+
+
+def tile(sheet: np.ndarray, index: int, columns: int) -> np.ndarray:
+    top = MARGIN_PIXELS + index // columns * (TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS)
+    left = MARGIN_PIXELS + index % columns * (TILE_PIXELS + MARGIN_PIXELS)
+    return sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS]
+
+
+def caption_strip(sheet: np.ndarray) -> np.ndarray:
+    """What is drawn under the first image."""
+    return sheet[MARGIN_PIXELS + TILE_PIXELS : MARGIN_PIXELS + TILE_PIXELS + CAPTION_PIXELS]
+
+
+def middle(sheet: np.ndarray, index: int = 0, columns: int = 1) -> tuple[int, ...]:
+    return tuple(map(int, tile(sheet, index, columns)[TILE_PIXELS // 2, TILE_PIXELS // 2]))
+
+
+def test_rgb_images_keep_their_colours_and_their_places() -> None:
+    """Row by row, the sheet itself is in OpenCV's order."""
+    images = np.stack([filled((255, 0, 0)), filled((0, 255, 0)), filled((0, 0, 255))] * 3)
+
+    sheet = draw_sheet(batch_of(images), is_bgr=False)
+
+    assert sheet.dtype == np.uint8
+    assert [middle(sheet, index, COLUMNS) for index in range(9)] == [RED_IN_BGR, GREEN, BLUE_IN_BGR] * 3
+    assert tuple(tile(sheet, 9, COLUMNS)[80, 80]) == BACKGROUND
+
+
+def test_bgr_images_keep_their_colours_too() -> None:
+    """Who decodes to bgr says so."""
+    assert middle(draw_sheet(batch_of(filled((255, 0, 0))[None]), is_bgr=True)) == BLUE_IN_BGR
+
+
+def test_channels_may_come_first() -> None:
+    """The same image in the other order is the same picture."""
+    image = np.random.default_rng(5).integers(0, 256, (1, 24, 40, 3), np.uint8)
+
+    last = draw_sheet(batch_of(image), is_bgr=False)
+    first = draw_sheet(batch_of(image.transpose(0, 3, 1, 2)), is_bgr=False)
+
+    assert np.array_equal(first, last)
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 20, 1), (1, 1, 12, 20)], ids=["last", "first"])
+def test_grey_images_are_grey(shape) -> None:
+    """One channel, wherever it stands."""
+    assert middle(draw_sheet(batch_of(np.full(shape, 90, np.uint8)), is_bgr=False)) == (90, 90, 90)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["nhwc", "nchw"])
+def test_floating_point_images_are_stretched(dtype, order) -> None:
+    """From the smallest number of the image to its largest; half red, half nothing."""
+    image = np.full((1, 20, 20, 3), -2.0, dtype)
+    image[0, :, :10, 0] = 2.5
+
+    sheet = draw_sheet(batch_of(image.transpose(order)), is_bgr=False)
+
+    drawn = tile(sheet, 0, 1)
+    assert tuple(drawn[80, 20]) == RED_IN_BGR
+    assert tuple(drawn[80, 140]) == (0, 0, 0)
+
+
+def test_a_floating_point_image_of_one_value_is_black() -> None:
+    """There is nothing to stretch, and nothing is divided by it."""
+    assert middle(draw_sheet(batch_of(np.full((1, 8, 8, 3), 0.7, np.float32)), is_bgr=False)) == (0, 0, 0)
+
+
+def test_proportions_are_kept() -> None:
+    """A wide image has background above and below, a high one at its sides, and a tiny one is not lost."""
+    wide = tile(draw_sheet(batch_of(filled((0, 255, 0), 10, 40)[None]), is_bgr=False), 0, 1)
+    high = tile(draw_sheet(batch_of(filled((0, 255, 0), 400, 100)[None]), is_bgr=False), 0, 1)
+    line = tile(draw_sheet(batch_of(filled((0, 255, 0), 1, 1000)[None]), is_bgr=False), 0, 1)
+
+    assert np.array_equal((wide == GREEN).all(axis=2).sum(axis=0), [40] * TILE_PIXELS)
+    assert np.array_equal((high == GREEN).all(axis=2).sum(axis=1), [40] * TILE_PIXELS)
+    assert (line == GREEN).all(axis=2).sum() == TILE_PIXELS
+    assert tuple(wide[0, 0]) == tuple(high[0, 0]) == BACKGROUND
+
+
+def test_more_images_than_fit_are_left_out() -> None:
+    """A large batch makes no endless sheet, and a small one no wide one."""
+    image = filled((1, 2, 3), 2, 2)
+    large = draw_sheet(batch_of(np.stack([image] * (IMAGES_MAX + 9))), is_bgr=False)
+    full = draw_sheet(batch_of(np.stack([image] * IMAGES_MAX)), is_bgr=False)
+    small = draw_sheet(batch_of(np.stack([image] * 2)), is_bgr=False)
+
+    assert large.shape == full.shape
+    assert small.shape == (2 * MARGIN_PIXELS + TILE_PIXELS + CAPTION_PIXELS, 3 * MARGIN_PIXELS + 2 * TILE_PIXELS, 3)
+
+
+def test_a_caption_is_drawn_under_its_image() -> None:
+    """In its strip and nowhere in the image; another label is another drawing."""
+    seven, eight = (draw_sheet(batch_of(filled((9, 9, 9))[None], [label]), is_bgr=False) for label in (7, 8))
+
+    assert (caption_strip(seven) != BACKGROUND).any()
+    assert not np.array_equal(caption_strip(seven), caption_strip(eight))
+    assert np.array_equal(tile(seven, 0, 1), tile(eight, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "text"),
+    [
+        (1, {"classes": ["cat", "dog"]}, "1 dog"),
+        (1, {}, "1"),
+        (2, {"classes": ["cat", "dog"]}, "2"),
+        (-1, {"classes": ["cat", "dog"]}, "-1"),
+        (0, {"classes": ["käse"]}, "0 k?se"),
+        (0, {"classes": ["n01440764 tench, Tinca tinca"]}, "0 n01440764 tench.."),
+        (0, {"classes": ["cat"], "valid": [True]}, "0 cat"),
+        (0, {"classes": ["cat"], "valid": [False]}, "bad, masked: 0 cat"),
+    ],
+)
+def test_a_caption_names_the_label_as_well_as_it_can(label, options, text) -> None:
+    """Number and name, in letters that the font has, no longer than the image is wide, and masked samples marked."""
+    assert _caption(batch_of(filled((1, 1, 1))[None], [label], **options), 0) == text
+
+
+def test_the_sheet_is_written_as_a_png(tmp_path) -> None:
+    """What is read back is what was drawn; an older sheet is replaced."""
+    batch = batch_of(np.stack([filled((200, 100, 50)), filled((1, 2, 3))]))
+    file = tmp_path / "sheet.out"
+    file.write_bytes(b"older" * 100_000)
+
+    write_sheet(batch, file)
+
+    assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert np.array_equal(cv2.imread(str(file)), draw_sheet(batch, is_bgr=False))
+
+
+@pytest.mark.parametrize("name", ["missing/sheet.png", ".", "file/sheet.png"])
+def test_a_path_that_cannot_be_written_is_named(tmp_path, name) -> None:
+    """With the kernel's reason."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(BatchdError, match=rf"{tmp_path / name} cannot be written: [A-Z]"):
+        write_sheet(batch_of(filled((1, 1, 1))[None]), tmp_path / name)

@@ -1,0 +1,240 @@
+"""What a batch is, and how long its memory stays: leases follow the lifetime of Python's objects."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.errors import BatchReleased, RingExhausted
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import Pull
+from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run", FakeStream(steps=50)) as fake:
+        yield fake
+
+
+@pytest.fixture
+def daemon(fake):
+    with batchd_client.connect(fake.address) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def batches(daemon):
+    return iter(daemon.stream("photos"))
+
+
+@pytest.fixture
+def held(fake, daemon, batches):
+    """Take one more batch, and tell which earlier ones the daemon still counts as held."""
+
+    def take_and_look() -> list[int]:
+        newest = next(batches).step
+        daemon.status()  # comes behind the pull
+        return [sequence for sequence in fake.held_sequences() if sequence < newest]
+
+    return take_and_look
+
+
+def test_batch_holds_what_its_position_says(batches, fake) -> None:
+    """Arrays have the stream's fields, rows and values."""
+    batch = next(batches)
+
+    assert (batch.epoch, batch.step, batch.samples) == (0, 0, 4)
+    assert batch["image"].shape == (4, 2, 2, 3)
+    assert batch["image"].dtype == np.uint8
+    np.testing.assert_array_equal(batch["label"], fake.stream.label(0, 0))
+    assert batch.wait_s > 0
+
+
+def test_batch_is_a_mapping(batches) -> None:
+    """It goes where a dict of arrays goes."""
+    batch = next(batches)
+
+    assert list(batch) == list(batch.keys()) == ["image", "label"]
+    assert len(batch) == 2
+    assert dict(batch)["label"] is batch["label"]
+    assert "path" not in batch
+    assert batch == batch  # noqa: PLR0124  by identity: comparing arrays has no single answer
+    assert {batch: 1}[batch] == 1
+
+
+def test_unknown_field_is_refused_with_the_known_ones(batches) -> None:
+    """A typing error is found at once."""
+    with pytest.raises(KeyError, match="image, label"):
+        next(batches)["images"]
+
+
+def test_arrays_are_read_only_and_not_copied(batches) -> None:
+    """Nobody can write into memory that other trainers read."""
+    batch = next(batches)
+    array = batch["image"]
+
+    assert not array.flags.writeable
+    assert not array.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+
+
+def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> None:
+    """Rebinding the loop's variable is enough."""
+    next(batches)
+
+    assert held() == []
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda batch: batch,
+        lambda batch: batch["label"],
+        lambda batch: batch["image"][1, :, 0],
+        lambda batch: memoryview(batch["label"]),
+        lambda batch: np.frombuffer(batch["image"], np.uint8),
+        lambda batch: batch["image"].reshape(-1).view(np.int8),
+    ],
+    ids=["batch", "array", "slice", "memoryview", "frombuffer", "view"],
+)
+def test_lease_lives_as_long_as_anything_that_reads_its_memory(batches, held, keep) -> None:
+    """The batch itself may be gone; its last view ends the lease, and the next pull gives it back."""
+    kept = keep(next(batches))
+    assert held() == [0]
+
+    del kept
+
+    assert held() == []
+
+
+def test_copy_does_not_hold_the_lease(batches, fake, held) -> None:
+    """What the error about hoarding recommends does help."""
+    kept = next(batches)["label"].copy()
+
+    assert held() == []
+    np.testing.assert_array_equal(kept, fake.stream.label(0, 0))
+
+
+def test_batch_in_a_cycle_goes_back_when_the_collector_finds_it(batches, held) -> None:
+    """Leases end inside the garbage collector without harm."""
+    cycle = [next(batches)]
+    cycle.append(cycle)
+    assert held() == [0]
+
+    del cycle
+    gc.collect()
+
+    assert held() == []
+
+
+def test_release_gives_back_while_views_are_alive(batches, held) -> None:
+    """The user's word is enough."""
+    batch = next(batches)
+    view = batch["image"]
+
+    batch.release()
+
+    assert held() == []
+    assert view.shape == (4, 2, 2, 3)  # still mapped, if no longer its own
+
+
+def test_released_batch_refuses_access_by_name(batches) -> None:
+    """Also one whose array had been taken before."""
+    batch = next(batches)
+    batch["label"]
+
+    batch.release()
+
+    assert batch.released
+    with pytest.raises(BatchReleased, match=r"epoch 0, step 0.*'photos'.*'label'"):
+        batch["label"]
+    assert "[released]" in repr(batch)
+    assert (batch.epoch, batch.step) == (0, 0)
+
+
+def test_with_releases_at_its_end(batches) -> None:
+    """Also where the body fails."""
+    with pytest.raises(ZeroDivisionError), next(batches) as batch:
+        1 / 0  # noqa: B018
+
+    assert batch.released
+
+
+def test_releasing_twice_gives_back_once(batches, held) -> None:
+    """Release, release again, die: one lease ends, and no other with it."""
+    kept = next(batches)
+    batch = next(batches)
+    array = batch["label"]
+    batch.release()
+    batch.release()
+    del batch, array
+
+    assert held() == [0]
+    assert kept["label"][0] == 0
+
+
+def test_repr_tells_what_is_in_it(batches) -> None:
+    """Enough to see what one has got in hand."""
+    assert repr(next(batches)) == "<Batch photos epoch=0 step=0 samples=4 image=uint8[4, 2, 2, 3] label=int64[4]>"
+
+
+def test_release_in_another_thread_wakes_a_waiting_trainer(tmp_path) -> None:
+    """While the loop waits for a slot, whoever still reads one can let it go on."""
+    with (
+        FakeDaemon(tmp_path / "run", FakeStream(slots=2)) as fake,
+        batchd_client.connect(fake.address) as daemon,
+    ):
+        batches = iter(daemon.stream("photos"))
+        first, second = next(batches), next(batches)
+        waiting = threading.Event()
+
+        def release_when_waiting() -> None:
+            fake.wait_until(lambda: any(pull.waiting and pull.consumed == 2 for pull in fake.heard_of(Pull)))
+            waiting.set()
+            first.release()
+
+        thread = threading.Thread(target=release_when_waiting)
+        thread.start()
+        third = next(batches)
+        thread.join()
+
+        assert waiting.is_set()
+        assert [second.step, third.step] == [1, 2]
+
+
+def test_hoarding_is_an_error_that_tells_how_many_and_ends_with_a_release(batches, fake) -> None:
+    """The loop goes on where it stood, after the remedy that the error names."""
+    fake.grant_up_to(3)
+    hoard = [next(batches) for _ in range(3)]
+    fake.answer = lambda session, message: fake.refuses(
+        session, message, ErrorCode.RING_EXHAUSTED, "holds 3 of 3 slots"
+    )
+    with pytest.raises(RingExhausted, match=r"holds 3 of 3 slots \(3 .*alive in this program\)[\s\S]*release"):
+        next(batches)
+    hoard.clear()
+    fake.answer = lambda _session, _message: False
+    fake.grant_up_to(9)
+
+    assert next(batches).step == 3
+
+
+def test_batches_outlive_the_connection(fake) -> None:
+    """The lifeline ends with the last lease, not with ``close``; until then the daemon writes nothing over them."""
+    with batchd_client.connect(fake.address) as daemon:
+        stream = daemon.stream("photos")
+        array = next(iter(stream))["label"]
+    fake.wait_until(lambda: fake.sessions[0].subscriptions[1].ended)
+    assert fake.held_sequences() == [0]
+    assert fake.ended_sessions == 0
+    np.testing.assert_array_equal(array, fake.stream.label(0, 0))
+
+    del array
+
+    fake.wait_until(lambda: fake.ended_sessions == 1)

@@ -1,0 +1,295 @@
+"""What a trainer is told when something is wrong: facts first, then what helps."""
+
+import re
+import socket
+
+import pytest
+
+import batchd_client
+from batchd_client import discovery, errors
+from batchd_client.errors import (
+    AddressInvalid,
+    BatchdClientError,
+    BatchTimeout,
+    ConnectTimeout,
+    DaemonNotFound,
+    PermissionDenied,
+    ProtocolError,
+    StreamStopped,
+    StreamUnknown,
+    VersionMismatch,
+    error_for_code,
+)
+from batchd_wire import runtime
+from batchd_wire.channel import send_message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import Hello, Pull, Refused
+from support.fake_daemon import FakeDaemon
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run") as fake:
+        yield fake
+
+
+def refuse_hello(fake: FakeDaemon, error: ErrorCode, text: str) -> None:
+    def answer(session, message) -> bool:
+        if isinstance(message, Hello):
+            send_message(session.lifeline, Refused(0, 0, error, text))
+        return isinstance(message, Hello)
+
+    fake.answer = answer
+
+
+# --- no daemon -------------------------------------------------------------------------------------------------------
+
+
+def test_missing_directory_is_named_with_the_command_that_helps(tmp_path) -> None:
+    """The commonest error of all."""
+    with pytest.raises(DaemonNotFound) as caught:
+        batchd_client.connect(str(tmp_path / "nowhere"))
+
+    assert str(tmp_path / "nowhere") in str(caught.value)
+    assert "no such directory" in str(caught.value)
+    assert "batchd serve" in str(caught.value)
+    assert "BATCHD_ADDRESS" in str(caught.value)
+
+
+def test_directory_without_a_daemon_is_told_apart(tmp_path) -> None:
+    """It exists, so the address is probably right and the daemon does not run."""
+    with pytest.raises(DaemonNotFound, match=r"the directory exists, but has no lifeline\.sock"):
+        batchd_client.connect(str(tmp_path))
+
+
+def test_socket_of_a_dead_daemon_is_told_apart(fake) -> None:
+    """A killed daemon leaves its socket's file behind."""
+    fake.kill()
+
+    with pytest.raises(DaemonNotFound, match="nobody listens on it any more"):
+        batchd_client.connect(fake.address)
+
+
+def test_every_candidate_is_named(tmp_path, monkeypatch) -> None:
+    """Where no address is given, the error lists where it was looked for."""
+    monkeypatch.delenv("BATCHD_ADDRESS", raising=False)
+    monkeypatch.setattr(runtime, "SYSTEM_DIRECTORY", tmp_path / "system")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+
+    with pytest.raises(DaemonNotFound) as caught:
+        batchd_client.connect()
+
+    assert f"{tmp_path}/system: no such directory" in str(caught.value)
+    assert f"{tmp_path}/user/batchd: no such directory" in str(caught.value)
+
+
+def test_first_candidate_that_answers_is_taken(tmp_path, monkeypatch) -> None:
+    """The system's daemon may be absent."""
+    monkeypatch.delenv("BATCHD_ADDRESS", raising=False)
+    monkeypatch.setattr(runtime, "SYSTEM_DIRECTORY", tmp_path / "system")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    with FakeDaemon(tmp_path / "batchd") as fake, batchd_client.connect() as daemon:
+        assert daemon.address == fake.address
+
+
+def test_environment_says_where_the_daemon_is(fake, monkeypatch) -> None:
+    """And the argument says it louder."""
+    monkeypatch.setenv("BATCHD_ADDRESS", fake.address)
+    batchd_client.connect().close()
+    monkeypatch.setenv("BATCHD_ADDRESS", "ipc:///nowhere")
+    batchd_client.connect(fake.address).close()
+
+    with pytest.raises(DaemonNotFound, match="/nowhere"):
+        batchd_client.connect()
+
+
+@pytest.mark.parametrize("address", ["tcp://host:1", "ipc://", "/x" * 60])
+def test_address_that_is_none_is_refused_with_its_origin(address: str, monkeypatch) -> None:
+    """A typing error in a job's environment is found there."""
+    with pytest.raises(AddressInvalid, match=r"connect\(\)"):
+        batchd_client.connect(address)
+
+    monkeypatch.setenv("BATCHD_ADDRESS", address)
+    with pytest.raises(AddressInvalid, match="BATCHD_ADDRESS"):
+        batchd_client.connect()
+
+
+def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
+    """The remedy is a group, so the error names the one that may connect."""
+
+    def deny(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(discovery, "patiently_open", deny)  # the superuser, who may run this test, is never denied
+
+    with pytest.raises(PermissionDenied, match=r"permission denied \(its group is '\w+'\)[\s\S]*usermod"):
+        batchd_client.connect(str(tmp_path))
+
+
+def test_daemon_that_refuses_the_peer_says_why(fake) -> None:
+    """The daemon's own words are passed on."""
+    refuse_hello(fake, ErrorCode.NOT_ALLOWED, "256 trainers are connected already; raise sessions_max")
+
+    with pytest.raises(PermissionDenied, match="256 trainers are connected already"):
+        batchd_client.connect(fake.address)
+
+
+def test_daemon_of_another_version_says_which(fake) -> None:
+    """And how to find out what is installed."""
+    refuse_hello(fake, ErrorCode.UNSUPPORTED_VERSION, "this daemon speaks version 2 of the protocol")
+
+    with pytest.raises(VersionMismatch, match=r"version 2[\s\S]*pip show batchd-client"):
+        batchd_client.connect(fake.address)
+
+
+def test_draining_daemon_is_tried_until_the_deadline(fake) -> None:
+    """It may be followed by another one at any moment."""
+    refuse_hello(fake, ErrorCode.DRAINING, "finishing 3 batches")
+
+    with pytest.raises(ConnectTimeout, match=r"after 0\.1 s.*finishing 3 batches"):
+        batchd_client.connect(fake.address, connect_timeout_s=0.1)
+
+
+def test_silent_daemon_is_given_up_at_the_deadline(fake) -> None:
+    """The error says at which stage it was."""
+    fake.answer = lambda _session, message: isinstance(message, Hello)
+
+    with pytest.raises(ConnectTimeout, match=r"lifeline\.sock took the connection, but .* did not say a word"):
+        batchd_client.connect(fake.address, connect_timeout_s=0.05)
+
+
+def test_daemon_without_its_other_socket_is_given_up_at_the_deadline(fake) -> None:
+    """The lifeline answers, and ZeroMQ does not."""
+    fake.runtime.zmq_path.unlink()
+
+    with pytest.raises(ConnectTimeout, match=r"batchd\.sock does not take the connection"):
+        batchd_client.connect(fake.address, connect_timeout_s=0.05)
+
+
+def test_full_queue_of_trainers_is_waited_for(tmp_path) -> None:
+    """Two hundred trainers may start at once."""
+    directory = runtime.runtime_directory(tmp_path)
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
+    ):
+        listener.bind(str(directory.lifeline_path))
+        listener.listen(0)
+        other.connect(str(directory.lifeline_path))
+
+        with pytest.raises(ConnectTimeout, match="more trainers waiting"):
+            batchd_client.connect(directory.address, connect_timeout_s=0.1)
+
+
+# --- a stream that cannot be ------------------------------------------------------------------------------------------
+
+
+def test_unknown_stream_is_refused_with_the_known_ones(fake) -> None:
+    """The daemon's list is passed on."""
+    with batchd_client.connect(fake.address) as daemon, pytest.raises(StreamUnknown, match="there are 'photos'"):
+        daemon.stream("photo")
+
+
+def test_stopped_stream_says_why_and_where_to_look(fake) -> None:
+    """After each attempt again."""
+    fake.grants_at_most = 0
+    fake.answer = lambda session, message: fake.refuses(
+        session, message, ErrorCode.STREAM_STOPPED, "cat/7.jpg: empty file"
+    )
+    with batchd_client.connect(fake.address) as daemon:
+        stream = daemon.stream("photos")
+        for _ in range(2):
+            with pytest.raises(StreamStopped, match=r"cat/7\.jpg[\s\S]*batchd bad"):
+                next(iter(stream))
+
+
+def test_late_batch_is_an_error_with_all_that_is_known(fake) -> None:
+    """Which one, where, how long, what the daemon said last, and what the trainer holds; the next call waits on."""
+    fake.grants_at_most = 1
+    with batchd_client.connect(fake.address, batch_timeout_s=0.05) as daemon:
+        batches = iter(daemon.stream("photos"))
+        kept = next(batches)
+
+        with pytest.raises(BatchTimeout) as caught:
+            next(batches)
+        assert kept.step == 0
+        assert re.search(
+            r"stream 'photos' at epoch 0, step 1 within 0\.05 s: .*ipc://.*/run is alive .* last word came \d+ s ago, "
+            r"and 1 batches of the stream are alive",
+            str(caught.value),
+        )
+        assert "batchd status" in str(caught.value)
+
+        fake.grant_up_to(9)
+        assert next(batches).step == 1
+
+
+def test_waiting_trainer_says_so_again(fake, monkeypatch) -> None:
+    """A daemon that lost track of it is reminded, and would have to admit it."""
+    monkeypatch.setattr("batchd_client.reader.ANNOUNCE_AGAIN_S", 0.01)
+    fake.grants_at_most = 0
+    with batchd_client.connect(fake.address, batch_timeout_s=0.5) as daemon, pytest.raises(BatchTimeout):
+        next(iter(daemon.stream("photos")))
+
+    assert sum(pull.waiting for pull in fake.heard_of(Pull)) > 1
+
+
+def test_refusal_that_came_too_late_is_not_raised_again(fake) -> None:
+    """Only what answers the present waiting counts."""
+    fake.grants_at_most = 0
+    answers = []
+
+    def refuse_twice(session, message) -> bool:
+        if not (isinstance(message, Pull) and message.waiting and not answers):
+            return False
+        answers.append(message)
+        for _ in range(2):
+            fake.refuses(session, message, ErrorCode.STREAM_STOPPED, "stopped")
+        return True
+
+    fake.answer = refuse_twice
+    with batchd_client.connect(fake.address) as daemon:
+        batches = iter(daemon.stream("photos"))
+        with pytest.raises(StreamStopped):
+            next(batches)
+        fake.grant_up_to(9)
+
+        assert next(batches).step == 0
+
+
+# --- the tree of errors ----------------------------------------------------------------------------------------------
+
+
+def kinds() -> list[type[BatchdClientError]]:
+    return [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, BatchdClientError) and not kind.__subclasses__()
+    ]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_error_says_what_happened_and_what_helps(kind) -> None:
+    """The docstring is the default message; facts replace its first paragraph only."""
+    what, *remedy = str(kind()).split("\n")
+    facts, *same = str(kind("17 of 4")).split("\n")
+
+    assert what
+    assert remedy
+    assert facts == "17 of 4"
+    assert same == remedy
+
+
+def test_every_code_has_its_error() -> None:
+    """The daemon's words are part of it; a code of the future is told as it is."""
+    for code in ErrorCode:
+        assert "seventeen" in str(error_for_code(code, "seventeen"))
+    assert isinstance(error_for_code(999, "new"), ProtocolError)
+    assert "999" in str(error_for_code(999, "new"))
+
+
+def test_tree_in_the_docstring_is_the_tree() -> None:
+    """The drawing names every leaf."""
+    for kind in kinds():
+        assert re.search(rf"\b{kind.__name__}\b", errors.__doc__), kind

@@ -1,0 +1,196 @@
+"""Interrupts, signal handlers and threads: whatever comes in between, no batch is lost and none comes twice."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import batchd_client
+from batchd_client.errors import ReentrantCall
+from batchd_wire.messages import Pull
+from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
+
+
+@pytest.fixture(autouse=True)
+def _descriptors_lost_by_interrupts():
+    """Close what Python lost: an interrupt right after the kernel handed a descriptor over costs it, and nothing helps."""
+    yield
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if "batchd-fake" in os.readlink(link):  # noqa: PTH115  the link's text, which is no path
+                os.close(int(link.name))
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run", FakeStream(steps=100_000, window=2)) as fake:
+        yield fake
+
+
+@pytest.fixture
+def daemon(fake):
+    with batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon:
+        yield daemon
+
+
+class Interrupter:
+    """Raises ``KeyboardInterrupt`` at the n-th place where Python would run a signal handler: on entry and after calls."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.happened = False
+
+    def __call__(self, frame, event: str, _argument: object) -> None:
+        if event not in ("call", "c_return") or self.happened:
+            return
+        while frame is not None:
+            if frame.f_code.co_name == "__del__":  # an exception in there is printed, and goes no further
+                return
+            frame = frame.f_back
+        self.place -= 1
+        if self.place == 0:
+            self.happened = True
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+def interrupted(function: Callable[[], object], place: int) -> bool:
+    """Call ``function``, interrupted at ``place``; False once it has no such place."""
+    interrupter = Interrupter(place)
+    gc.disable()  # what others do in a collection is not what is interrupted here
+    sys.setprofile(interrupter)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return interrupter.happened
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["batch ready", "batch to be waited for"])
+def test_interrupt_at_any_place_of_next_loses_and_repeats_nothing(fake, daemon, ready: bool) -> None:
+    """Swept over every place; the following batches are exactly those that follow."""
+    stream = daemon.stream("photos")
+    taken: list[int] = []
+
+    def take() -> None:
+        if ready:
+            daemon.status()  # what was pulled for is here then
+        for batch in stream:
+            taken.append(batch.step)
+            return
+
+    take()
+    place = 1
+    while interrupted(lambda: stream._reader.take(0), place):
+        assert stream.step == taken[-1] + 1, f"the position moved at place {place}, and nobody got the batch"
+        take()
+        assert taken[-2] + 1 == taken[-1], f"interrupted at place {place}"
+        place += 1
+
+    assert place > 20
+    assert fake.stream.steps > stream.step == taken[-1] + 2  # the last one was not interrupted
+
+
+@pytest.mark.parametrize("action", ["status", "stream", "seek"])
+def test_interrupt_at_any_place_of_a_question_leaves_a_connection_that_works(daemon, action: str) -> None:
+    """The answer to it, when it comes, is not taken for the answer to the next."""
+    stream = daemon.stream("photos")
+    actions = {
+        "status": daemon.status,
+        "stream": lambda: daemon.stream("photos").close(),
+        "seek": lambda: stream.seek(3, 7),
+    }
+    place = 1
+    while interrupted(actions[action], place):
+        assert daemon.status() == {"version": "fake"}
+        epoch, step = stream.epoch, stream.step
+        batch = next(iter(stream))
+        assert (batch.epoch, batch.step) == (epoch, step)
+        place += 1
+
+    assert place > 20
+
+
+def test_interrupted_waiting_goes_on_with_the_same_batch(fake, daemon) -> None:
+    """Ctrl-C while the daemon decodes: a real signal, at the one place where trainers stand for long."""
+    fake.grants_at_most = 0
+    stream = daemon.stream("photos")
+
+    def interrupt() -> None:
+        fake.wait_until(lambda: any(pull.waiting for pull in fake.heard_of(Pull)))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(stream))
+    thread.join()
+    fake.grant_up_to(9)
+
+    assert next(iter(stream)).step == 0
+    assert stream.statistics().resubscribed == 0
+
+
+def test_signal_handler_that_uses_the_connection_is_told_so(daemon) -> None:
+    """It would wait for the very thread that it interrupts; reading the state is fine."""
+    stream = daemon.stream("photos")
+    seen: list[object] = []
+
+    def use_from_inside(session) -> None:
+        seen.append(stream.state_dict()["step"])
+        with pytest.raises(ReentrantCall):
+            daemon.status()
+        seen.append("refused")
+        assert session.is_usable
+
+    daemon._connection.run(use_from_inside)
+
+    assert seen == [0, "refused"]
+    assert daemon.status() == {"version": "fake"}
+
+
+def test_threads_take_turns_with_one_connection(daemon) -> None:
+    """Each with its own stream: both get all of their batches."""
+    found: dict[int, list[int]] = {0: [], 1: []}
+
+    def read(rank: int) -> None:
+        stream = daemon.stream("photos", rank, 2)
+        for batch in stream:
+            found[rank].append(batch.step)
+            if len(found[rank]) == 40:
+                break
+        stream.close()
+
+    threads = [threading.Thread(target=read, args=(rank,)) for rank in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == {rank: list(range(rank, 80, 2)) for rank in found}
+
+
+def test_one_thread_waits_without_keeping_another_from_working(fake, daemon) -> None:
+    """The connection is only locked while something is being said."""
+    fake.grants_at_most = 0
+    stream = daemon.stream("photos")
+    steps: list[int] = []
+    thread = threading.Thread(target=lambda: steps.append(next(iter(stream)).step))
+    thread.start()
+    fake.wait_until(lambda: any(pull.waiting for pull in fake.heard_of(Pull)))
+
+    assert daemon.status() == {"version": "fake"}
+
+    fake.grant_up_to(9)
+    thread.join()
+    assert steps == [0]

@@ -1,0 +1,190 @@
+"""The client inside a program: what it imports, what a fork and the program's end do to it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import batchd_client
+from batchd_client.errors import ForkedConnection
+from support.fake_daemon import FakeDaemon
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run") as fake:
+        yield fake
+
+
+def run_program(text: str, *arguments: str, mode: str = "dev") -> subprocess.CompletedProcess[str]:
+    """Run a program that, in ``dev`` mode, warns of everything that is left open."""
+    return subprocess.run(
+        [sys.executable, "-X", mode, "-c", textwrap.dedent(text), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
+    """So it is light in every trainer, and safe from the server's dependencies."""
+    done = run_program(
+        """
+        import sys
+        before = set(sys.modules)
+        import batchd_client
+        loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+        print(*sorted(name for name in loaded - sys.stdlib_module_names if "cython" not in name))
+        """
+    )
+
+    assert done.stdout.split() == ["batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"], done.stderr
+
+
+@pytest.mark.parametrize("module", ["asyncio", "multiprocessing", "concurrent", "http", "email", "unittest"])
+def test_import_adds_no_heavy_module_of_the_standard_library(module: str) -> None:
+    """Beyond what numpy, zmq and msgpack load themselves; this is what keeps the import short."""
+    done = run_program(
+        """
+        import sys
+        import msgpack, numpy, zmq
+        before = set(sys.modules)
+        import batchd_client
+        print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+        """
+    )
+
+    assert module not in done.stdout.split()
+
+
+def test_import_starts_no_thread() -> None:
+    """A program may still fork after it."""
+    done = run_program(
+        """
+        import os, msgpack, numpy, zmq  # numpy's BLAS has threads of its own
+        before = os.listdir("/proc/self/task")
+        import batchd_client
+        print(os.listdir("/proc/self/task") == before)
+        """
+    )
+
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_forked_child_is_told_to_connect_for_itself_and_the_parent_goes_on(fake) -> None:
+    """Whatever the child does with its copy, the parent's session lives."""
+    with batchd_client.connect(fake.address) as daemon:
+        stream = daemon.stream("photos")
+        batch = next(iter(stream))
+        child = os.fork()
+        if child == 0:
+            os._exit(use_in_child(daemon, stream, batch))
+        _, status = os.waitpid(child, 0)
+
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert [batch.step for batch in stream] == [1, 2, 3, 4]
+        assert fake.ended_sessions == 1  # the child's own
+        assert stream.statistics().resubscribed == 0
+
+
+def use_in_child(daemon, stream, batch) -> int:
+    """What a child can and cannot do with what it inherited; 0 if all is as it should be."""
+    for use in (lambda: next(iter(stream)), daemon.status, lambda: daemon.stream("photos"), lambda: stream.seek(0)):
+        try:
+            use()
+        except ForkedConnection:
+            continue
+        return 1
+    if batch["label"][0] != 0:
+        return 2
+    batch.release()
+    stream.close()
+    daemon.close()
+    with batchd_client.connect(daemon.address) as own:
+        return 0 if [batch.step for batch in own.stream("photos")] == [0, 1, 2, 3, 4] else 3
+
+
+def test_forked_child_that_ends_normally_leaves_the_parent_alone(fake) -> None:
+    """Its interpreter tears everything down that it inherited."""
+    done = run_program(
+        """
+        import os, sys, batchd_client
+        daemon = batchd_client.connect(sys.argv[1])
+        stream = daemon.stream("photos")
+        batch = next(iter(stream))
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        print(os.waitpid(child, 0)[1], [batch.step for batch in stream], stream.statistics().resubscribed)
+        """,
+        fake.address,
+        mode="utf8",  # pyzmq never counts a socket as closed in a child, and in dev mode it would say so
+    )
+
+    assert (done.stdout, done.stderr) == ("0 [1, 2, 3, 4] 0\n", "")
+
+
+ENDINGS = {
+    "holding everything": "",
+    "holding an array": "batch = batch['label']; del daemon, stream",
+    "after close": "daemon.close()",
+    "in a cycle": "cycle = [daemon, stream, batch]; cycle.append(cycle); del daemon, stream, batch",
+    "having forgotten the connection": "del daemon, stream, batch",
+    "with another thread that waits": (
+        "import threading; other = daemon.stream('photos');"
+        "threading.Thread(target=lambda: [batches.append(one) for one in other for batches in [[]]], daemon=True).start()"
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_program_ends_without_a_word(fake, ending: str) -> None:
+    """No hang, no warning, and the daemon sees the end of the lifeline."""
+    done = run_program(
+        f"""
+        import sys, batchd_client
+        daemon = batchd_client.connect(sys.argv[1])
+        stream = daemon.stream("photos")
+        batch = next(iter(stream))
+        {ending}
+        """,
+        fake.address,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    fake.wait_until(lambda: fake.ended_sessions == 1)
+
+
+def test_failed_connect_leaves_nothing_behind(tmp_path) -> None:
+    """Neither descriptors nor threads, so it can be tried in a loop."""
+    done = run_program(
+        """
+        import os, sys, batchd_client
+        def look():
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        before = look()
+        for attempt in range(50):
+            try:
+                batchd_client.connect(sys.argv[1])
+            except batchd_client.errors.DaemonNotFound:
+                pass
+        print(look() == before)
+        """,
+        str(tmp_path),
+    )
+
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
+    """What `batchd status` shows."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys, batchd_client; batchd_client.connect(sys.argv[1]).close()")
+    subprocess.run([sys.executable, script, fake.address], check=True, timeout=PATIENCE_S)
+
+    assert fake.heard[0].name == "train.py"

@@ -1,0 +1,294 @@
+"""The daemon goes away and comes back: the loop only waits longer, and each position comes exactly once."""
+
+import threading
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.errors import BatchTimeout, DaemonNotFound, ReconnectTimeout, StreamChanged, VersionMismatch
+from batchd_wire.channel import send_message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import Hello, Open, Pull, Refused, Subscribe
+from support.fake_daemon import FakeDaemon
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run") as fake:
+        yield fake
+
+
+@pytest.fixture
+def daemon(fake):
+    with batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon:
+        yield daemon
+
+
+def restart(fake: FakeDaemon) -> None:
+    fake.kill()
+    fake.grants_at_most = 1 << 60
+    fake.start()
+
+
+@pytest.mark.parametrize("deaths", [{0}, {1}, {4}, {2, 3, 9}, set(range(15))], ids=str)
+def test_restarted_daemon_is_asked_for_the_next_position(fake, daemon, deaths) -> None:
+    """Also across the ends of epochs, and also when it dies again and again."""
+    stream = daemon.stream("photos")
+    found = []
+    for _ in range(3):
+        for batch in stream:
+            np.testing.assert_array_equal(batch["label"], fake.stream.label(batch.epoch, batch.step))
+            if len(found) in deaths:
+                restart(fake)
+            found.append((batch.epoch, batch.step))
+
+    assert found == [(epoch, step) for epoch in range(3) for step in range(5)]
+
+
+def test_daemon_that_dies_while_the_trainer_waits_is_asked_again(fake, daemon) -> None:
+    """End of file on the lifeline ends the waiting, not a time-out."""
+    fake.grants_at_most = 0
+    stream = daemon.stream("photos")
+
+    def restart_when_asked() -> None:
+        fake.wait_until(lambda: any(pull.waiting for pull in fake.heard_of(Pull)))
+        fake.kill()
+        fake.grants_at_most = 1 << 60
+        fake.start()
+
+    thread = threading.Thread(target=restart_when_asked)
+    thread.start()
+    batch = next(iter(stream))
+    thread.join()
+
+    assert (batch.epoch, batch.step) == (0, 0)
+
+
+def test_daemon_that_comes_back_late_is_waited_for(fake, daemon) -> None:
+    """Meanwhile there is no socket at all."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    next(batches)
+    fake.kill()
+    for path in (fake.runtime.lifeline_path, fake.runtime.zmq_path):
+        path.unlink()
+    fake.runtime.path.rmdir()
+    timer = threading.Timer(0.3, fake.start)
+    timer.start()
+
+    steps = [batch.step for batch in batches]
+    timer.join()
+
+    assert steps == [1, 2, 3, 4]
+
+
+def test_batches_that_were_held_stay_readable_and_are_not_given_back_to_the_new_daemon(fake, daemon) -> None:
+    """Leases belong to the session in which they were granted."""
+    fake.grants_at_most = 2
+    batches = iter(daemon.stream("photos"))
+    kept = [next(batches), next(batches)]
+    restart(fake)
+    fake.heard.clear()
+    for batch in batches:
+        assert batch.step >= 2
+    for step, batch in enumerate(kept):
+        np.testing.assert_array_equal(batch["label"], fake.stream.label(0, step))
+    kept.clear()
+    daemon.status()
+
+    released = [sequence for pull in fake.heard_of(Pull) for sequence, _ in pull.released]
+    assert released == sorted(set(released))
+    assert all(sequence < 5 for sequence in released)
+    assert [asked.step for asked in fake.heard_of(Subscribe)] == [2]
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:batchd-fake")
+
+
+def test_old_memory_is_kept_only_for_what_is_still_read(fake, daemon) -> None:
+    """Many restarts do not add up."""
+    stream = daemon.stream("photos")
+    kept = [batch["label"] for batch in stream if batch.step == 3]
+    for _ in range(3):
+        restart(fake)
+        list(stream)
+    daemon.status()
+
+    assert mappings() <= len(fake.slots) + len(kept)
+    kept.clear()
+    assert mappings() <= len(fake.slots)
+
+
+def test_several_streams_go_on_each_at_its_position(fake, daemon) -> None:
+    """Each is claimed anew when it is used next."""
+    fake.grants_at_most = 1
+    train, validation = daemon.stream("photos"), daemon.stream("photos", rank=1, world_size=2)
+    first, second = iter(train), iter(validation)
+    found = [next(first).step, next(second).step]
+    restart(fake)
+
+    found += [next(second).step, next(first).step]
+
+    assert found == [0, 1, 3, 1]
+    assert train.statistics().resubscribed == validation.statistics().resubscribed == 1
+
+
+def test_other_fingerprint_after_a_restart_is_an_error(fake, daemon) -> None:
+    """The same position would be another batch; the stream stands where it stood."""
+    fake.grants_at_most = 1
+    stream = daemon.stream("photos")
+    next(iter(stream))
+    fake.kill()
+    original, fake.stream = fake.stream, replace(fake.stream, fingerprint="00" * 32)
+    fake.start()
+
+    with pytest.raises(StreamChanged, match=r"now 0000[\s\S]*daemon\.stream"):
+        list(stream)
+    assert (stream.epoch, stream.step) == (0, 1)
+
+    fake.stream = original
+    restart(fake)
+    assert [batch.step for batch in stream] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("changes", [{"rows": 8}, {"steps": 9}], ids=str)
+def test_other_layout_under_the_same_fingerprint_is_an_error(fake, daemon, changes) -> None:
+    """Old code is never handed arrays of another shape."""
+    stream = daemon.stream("photos")
+    next(iter(stream))
+    fake.kill()
+    fake.stream = replace(fake.stream, **changes)
+    fake.start()
+
+    with pytest.raises(StreamChanged):
+        list(stream)
+
+
+def test_daemon_that_stays_away_is_an_error_that_the_stream_survives(fake) -> None:
+    """After ``reconnect_timeout_s``; the same loop goes on once a daemon is there."""
+    fake.grants_at_most = 1
+    with batchd_client.connect(fake.address, reconnect_timeout_s=0.1) as daemon:
+        stream = daemon.stream("photos")
+        next(iter(stream))
+        fake.kill()
+
+        with pytest.raises(ReconnectTimeout, match=r"within 0\.1 s[\s\S]*reconnect_timeout_s"):
+            list(stream)
+        with pytest.raises(ReconnectTimeout):
+            daemon.status()
+        fake.grants_at_most = 1 << 60
+        fake.start()
+
+        assert [batch.step for batch in stream] == [1, 2, 3, 4]
+
+
+def test_daemon_that_dies_again_and_again_does_not_hold_the_trainer_for_ever(fake) -> None:
+    """Each session that begins and ends at once is still bounded by the deadlines."""
+    with batchd_client.connect(fake.address, reconnect_timeout_s=0.3, batch_timeout_s=0.3) as daemon:
+        stream = daemon.stream("photos")
+
+        def hang_up(session, message) -> bool:
+            if isinstance(message, Subscribe):
+                session.lifeline.shutdown(2)
+            return isinstance(message, Subscribe)
+
+        fake.answer = hang_up
+        fake.do(lambda: fake.sessions[0].lifeline.shutdown(2))
+
+        with pytest.raises((ReconnectTimeout, BatchTimeout)):
+            list(stream)
+
+
+@pytest.mark.parametrize("error", [ErrorCode.DRAINING, ErrorCode.UNKNOWN_SESSION])
+def test_daemon_that_no_longer_wants_the_session_is_asked_for_another(fake, daemon, error) -> None:
+    """Whether it says so to a pull or to a claim."""
+    stream = daemon.stream("photos")
+    next(iter(stream))
+    fake.do(lambda: fake.send(fake.sessions[0], Refused(0, 0, error, "going down")))
+    assert [batch.step for batch in stream] == [1, 2, 3, 4]
+    refused = []
+
+    def refuse_once(session, message) -> bool:
+        if isinstance(message, Subscribe) and not refused:
+            refused.append(message)
+            fake.send(session, Refused(message.request, 0, error, "going down"))
+            return True
+        return False
+
+    fake.answer = refuse_once
+    assert len(list(daemon.stream("photos"))) == 5
+    assert len(refused) == 1
+
+
+def test_draining_daemon_is_tried_again_until_another_serves(fake, daemon) -> None:
+    """It refuses on the lifeline while it finishes; the next one welcomes."""
+    stream = daemon.stream("photos")
+    refused = []
+
+    def drain(session, message) -> bool:
+        if isinstance(message, Hello) and len(refused) < 3:
+            refused.append(message)
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "draining"))
+            return True
+        return False
+
+    fake.kill()
+    fake.answer = drain
+    fake.start()
+
+    assert len(list(stream)) == 5
+    assert len(refused) == 3
+
+
+def test_daemon_that_forgot_the_subscription_is_asked_for_it_again(fake, daemon) -> None:
+    """It says so to the next pull."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    next(batches)
+    number = max(fake.sessions[0].subscriptions)
+    fake.do(lambda: fake.send(fake.sessions[0], Refused(0, number, ErrorCode.UNKNOWN_SUBSCRIPTION, "who?")))
+
+    assert [batch.step for batch in batches] == [1, 2, 3, 4]
+
+
+def test_newer_daemon_after_a_restart_is_an_error_at_once(fake, daemon) -> None:
+    """Waiting would not help."""
+    stream = daemon.stream("photos")
+    fake.kill()
+
+    def refuse(session, message) -> bool:
+        if isinstance(message, Hello):
+            text = "this daemon speaks version 2 of the protocol, and the trainer version 1"
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text))
+        return isinstance(message, Hello)
+
+    fake.answer = refuse
+    fake.start()
+
+    with pytest.raises(VersionMismatch, match="version 2"):
+        list(stream)
+
+
+def test_new_session_opens_with_a_new_secret(fake, daemon) -> None:
+    """Nothing of the old session speaks for the new one."""
+    stream = daemon.stream("photos")
+    next(iter(stream))
+    restart(fake)
+    next(iter(stream))
+
+    secrets = [message.secret for message in fake.heard_of(Open)]
+    assert all(one != other for one, other in pairwise(secrets))
+
+
+def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
+    """Streams and connection close at once, whatever the deadlines."""
+    with batchd_client.connect(fake.address, reconnect_timeout_s=3600) as daemon, daemon.stream("photos") as stream:
+        next(iter(stream))
+        fake.kill()
+    with pytest.raises(DaemonNotFound):
+        batchd_client.connect(fake.address)

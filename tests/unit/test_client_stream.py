@@ -1,0 +1,356 @@
+"""Epochs, positions, ranks and states of a stream, as a training loop uses them."""
+
+import gc
+import json
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.errors import DaemonClosed, PositionInvalid, RankInvalid, StateMismatch, StreamClosed, WindowInvalid
+from batchd_wire.messages import Pull, Subscribe, Unsubscribe
+from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run") as fake:
+        yield fake
+
+
+@pytest.fixture
+def daemon(fake):
+    with batchd_client.connect(fake.address) as daemon:
+        yield daemon
+
+
+def positions(stream) -> list[tuple[int, int]]:
+    """The rest of an epoch, each batch checked to be the one it says it is."""
+    found = []
+    for batch in stream:
+        np.testing.assert_array_equal(batch["label"], FakeStream().label(batch.epoch, batch.step))
+        found.append((batch.epoch, batch.step))
+    return found
+
+
+def test_stream_tells_what_it_is_before_the_first_batch(daemon) -> None:
+    """What a model and a progress bar need to know."""
+    stream = daemon.stream("photos", rank=1, world_size=2)
+
+    assert len(stream) == 3
+    assert (stream.samples, stream.batch_size, stream.steps, stream.window) == (20, 4, 5, 2)
+    assert stream.classes == ("cat", "dog")
+    assert dict(stream.schema) == {"image": (np.uint8, (2, 2, 3)), "label": (np.int64, ())}
+    assert (stream.name, stream.rank, stream.world_size) == ("photos", 1, 2)
+
+
+def test_each_for_is_one_epoch(daemon) -> None:
+    """Like a DataLoader, and the epochs follow each other."""
+    stream = daemon.stream("photos")
+
+    assert [positions(stream) for _ in range(3)] == [[(epoch, step) for step in range(5)] for epoch in range(3)]
+
+
+def test_prefetch_runs_across_the_end_of_an_epoch(daemon, fake) -> None:
+    """The next epoch's first batches are asked for while the last of this one are in use."""
+    batches = iter(daemon.stream("photos"))
+    for _ in range(5):
+        next(batches)
+    daemon.status()
+
+    assert max(fake.held_sequences()) >= 5
+
+
+def test_for_that_was_left_goes_on_where_it_stopped(daemon) -> None:
+    """Nothing is lost with a break, nor repeated."""
+    stream = daemon.stream("photos")
+    for batch in stream:
+        if batch.step == 1:
+            break
+
+    assert positions(stream) == [(0, 2), (0, 3), (0, 4)]
+
+
+def test_for_that_was_left_at_its_last_batch_is_followed_by_the_next_epoch(daemon) -> None:
+    """An epoch of which nothing is left gives no empty loop."""
+    stream = daemon.stream("photos")
+    for batch in stream:
+        if batch.step == 4:
+            break
+
+    assert positions(stream)[0] == (1, 0)
+
+
+def test_iterator_stays_at_its_end(daemon) -> None:
+    """The protocol of iterators holds although the stream goes on."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    assert len(list(batches)) == 5
+    next(iter(stream))
+
+    assert list(batches) == []
+
+
+def test_epochs_bound_iteration_and_prefetch(daemon, fake) -> None:
+    """Nothing is decoded that nobody reads; a longer loop is just empty."""
+    stream = daemon.stream("photos", epochs=2)
+
+    assert [len(positions(stream)) for _ in range(4)] == [5, 5, 0, 0]
+    daemon.status()
+    assert max(fake.held_sequences()) == 9
+
+
+def test_epochs_count_from_the_beginning_of_the_training(daemon) -> None:
+    """A resumed script says the same number and does what is left."""
+    state = {"stream": "photos", "fingerprint": FakeStream().fingerprint, "epoch": 1, "step": 3}
+
+    stream = daemon.stream("photos", epochs=2, state=state)
+
+    assert positions(stream) == [(1, 3), (1, 4)]
+    assert positions(stream) == []
+
+
+def test_stream_resumed_past_its_epochs_is_empty(daemon) -> None:
+    """A training that is over can be started again and ends at once."""
+    state = {"stream": "photos", "fingerprint": FakeStream().fingerprint, "epoch": 4, "step": 1}
+
+    assert positions(daemon.stream("photos", epochs=2, state=state)) == []
+
+
+def test_position_in_the_loop_is_that_of_the_next_batch(daemon) -> None:
+    """So a checkpoint that is written in the loop's body counts the batch in hand as done."""
+    stream = daemon.stream("photos")
+    seen = [(stream.epoch, stream.step) for _ in stream]
+
+    assert seen == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
+
+
+@pytest.mark.parametrize("stop", range(12))
+def test_state_resumes_exactly_there(daemon, stop: int) -> None:
+    """Through JSON, at every position, in another stream object."""
+    first = daemon.stream("photos", epochs=3)
+    taken = []
+    while len(taken) < stop:
+        for batch in first:
+            taken.append((batch.epoch, batch.step))
+            if len(taken) == stop:
+                break
+    state = json.loads(json.dumps(first.state_dict()))
+
+    second = daemon.stream("photos", epochs=3, state=state)
+    rest = [position for _ in range(3) for position in positions(second)]
+
+    assert taken + rest == [(epoch, step) for epoch in range(3) for step in range(5)]
+
+
+def test_ranks_share_an_epoch_and_resume_as_another_number_of_ranks(daemon) -> None:
+    """Two ranks do two rounds, three ranks do the rest; every step once."""
+    pair = [daemon.stream("photos", rank, 2) for rank in range(2)]
+    done = []
+    for stream in pair:
+        batches = iter(stream)
+        done += [next(batches).step for _ in range(1)]
+    state = pair[0].state_dict()
+    assert state == pair[1].state_dict()
+
+    rest = [
+        batch.step for rank in range(3) for batch in daemon.stream("photos", rank, 3, state=state) if batch.epoch == 0
+    ]
+
+    assert sorted(done + rest) == [0, 1, 2, 3, 4]
+
+
+def test_seek_goes_on_anywhere(daemon) -> None:
+    """Forwards, backwards, and in the middle of a loop."""
+    stream = daemon.stream("photos")
+    next(iter(stream))
+    stream.seek(7, 3)
+    assert positions(stream) == [(7, 3), (7, 4)]
+    stream.seek(0)
+    assert positions(stream)[:2] == [(0, 0), (0, 1)]
+
+    stream.seek(0)
+    found = []
+    for batch in stream:
+        found.append(batch.step)
+        if found == [0, 1]:
+            stream.seek(0, 4)
+
+    assert found == [0, 1, 4]
+
+
+def test_seek_to_the_end_of_an_epoch_is_the_next_epoch(daemon) -> None:
+    """As a position that was counted up to there would be."""
+    stream = daemon.stream("photos")
+    stream.seek(2, 5)
+
+    assert (stream.epoch, stream.step) == (3, 0)
+
+
+def test_seek_keeps_what_is_held_and_gives_it_back_later(daemon, fake) -> None:
+    """Leases outlive the subscription they came with."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    kept, other = next(batches), next(batches)
+    stream.seek(5)
+    daemon.status()
+    assert {0, 1} <= {sequence for sequence, _, number in leases(fake) if number == 1}
+    np.testing.assert_array_equal(kept["label"], FakeStream().label(0, 0))
+
+    del other
+    next(iter(stream))
+    daemon.status()
+    assert [sequence for sequence, _, number in leases(fake) if number == 1] == [0]
+
+
+def leases(fake: FakeDaemon) -> list[tuple[int, int, int]]:
+    return [
+        (sequence, slot.number, number)
+        for session in fake.sessions
+        for number, subscription in session.subscriptions.items()
+        for sequence, (slot, _) in subscription.leases.items()
+    ]
+
+
+def test_seek_outside_leaves_the_stream_where_it_was(daemon) -> None:
+    """The error says how many steps there are."""
+    stream = daemon.stream("photos")
+    next(iter(stream))
+
+    with pytest.raises(PositionInvalid, match="steps 0 to 4"):
+        stream.seek(0, 6)
+    with pytest.raises(PositionInvalid):
+        stream.seek(-1)
+
+    assert positions(stream)[0] == (0, 1)
+
+
+def test_load_state_dict_goes_back(daemon) -> None:
+    """The other half of ``state_dict``."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    next(batches)
+    state = stream.state_dict()
+    next(batches)
+
+    stream.load_state_dict(state)
+
+    assert positions(stream)[0] == (0, 1)
+
+
+def test_state_of_other_data_is_refused_and_changes_nothing(daemon) -> None:
+    """Both at the start and later."""
+    stream = daemon.stream("photos")
+    next(iter(stream))
+    state = {**stream.state_dict(), "fingerprint": "00" * 32}
+
+    with pytest.raises(StateMismatch, match=r"fingerprint 0000"):
+        stream.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="fingerprint"):
+        daemon.stream("photos", state=state)
+
+    assert positions(stream)[0] == (0, 1)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 1), (0, 0)])
+def test_rank_that_cannot_be_is_refused(daemon, rank: int, world_size: int) -> None:
+    """Before anything is asked of the daemon."""
+    with pytest.raises(RankInvalid, match=f"rank {rank} of world_size {world_size}"):
+        daemon.stream("photos", rank, world_size)
+
+
+def test_window_is_passed_on_and_checked(daemon, fake) -> None:
+    """None means the stream's own."""
+    daemon.stream("photos")
+    daemon.stream("photos", window=7)
+
+    assert [asked.window for asked in fake.heard_of(Subscribe)] == [0, 7]
+    with pytest.raises(WindowInvalid):
+        daemon.stream("photos", window=0)
+
+
+def test_two_streams_share_a_connection(daemon) -> None:
+    """Training and validation, taken in turns."""
+    train, validation = daemon.stream("photos"), daemon.stream("photos", rank=1, world_size=2)
+
+    found = [(one.step, other.step) for one, other in zip(train, validation, strict=False)]
+
+    assert found[:2] == [(0, 1), (1, 3)]
+
+
+def test_statistics_tell_what_happened(daemon) -> None:
+    """A frozen value that metrics can be made of."""
+    stream = daemon.stream("photos")
+    kept = [batch for batch in stream if batch.step < 2]
+
+    statistics = stream.statistics()
+
+    assert (statistics.batches, statistics.samples, statistics.resubscribed) == (5, 20, 0)
+    assert statistics.batches_held == 2
+    assert statistics.wait_s >= sum(batch.wait_s for batch in kept) > 0
+
+
+def test_waiting_time_is_reported_to_the_daemon(daemon, fake) -> None:
+    """In microseconds, as a total that never goes down."""
+    positions(daemon.stream("photos"))
+    waits = [pull.wait_us for pull in fake.heard_of(Pull)]
+
+    assert waits == sorted(waits)
+    assert waits[-1] > 0
+
+
+def test_closed_stream_gives_up_its_claim_and_refuses_use(daemon, fake) -> None:
+    """Its position can still be asked for, and what was read stays readable."""
+    with daemon.stream("photos") as stream:
+        batch = next(iter(stream))
+    daemon.status()
+
+    assert [message.consumed for message in fake.heard_of(Unsubscribe)] == [1]
+    assert fake.held_sequences() == [0]
+    assert batch["label"][0] == 0
+    assert stream.state_dict()["step"] == 1
+    with pytest.raises(StreamClosed, match="photos"):
+        iter(stream)
+    stream.close()
+
+
+def test_forgotten_stream_gives_up_its_claim_with_the_next_question(daemon, fake) -> None:
+    """Whoever drops a stream without closing it does not keep its memory busy."""
+    batch = next(iter(daemon.stream("photos")))
+    gc.collect()
+    daemon.status()
+
+    assert fake.held_sequences() == [0]
+    del batch
+    daemon.status()
+    daemon.status()
+    assert fake.held_sequences() == []
+
+
+def test_closed_daemon_refuses_use_by_name(daemon) -> None:
+    """Also through its streams; closing twice is fine."""
+    stream = daemon.stream("photos")
+    batches = iter(stream)
+    daemon.close()
+    daemon.close()
+
+    with pytest.raises(DaemonClosed):
+        next(batches)
+    with pytest.raises(DaemonClosed):
+        daemon.status()
+    stream.close()
+    assert "[closed]" in repr(daemon)
+    assert "[closed]" in repr(stream)
+
+
+def test_daemon_answers_questions(daemon, fake) -> None:
+    """Status and bad samples, as the command line prints them."""
+    assert daemon.status() == {"version": "fake"}
+    assert daemon.bad("photos").samples[0]._asdict() == {
+        "sample": 7,
+        "path": "cat/7.jpg",
+        "reason": "empty file",
+        "times": 2,
+    }
+    assert daemon.address == fake.address

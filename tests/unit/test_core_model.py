@@ -1,0 +1,257 @@
+"""The core under random trainers, workers, failures and time; all is checked after every step, and in the end all go on."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from batchd.core import events as ev
+from support.core_invariants import CheckedWorld, is_too_far_ahead
+from support.core_world import SAMPLE_TIMEOUT_S, Trainer, make_spec
+
+GOAL_BATCHES = 3
+"""So many more must every trainer get in the end."""
+DRAIN_TURNS = 150
+ORDERS_A_TURN = 4
+NO_SAMPLE = 1 << 20
+EXAMPLES_MIN = 300
+"""Cheap ones, and the heart of the matter: more than other tests try."""
+
+specs = st.fixed_dictionaries(
+    {
+        "samples": st.integers(1, 24),
+        "batch_size": st.integers(1, 6),
+        "shuffle": st.booleans(),
+        "drop_last": st.booleans(),
+        "repeats": st.booleans(),
+        "window": st.integers(1, 5),
+        "max_skew": st.sampled_from([None, None, 1, 2, 5]),
+        "slots_max": st.sampled_from([2, 3, 4, 4, 5, 6, 8, 12]),
+        "on_error": st.sampled_from(["substitute", "substitute", "mask", "fail"]),
+        "bad_fraction_max": st.sampled_from([1.0, 1.0, 1.0, 0.3]),
+    }
+)
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Trainers pull, hoard, come and go; workers fill, die and hang; memory runs out; samples are bad, or deadly."""
+
+    @initialize(
+        chosen=st.lists(specs, min_size=1, max_size=3),
+        workers=st.integers(1, 3),
+        chunk_rows_max=st.sampled_from([1, 2, 5, 100]),
+        deadly=st.lists(st.sets(st.integers(0, 23), max_size=1), min_size=3, max_size=3),
+    )
+    def begin(self, chosen, workers, chunk_rows_max, deadly):
+        made = [make_spec(number, **spec) for number, spec in enumerate(chosen, 1)]
+        self.world = CheckedWorld(made, workers, chunk_rows_max)
+        self.deadly = {(number, sample) for number, samples in enumerate(deadly, 1) for sample in samples}
+        self.deaths: dict[tuple[int, int], int] = {}
+        self.world.start_workers()
+        self.world.subscribe(1, 1)
+
+    # --- trainers and workers at their work ---------------------------------------------------------------------------------
+
+    @rule(moves=st.lists(st.integers(0, 1 << 12), min_size=15, max_size=60))
+    def go_on(self, moves):
+        """Many small steps in a random order: each number says who does what."""
+        for move in moves:
+            who, what = divmod(move, 12)
+            if what < 5 and (busy := self._at_work()):
+                self._work(busy[who % len(busy)], busy_us=(1, 2_000, 50_000)[who % 3], with_note=what > 0)
+            elif self.world.trainers:
+                self._pull(self._trainer(who), what, waiting=who % 3 == 0)
+
+    def _pull(self, trainer: Trainer, what: int, *, waiting: bool) -> None:
+        """Mostly like a good trainer; now and then one that does not wait, hoards, or takes batches one at a time."""
+        if what == 5:
+            self.world.pull(trainer.number, consume=1, release=1, waiting=waiting)
+        elif what == 6:
+            self.world.pull(trainer.number, release=0)
+        elif what == 7:
+            self.world.pull(trainer.number)
+        else:
+            self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1))
+
+    @rule(
+        stream=st.integers(1, 3),
+        session=st.integers(1, 4),
+        place=st.sampled_from([(0, 1), (0, 1), (0, 1), (0, 2), (1, 2), (2, 3)]),
+        window=st.sampled_from([0, 0, 1, 3, 20]),
+        course=st.sampled_from([(0, 0, None), (0, 0, None), (0, 1, None), (1, 0, 1), (0, 0, 1), (1, 1 << 20, 4)]),
+    )
+    def subscribe(self, stream, session, place, window, course):
+        """A trainer comes; ``course``: its first epoch and step, and its end epoch."""
+        spec = self.world.specs[min(stream, len(self.world.specs))]
+        rank, world_size = place
+        epoch, step, end_epoch = course
+        at = {"epoch": epoch, "step": min(step, spec.plan.steps), "end_epoch": end_epoch}
+        self.world.subscribe(spec.number, session, rank=rank, world_size=world_size, window=window, **at)
+
+    @precondition(lambda self: len(self.world.trainers) > 1)
+    @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "ends", "dies", "is cut off"]))
+    def leave(self, who, how):
+        """A trainer goes, in one of three ways."""
+        trainer = self._trainer(who)
+        if how == "dies":
+            self.world.end_session(trainer.session)
+        elif how == "is cut off":
+            self.world.cut_off(trainer.session)
+        elif not trainer.ended:
+            self.world.end(trainer.number)
+
+    @precondition(lambda self: self.world.trainers)
+    @rule(who=st.integers(0, 9), epoch=st.integers(3, 9), number=st.integers(1, 3))
+    def start_elsewhere(self, who, epoch, number):
+        """A trainer goes while its batches are being filled, and others come at once who want different ones."""
+        trainer = self._trainer(who)
+        if not trainer.ended:
+            self.world.end(trainer.number)
+        for _ in range(number):
+            self.world.subscribe(trainer.spec.number, trainer.session, epoch=epoch)
+
+    @precondition(lambda self: self.world.trainers)
+    @rule(who=st.integers(0, 9), generation=st.integers(0, 3), sequence=st.integers(0, 9), foreign=st.booleans())
+    def talk_nonsense(self, who, generation, sequence, foreign):
+        """Leases that are not, and subscriptions of others, change nothing."""
+        trainer = self._trainer(who)
+        if sequence in trainer.leases and not foreign:
+            generation = trainer.leases[sequence][1] + 1
+        session = trainer.session + 100 * foreign
+        trainer.waiting &= foreign
+        self.world.do(ev.Pulled(session, trainer.number, 0, False, 0, [(sequence, generation)]))
+
+    def _trainer(self, who: int) -> Trainer:
+        return list(self.world.trainers.values())[who % len(self.world.trainers)]
+
+    # --- what goes wrong ----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self._at_work())
+    @rule(who=st.integers(0, 9), sample=st.integers(0, 23))
+    def find_bad_sample(self, who, sample):
+        busy = self._at_work()
+        self._work(busy[who % len(busy)], with_note=True, bad=(sample,))
+
+    @precondition(lambda self: self.world.workers)
+    @rule(
+        who=st.integers(0, 9),
+        row=st.integers(0, 5),
+        note=st.sampled_from(["none", "in hand", "done before", "nonsense"]),
+    )
+    def kill_worker(self, who, row, note):
+        """Somebody kills a worker."""
+        number = self._worker(who)
+        orders = self.world.workers[number].orders
+        if note == "in hand" and orders:
+            self.world.kill_at(number, orders[0].first + row % orders[0].count)
+        elif note == "nonsense" and orders:
+            self.world.kill(number, ev.Note(orders[0].order, NO_SAMPLE, NO_SAMPLE))
+        else:
+            self.world.kill(number, ev.Note(0, 0, 0) if note == "done before" else None)
+
+    @precondition(lambda self: self.world.workers)
+    @rule(who=st.integers(0, 9), hangs=st.booleans())
+    def observe(self, who, hangs):
+        """The daemon looks at a worker's note, perhaps for the second time after long."""
+        number = self._worker(who)
+        orders = self.world.workers[number].orders
+        note = ev.Note(orders[0].order, orders[0].first, self.world.samples(orders[0])[0]) if orders else None
+        self.world.do(ev.WorkerObserved(number, note))
+        if hangs:
+            self.world.now += SAMPLE_TIMEOUT_S + 1.0
+            self.world.do(ev.WorkerObserved(number, note))
+            assert self.world.workers[number].killed or not self.world.state.fleet.workers[number].orders
+
+    @rule(pause_s=st.sampled_from([0.1, 0.6, 6.0, 100.0]))
+    def time_passes(self, pause_s):
+        """Workers that were told to die do, and new ones come up."""
+        self.world.now += pause_s
+        self.world.do(ev.Ticked())
+        self._let_workers_come_and_go()
+
+    @rule(slots=st.integers(0, 9))
+    def memory_gets_short(self, slots):
+        self.world.slots_left = slots
+
+    @precondition(lambda self: self.world.losses)
+    @rule()
+    def slot_is_lost(self):
+        self.world.lose_next()
+
+    def _worker(self, who: int) -> int:
+        return list(self.world.workers)[who % len(self.world.workers)]
+
+    def _at_work(self) -> list[int]:
+        return [number for number, worker in self.world.workers.items() if worker.orders]
+
+    def _work(self, number: int, *, with_note: bool, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> None:
+        """Carry out the oldest order of a worker; a deadly sample ends it, unless it is known not to be touched."""
+        order = self.world.workers[number].orders[0]
+        for row, sample in enumerate(self.world.samples(order), order.first):
+            key = (order.stream, sample)
+            if key in self.deadly - self.world.quarantined:
+                if with_note:
+                    self.deaths[key] = self.deaths.get(key, 0) + 1
+                    assert self.deaths[key] <= 2, "a deadly sample ended a third worker that named it"
+                    self.world.kill_at(number, row)
+                else:
+                    self.world.kill(number)
+                return
+        self.world.fill(number, busy_us, bad)
+
+    def _let_workers_come_and_go(self) -> None:
+        for number in [number for number, worker in self.world.workers.items() if worker.killed]:
+            self.world.kill(number)
+        for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
+            self.world.ready(number)
+
+    # --- the end: whoever wants to go on, goes on --------------------------------------------------------------------------
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        self.world.state.statistics()
+        trainers = [one for one in self.world.trainers.values() if not one.ended]
+        live = [one for one in trainers if one.number % 2 or one.spec.max_skew is not None]
+        goals = {one: one.granted + GOAL_BATCHES for one in live}
+        for turn in range(DRAIN_TURNS):
+            behind = [one for one, goal in goals.items() if not self._is_content(one, goal)]
+            if not behind:
+                break
+            self._all_take_a_turn(live, turn)
+        else:
+            pytest.fail(f"{behind} do not go on, though they release what they read")
+        self._all_leave()
+
+    def _is_content(self, trainer: Trainer, goal: int) -> bool:
+        if trainer.granted >= goal or trainer.upcoming is None or trainer.spec.number in self.world.stopped:
+            return True
+        delivery = self.world.state.streams[trainer.spec.number].delivery
+        return is_too_far_ahead(delivery, delivery.subscriptions[trainer.number])
+
+    def _all_take_a_turn(self, live: list[Trainer], turn: int) -> None:
+        """Live trainers hold one batch and wait for the next; the others stand still with what they hold."""
+        self.world.now += 0.6
+        self.world.do(ev.Ticked())
+        while self.world.losses:
+            self.world.lose_next()
+        self._let_workers_come_and_go()
+        for _ in range(ORDERS_A_TURN):
+            for number in self._at_work():
+                self._work(number, with_note=turn % 4 > 0)
+        for trainer in live:
+            self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1))
+
+    def _all_leave(self) -> None:
+        """When the last trainer is gone, nothing is promised and nothing is held."""
+        for session in {one.session for one in self.world.trainers.values()}:
+            self.world.end_session(session)
+        for stream in self.world.state.streams.values():
+            assert not stream.delivery.subscriptions
+            assert all(
+                slot.is_ready or slot.is_idle or slot.fill.under_way for slot in stream.delivery.ring.slots.values()
+            )
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))

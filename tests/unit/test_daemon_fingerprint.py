@@ -1,0 +1,100 @@
+"""What a stream's fingerprint depends on: everything that decides bytes, and nothing else."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from batchd.config.sources import FolderSource
+from batchd.config.steps import STEP_KINDS, CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.tree import StreamConfig
+from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
+from support.configs import load
+
+STEPS = (
+    Decode(),
+    Resize(shorter_side=40),
+    CenterCrop(size=(36, 36)),
+    RandomResizedCrop(size=(32, 32)),
+    RandomFlip(),
+    Normalize(),
+    Layout(),
+)
+OTHER_OPTIONS = {
+    "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
+    "resize": {"shorter_side": 41, "interpolation": "area"},
+    "center_crop": {"size": (36, 35)},
+    "random_resized_crop": {"size": (32, 31), "scale": (0.1, 1.0), "ratio": (0.5, 2.0), "interpolation": "cubic"},
+    "random_flip": {"probability": 0.25, "direction": "vertical"},
+    "normalize": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "dtype": "float16"},
+    "layout": {"order": "nhwc"},
+}
+DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
+DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20}
+BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
+DIGEST = "5e" * 32
+
+
+def fingerprint_with(digest: str = DIGEST, **changes: object) -> str:
+    return fingerprint(StreamConfig(**BASE | changes), digest)
+
+
+def test_every_option_of_every_step_changes_the_fingerprint() -> None:
+    """And no two of them to the same; a new option is missed here first."""
+    seen = {fingerprint_with()}
+    for place, step in enumerate(STEPS):
+        options = OTHER_OPTIONS[step.op]
+        assert options.keys() | {"op"} == {field.name for field in fields(step)} - (
+            {"size"} if step.op == "resize" else set()
+        )
+        seen |= {
+            fingerprint_with(pipeline=(*STEPS[:place], replace(step, **{name: value}), *STEPS[place + 1 :]))
+            for name, value in options.items()
+        }
+
+    assert OTHER_OPTIONS.keys() == STEP_KINDS.keys()
+    assert len(seen) == 1 + sum(map(len, OTHER_OPTIONS.values()))
+
+
+def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
+    """Cropping and then resizing is another picture."""
+    steps = [STEPS, (STEPS[0], STEPS[2], STEPS[1], *STEPS[3:]), STEPS[:-1], (*STEPS[:2], *STEPS[3:])]
+    sized = [(Decode(), Resize(size=(32, 32))), (Decode(), Resize(shorter_side=32))]
+
+    assert len({fingerprint_with(pipeline=pipeline) for pipeline in [*steps, *sized]}) == 6
+
+
+def test_every_key_of_a_stream_decides_either_bytes_or_time() -> None:
+    """A new key must be put on one of the two sides, here and in the fingerprint."""
+    decided = DECIDE_BYTES.keys() | DECIDE_TIME.keys() | {"source", "pipeline", "max_skew"}
+
+    assert set(StreamConfig.model_fields) == decided
+    assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
+    assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
+    assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
+
+
+def test_the_source_counts_by_its_content_alone() -> None:
+    """The same files elsewhere are the same stream; other files in the same place are not."""
+    assert fingerprint_with(source=FolderSource(path=Path("/mnt/copy"))) == fingerprint_with()
+    assert fingerprint_with(digest="5f" + DIGEST[2:]) != fingerprint_with()
+
+
+def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:
+    """1 and 1.0 are the same probability, 2 and 2.0 the same ratio; and defaults may be written out."""
+    texts = ("probability = 1", "probability = 1.0", 'probability = 1.0, direction = "horizontal"')
+    streams = [
+        load(
+            tmp_path,
+            '[streams.a]\nsource = { type = "folder", path = "p" }\nbatch_size = 4\npipeline = [ { op = "decode" }, '
+            f'{{ op = "random_resized_crop", size = [8, 8], ratio = [{low}, 2] }}, {{ op = "random_flip", {text} }} ]',
+        ).streams["a"]
+        for text in texts
+        for low in ("1", "1.0")
+    ]
+
+    assert len({fingerprint(stream, DIGEST) for stream in streams}) == 1
+
+
+def test_a_fingerprint_is_short_text() -> None:
+    """It travels in every saved state."""
+    assert len(fingerprint_with()) == FINGERPRINT_DIGITS
+    int(fingerprint_with(), 16)

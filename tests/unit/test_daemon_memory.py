@@ -1,0 +1,366 @@
+"""How much memory there is, by whose account, and what the memory of a slot is to whom."""
+
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from batchd.daemon import slot_memory
+from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, shortage
+from batchd.daemon.slot_memory import SEALS, SlotMemory
+from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
+
+GIBIBYTE = 1 << 30
+MEBIBYTE = 1 << 20
+SLOT_BYTES = 8192
+NOBODY = 65_534
+
+
+class Machine:
+    """A made-up /proc and /sys/fs/cgroup."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.cgroups = root / "proc", root / "cgroup"
+        self._write(self.proc / "meminfo", "MemTotal: 16777216 kB\nMemFree: 1024 kB\nMemAvailable: 8388608 kB\n")
+        self.belongs_to("0::/")
+
+    def belongs_to(self, *lines: str) -> None:
+        self._write(self.proc / "self" / "cgroup", "\n".join(lines) + "\n")
+
+    def group(self, path: str, **files: object) -> None:
+        """Write files of a group."""
+        for name, content in files.items():
+            self._write(self.cgroups / path / name, f"{content}\n")
+
+    def limit(self, path: str, limit: object, used: int, statistics: str = "") -> None:
+        """A limit of version 2."""
+        self.group(path, **{"memory.max": limit, "memory.current": used, "memory.stat": statistics})
+
+    def limit_v1(self, path: str, limit: object, used: int, statistics: str = "") -> None:
+        """A limit of version 1."""
+        self.group(
+            f"memory/{path}",
+            **{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": statistics},
+        )
+
+    @property
+    def available(self) -> int:
+        return available_bytes(self.proc, self.cgroups)
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """8 GiB available of 16, no cgroup limits."""
+    return Machine(tmp_path)
+
+
+def test_without_limits_the_machines_memory_counts(machine) -> None:
+    """MemAvailable, not MemFree and not MemTotal."""
+    assert machine.available == 8 * GIBIBYTE
+
+
+def test_a_kernel_that_does_not_say_is_taken_to_have_enough(machine) -> None:
+    """Its own word comes when memory is reserved."""
+    (machine.proc / "meminfo").write_text("MemTotal: 16777216 kB\n")
+
+    assert machine.available == UNLIMITED_BYTES
+
+
+def test_the_tightest_group_on_the_way_up_counts(machine) -> None:
+    """Version 2: the limit of a slice binds the service in it."""
+    machine.belongs_to("0::/system.slice/batchd.service")
+    machine.limit("system.slice/batchd.service", 4 * GIBIBYTE, 1 * GIBIBYTE)
+    assert machine.available == 3 * GIBIBYTE
+    machine.limit("system.slice", 6 * GIBIBYTE, 4 * GIBIBYTE)
+    assert machine.available == 2 * GIBIBYTE
+    machine.limit("", 5 * GIBIBYTE, 4 * GIBIBYTE)
+    assert machine.available == 1 * GIBIBYTE
+
+
+def test_a_group_without_a_limit_limits_nothing(machine) -> None:
+    """Version 2 writes max, version 1 a number near 2^63."""
+    machine.belongs_to("5:memory:/jobs", "0::/user.slice")
+    machine.limit("user.slice", "max", 3 * GIBIBYTE)
+    machine.limit_v1("jobs", 9_223_372_036_854_771_712, 3 * GIBIBYTE)
+
+    assert machine.available == 8 * GIBIBYTE
+
+
+def test_a_limit_of_version_1_counts(machine) -> None:
+    """Under its own mount, whatever other controllers stand with it, and the parent's too."""
+    machine.belongs_to("11:cpu,cpuacct:/jobs/9", "7:memory,hugetlb:/jobs/9", "1:name=systemd:/jobs/9", "0::/")
+    machine.limit_v1("jobs/9", 4 * GIBIBYTE, 1 * GIBIBYTE)
+    assert machine.available == 3 * GIBIBYTE
+    machine.limit_v1("jobs", 2 * GIBIBYTE, 1 * GIBIBYTE)
+    assert machine.available == 1 * GIBIBYTE
+
+
+def test_in_a_container_the_visible_root_counts(machine) -> None:
+    """The path is the host's, which is not mounted; the container's own limit is at the root of what is."""
+    machine.belongs_to("0::/docker/0123456789abcdef")
+    machine.limit("", 2 * GIBIBYTE, GIBIBYTE // 2)
+    assert machine.available == 3 * GIBIBYTE // 2
+    machine.belongs_to("4:memory:/docker/0123456789abcdef", "0::/")
+    machine.limit_v1("", GIBIBYTE, GIBIBYTE // 2)
+    assert machine.available == GIBIBYTE // 2
+
+
+@pytest.mark.parametrize("path", ["/../elsewhere", "/a:b/c", "/"])
+def test_odd_paths_of_groups_do_no_harm(machine, path) -> None:
+    """Outside of our namespace, with a colon, or the root."""
+    machine.belongs_to(f"0::{path}")
+    machine.limit("", 2 * GIBIBYTE, GIBIBYTE)
+
+    assert machine.available == GIBIBYTE
+
+
+def test_a_group_over_its_limit_has_nothing_left(machine) -> None:
+    """Not less than nothing."""
+    machine.limit("", GIBIBYTE, 2 * GIBIBYTE)
+
+    assert machine.available == 0
+
+
+def test_cached_files_are_not_in_the_way(machine) -> None:
+    """Reading images fills a group with cache that is given up on demand; shared memory is none of it."""
+    cached = f"anon {GIBIBYTE}\nfile {7 * GIBIBYTE}\nshmem {GIBIBYTE}\ninactive_file {4 * GIBIBYTE}\nactive_file {2 * GIBIBYTE}"
+    machine.limit("", 8 * GIBIBYTE, 8 * GIBIBYTE, cached)
+    assert machine.available == 6 * GIBIBYTE
+
+
+def test_cached_files_of_groups_below_count_in_version_1(machine) -> None:
+    """There the plain names are the group's own and ``total_`` is what the usage is made of."""
+    machine.belongs_to("4:memory:/")
+    cached = f"inactive_file 0\nactive_file 0\ntotal_inactive_file {2 * GIBIBYTE}\ntotal_active_file {GIBIBYTE}"
+    machine.limit_v1("", 8 * GIBIBYTE, 8 * GIBIBYTE, cached)
+
+    assert machine.available == 3 * GIBIBYTE
+
+
+def test_this_machine_can_be_asked() -> None:
+    """The real /proc and cgroups, whatever they are."""
+    assert 0 <= available_bytes() < UNLIMITED_BYTES
+
+
+def test_shortage_says_what_is_needed_what_there_is_and_what_helps() -> None:
+    """What is left for the others is not offered."""
+    text = shortage(3 * GIBIBYTE, 2 * GIBIBYTE + RESERVE_BYTES)
+
+    assert text is not None
+    assert "need 3.0 GiB of shared memory, have 2.0 GiB: set memory = to less" in text
+    assert "have 0 B" in (shortage(GIBIBYTE, RESERVE_BYTES - 1) or "")
+
+
+def test_shortage_is_to_the_byte() -> None:
+    """Exactly enough is enough, and numbers that differ never look the same."""
+    assert shortage(GIBIBYTE, GIBIBYTE + RESERVE_BYTES) is None
+    assert "need 1.0 GiB of shared memory, have 1023.9 MiB" in (shortage(GIBIBYTE, GIBIBYTE + RESERVE_BYTES - 1) or "")
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+
+
+@pytest.fixture
+def memory() -> Iterator[SlotMemory]:
+    memory = SlotMemory()
+    yield memory
+    memory.close()
+
+
+def header(memory: SlotMemory, slot: int) -> bytes:
+    return os.pread(memory.readable(slot), 4096, 0)
+
+
+def test_a_slot_is_sealed_reserved_and_private(memory) -> None:
+    """Nobody can change its size, every page of it is there, and only its owner may open it."""
+    memory.create(5, SLOT_BYTES)
+    descriptor = memory.writable(5)
+
+    facts = os.fstat(descriptor)
+    assert facts.st_size == SLOT_BYTES
+    assert facts.st_blocks * 512 == SLOT_BYTES
+    assert stat.S_IMODE(facts.st_mode) == 0o600
+    assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS
+    assert not any(os.get_inheritable(one) for one in (descriptor, memory.readable(5)))
+    for size in (0, SLOT_BYTES - 1, SLOT_BYTES + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_slots_are_known_by_number_and_counted_in_bytes(memory) -> None:
+    """What ``batchd status`` shows is what was reserved."""
+    memory.create(1, SLOT_BYTES)
+    memory.create(7, 2 * SLOT_BYTES)
+
+    assert 1 in memory
+    assert 2 not in memory
+    assert memory.slot_bytes(7) == 2 * SLOT_BYTES
+    assert memory.total_bytes == 3 * SLOT_BYTES
+    assert os.fstat(memory.readable(1)).st_ino != os.fstat(memory.readable(7)).st_ino
+
+
+def test_closing_lets_go_of_everything() -> None:
+    """And may be done twice."""
+    before = open_descriptors()
+    memory = SlotMemory()
+    for slot in range(3):
+        memory.create(slot, SLOT_BYTES)
+    memory.close()
+    memory.close()
+
+    assert open_descriptors() == before
+    assert memory.total_bytes == 0
+    assert 1 not in memory
+
+
+def test_who_has_a_slot_mapped_keeps_its_pages(memory) -> None:
+    """The daemon may go; the trainer reads on."""
+    memory.create(1, SLOT_BYTES)
+    os.pwrite(memory.writable(1), b"pixels", 4096)
+    with mmap.mmap(memory.readable(1), SLOT_BYTES, prot=mmap.PROT_READ) as mapped:
+        memory.close()
+
+        assert mapped[4096:4102] == b"pixels"
+
+
+def test_both_descriptors_are_the_same_memory(memory) -> None:
+    """What a worker writes, a trainer sees."""
+    memory.create(1, SLOT_BYTES)
+    with (
+        mmap.mmap(memory.writable(1), SLOT_BYTES) as worker,
+        mmap.mmap(memory.readable(1), SLOT_BYTES, prot=mmap.PROT_READ) as trainer,
+    ):
+        worker[8000:8003] = b"abc"
+
+        assert trainer[8000:8003] == b"abc"
+
+
+def test_the_trainers_descriptor_cannot_be_written_or_mapped_for_writing(memory) -> None:
+    """The kernel's word, not the client's good will."""
+    memory.create(1, SLOT_BYTES)
+    readable = memory.readable(1)
+
+    assert fcntl.fcntl(readable, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    with pytest.raises(PermissionError):
+        mmap.mmap(readable, SLOT_BYTES, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(readable, b"x", 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
+@pytest.mark.parametrize(("mode", "may"), [(0o600, False), (0o666, True)])
+def test_another_user_cannot_open_his_descriptor_again_for_writing(memory, mode, may) -> None:
+    """Through /proc he could, were it not for the mode: the second case shows that nothing else stops him."""
+    memory.create(1, SLOT_BYTES)
+    os.fchmod(memory.writable(1), mode) if may else None
+    readable = memory.readable(1)
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", "head -c 8 >/dev/null && printf x 1<>/proc/self/fd/0"],
+        stdin=readable,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode == 0) is may
+    assert ("Permission denied" in done.stderr) is not may
+    assert (os.pread(readable, 1, 0) == b"x") is may
+
+
+def test_the_header_is_unfinished_until_it_is_committed(memory) -> None:
+    """A reader with a handle's generation never opens a slot that is being filled."""
+    whole = SlotHeader(generation=4, slot=1, epoch=2, step=3, samples=8, payload_bytes=64)
+    memory.create(1, SLOT_BYTES)
+    memory.reserve(1)
+    assert unpack_header(header(memory, 1)).generation == UNFINISHED
+
+    memory.commit(1, whole)
+    assert unpack_header(header(memory, 1)) == whole
+    assert holds_generation(header(memory, 1), 4)
+
+    memory.reserve(1)
+    assert not holds_generation(header(memory, 1), 4)
+
+
+def test_marking_a_slot_leaves_its_pixels_alone(memory) -> None:
+    """The daemon writes 64 bytes of the header page and no others."""
+    memory.create(1, SLOT_BYTES)
+    os.pwrite(memory.writable(1), b"\xa5" * SLOT_BYTES, 0)
+    memory.reserve(1)
+    memory.commit(1, SlotHeader(4, 1, 2, 3, 8, 64))
+
+    assert os.pread(memory.readable(1), SLOT_BYTES, 0)[64:] == b"\xa5" * (SLOT_BYTES - 64)
+
+
+def test_too_little_memory_makes_no_slot(memory, monkeypatch) -> None:
+    """The error is the shortage's, and there is nothing to clean up."""
+    monkeypatch.setattr(slot_memory, "available_bytes", lambda: RESERVE_BYTES + SLOT_BYTES - 1)
+    before = open_descriptors()
+
+    with pytest.raises(MemoryError, match=r"need 8\.0 KiB of shared memory, have 7\.9 KiB: set memory ="):
+        memory.create(1, SLOT_BYTES)
+
+    assert open_descriptors() == before
+    assert 1 not in memory
+    assert memory.total_bytes == 0
+
+
+@contextmanager
+def limited(kind: int, number: int) -> Iterator[None]:
+    """This process under a limit of the kernel's, for a moment."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def lowest_free_descriptor() -> int:
+    number = os.open("/dev/null", os.O_RDONLY)
+    os.close(number)
+    return number
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "error"),
+    [
+        (resource.RLIMIT_FSIZE, lambda: SLOT_BYTES - 1, errno.EFBIG),
+        (resource.RLIMIT_NOFILE, lowest_free_descriptor, errno.EMFILE),
+        (resource.RLIMIT_NOFILE, lambda: lowest_free_descriptor() + 1, errno.EMFILE),
+    ],
+    ids=["no room", "no descriptor for the memory", "no descriptor for the trainer"],
+)
+def test_a_slot_that_cannot_be_made_leaves_nothing_open(memory, monkeypatch, kind, number, error) -> None:
+    """Wherever on the way it fails; and later it can be made."""
+    monkeypatch.setattr(slot_memory, "available_bytes", lambda: UNLIMITED_BYTES)
+    before = open_descriptors()
+
+    with limited(kind, number()), pytest.raises(OSError) as caught:  # noqa: PT011  the number is what counts
+        memory.create(1, SLOT_BYTES)
+
+    assert caught.value.errno == error
+    assert open_descriptors() == before
+    assert 1 not in memory
+    memory.create(1, SLOT_BYTES)
+    assert memory.total_bytes == SLOT_BYTES

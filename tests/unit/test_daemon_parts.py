@@ -1,0 +1,327 @@
+"""The small parts of the daemon: seldom said things, watched descriptors, the held directory."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchd.daemon import seldom as seldom_module
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.runtime import hold
+from batchd.daemon.seldom import KINDS_MAX, PERIOD_S, Seldom
+from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
+from support.waiting import PATIENCE_S
+
+# --- Seldom ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What time it is, in seconds; a list of one number that a test changes."""
+    now = [1000.0]
+    monkeypatch.setattr(seldom_module, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_same_thing_is_said_once_a_minute(clock) -> None:
+    """Being asked in between does not put it off."""
+    seldom = Seldom()
+
+    assert seldom.now("accept")
+    clock[0] += PERIOD_S / 2
+    assert not seldom.now("accept")
+    clock[0] += PERIOD_S / 2
+    assert seldom.now("accept")
+    assert not seldom.now("accept")
+
+
+def test_different_things_do_not_silence_each_other(clock) -> None:
+    """Each kind has its own minute."""
+    seldom = Seldom()
+
+    assert [seldom.now(kind) for kind in ("a", "b", "a", "b", "c")] == [True, True, False, False, True]
+    clock[0] += PERIOD_S
+    assert seldom.now("b")
+
+
+@pytest.mark.usefixtures("clock")
+def test_endlessly_many_kinds_take_no_endless_memory() -> None:
+    """A peer that chooses the kinds cannot fill ours; that something is said again is the price."""
+    seldom = Seldom()
+    for number in range(10 * KINDS_MAX):
+        assert seldom.now(f"kind {number}")
+
+    assert len(seldom._said_s) <= KINDS_MAX
+    assert not seldom.now(f"kind {10 * KINDS_MAX - 1}")
+
+
+# --- Watch -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watch():
+    watch = Watch()
+    yield watch
+    watch.close()
+
+
+@pytest.fixture
+def pipes():
+    """Three pipes, each with a byte to read, by their reading ends; closed in the end where they still are open."""
+    opened = [os.pipe() for _ in range(3)]
+    for _reading, writing in opened:
+        os.write(writing, b"x")
+    yield [reading for reading, _writing in opened]
+    for pair in opened:
+        for descriptor in pair:
+            os.close(descriptor)
+
+
+def test_only_what_is_ready_is_called(watch, pipes) -> None:
+    """And again while there is something left to read."""
+    called = []
+    for number, reading in enumerate(pipes):
+        watch.add(reading, lambda number=number: called.append(number))
+    os.read(pipes[1], 1)
+
+    watch.dispatch()
+    watch.dispatch()
+
+    assert sorted(called) == [0, 0, 2, 2]
+
+
+def test_the_end_of_the_other_side_calls_too(watch) -> None:
+    """That is what lifelines are for."""
+    called = []
+    reading, writing = os.pipe()
+    watch.add(reading, lambda: called.append("end"))
+    watch.dispatch()
+    assert called == []
+    os.close(writing)
+
+    watch.dispatch()
+
+    assert called == ["end"]
+    watch.remove(reading)
+    os.close(reading)
+
+
+def test_a_callback_may_remove_itself_and_all_others(watch, pipes) -> None:
+    """Those that were ready at the same moment are passed over."""
+    called = []
+
+    def remove_all(number: int) -> None:
+        called.append(number)
+        for reading in pipes:
+            watch.remove(reading)
+
+    for number, reading in enumerate(pipes):
+        watch.add(reading, lambda number=number: remove_all(number))
+    watch.dispatch()
+    watch.dispatch()
+
+    assert len(called) == 1
+
+
+def test_who_takes_over_a_descriptors_number_is_not_called_for_his_predecessor(watch, pipes) -> None:
+    """A callback closes another session and accepts a new one, which gets the same number."""
+    called = []
+
+    def replace_others(mine: int) -> None:
+        called.append(mine)
+        watch.remove(mine)
+        for reading in set(pipes) - {mine}:
+            watch.remove(reading)
+            watch.add(reading, lambda: called.append("successor"))
+
+    for reading in pipes:
+        watch.add(reading, lambda mine=reading: replace_others(mine))
+    watch.dispatch()
+    assert len(called) == 1
+
+    watch.dispatch()
+
+    assert called.count("successor") == 2
+
+
+def test_watching_twice_is_our_mistake_and_removing_twice_is_none(watch, pipes) -> None:
+    """Ends of things come from several sides."""
+    watch.add(pipes[0], list)
+    with pytest.raises(AssertionError, match="watched already"):
+        watch.add(pipes[0], list)
+    watch.remove(pipes[0])
+    watch.remove(pipes[0])
+
+    watch.add(pipes[0], list)
+
+
+def test_one_descriptor_stands_for_all(watch, pipes) -> None:
+    """The loop waits for it, together with ZeroMQ's."""
+    outer = Watch()
+    called = []
+    outer.add(watch.fileno(), lambda: called.append("something"))
+    outer.dispatch()
+    assert called == []
+    watch.add(pipes[0], list)
+
+    outer.dispatch()
+
+    assert called == ["something"]
+    outer.close()
+
+
+# --- runtime.hold ----------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from batchd.daemon.runtime import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def usual_umask():
+    """Group and others may not write."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_the_directory_is_made_for_owner_and_group(tmp_path) -> None:
+    """0750: its group is who may connect; the lock is nobody else's business."""
+    with hold(tmp_path / "a" / "run") as held:
+        assert mode(held.names.path) == 0o750
+        assert mode(held.names.lock_path) == 0o640
+        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path) -> None:
+    """Systemd made it, or the operator, who knows why."""
+    (tmp_path / "run").mkdir(mode=0o755)
+
+    with hold(tmp_path / "run"):
+        assert mode(tmp_path / "run") == 0o755
+
+
+def test_a_second_holder_is_refused_with_the_first_ones_pid(tmp_path) -> None:
+    """And what to do; the exit code is that of a daemon that runs already."""
+    with hold(tmp_path / "run"):
+        with pytest.raises(AlreadyRunning, match=rf"pid {os.getpid()}\).*{tmp_path}/run; use it, stop it") as caught:
+            hold(tmp_path / "run")
+        assert caught.value.exit_code == ExitCode.ALREADY_RUNNING
+        with hold(tmp_path / "other"):
+            pass
+    with hold(tmp_path / "run"):
+        pass
+
+
+def test_a_killed_holder_leaves_sockets_but_no_lock(tmp_path) -> None:
+    """The kernel gives the lock up; the next daemon owns what lies there, and names itself."""
+    run = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        (run / "batchd.sock").touch()
+        with pytest.raises(AlreadyRunning, match=rf"pid {process.pid}\)"):
+            hold(run)
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_S)
+
+    with hold(run) as held:
+        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+    assert sorted(os.listdir(run)) == ["lock"]  # noqa: PTH208  names are enough
+
+
+def test_the_end_removes_the_sockets_and_keeps_the_lock_file(tmp_path) -> None:
+    """Removing that would let two daemons hold two locks of one name."""
+    with hold(tmp_path / "run") as held:
+        for path in (held.names.lifeline_path, held.names.zmq_path, held.names.path / "notes"):
+            path.touch()
+
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"lock", "notes"}
+
+
+def test_a_private_directory_is_removed_at_the_end(tmp_path) -> None:
+    """Unless somebody else has put something there, which is his."""
+    with hold(tmp_path / "run", is_private=True) as held:
+        held.names.zmq_path.touch()
+    assert not (tmp_path / "run").exists()
+    with hold(tmp_path / "run", is_private=True) as held:
+        (held.names.path / "notes").touch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes"]
+
+
+def test_a_lock_file_of_another_boot_is_no_lock(tmp_path) -> None:
+    """Its text is for people; only ``flock`` counts. Nothing of a longer text is left."""
+    (tmp_path / "lock").write_text("1234567890123\nand more\n")
+
+    with hold(tmp_path) as held:
+        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_child_neither_keeps_the_lock_nor_gives_it_up(tmp_path) -> None:
+    """Programs that the daemon starts do not inherit it, even where they inherit everything else."""
+    with hold(tmp_path):
+        subprocess.run(["/bin/true"], close_fds=False, check=True)
+        with pytest.raises(AlreadyRunning):
+            hold(tmp_path)
+        survivor = subprocess.Popen(["/bin/cat"], close_fds=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        survivor.stdin.write(b"x")
+        survivor.stdin.flush()
+        assert survivor.stdout.read(1) == b"x"  # so it has begun, and the kernel has closed what it closes
+    with hold(tmp_path):
+        assert survivor.poll() is None
+    survivor.communicate()
+
+
+def test_a_refused_holder_leaves_no_descriptor(tmp_path) -> None:
+    """Nor does it touch what the first one wrote."""
+    with hold(tmp_path) as held:
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+        for _again in range(3):
+            with pytest.raises(AlreadyRunning):
+                hold(tmp_path)
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  the same
+        assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("kind", ["file", "in a file", "lock is a link", "lock is a directory"])
+def test_a_directory_that_cannot_be_used_is_refused_with_what_helps(tmp_path, kind) -> None:
+    """A link in place of the lock could make us write over somebody's file."""
+    run, precious = tmp_path / "run", tmp_path / "precious"
+    precious.write_text("keep")
+    match kind:
+        case "file":
+            run.touch()
+        case "in a file":
+            run = precious / "run"
+        case "lock is a link":
+            run.mkdir()
+            (run / "lock").symlink_to(precious)
+        case "lock is a directory":
+            (run / "lock").mkdir(parents=True)
+
+    with pytest.raises(BatchdError, match=r"cannot be used: .*set runtime_dir in \[daemon\]"):
+        hold(run)
+    assert precious.read_text() == "keep"
+
+
+def test_a_path_too_long_for_sockets_is_the_configurations_mistake(tmp_path) -> None:
+    """Nothing is made."""
+    with pytest.raises(ConfigInvalid, match="choose a shorter one"):
+        hold(tmp_path / ("d" * 100))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,303 @@
+"""From claim to release: what one event makes the daemon do. Every event is followed by a look at all invariants."""
+
+import pytest
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd.core.plan import Position
+from batchd_wire.codes import ErrorCode
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec, pick
+
+
+def world_of(workers: int = 1, **changes) -> CheckedWorld:
+    """One stream."""
+    world = CheckedWorld([make_spec(**changes)], workers)
+    world.start_workers()
+    return world
+
+
+def granted(actions) -> list[tuple[int, int, int]]:
+    """(subscription, sequence, step) of the leases handed out, in order."""
+    return [(lease.subscription, lease.sequence, lease.step) for lease in pick(act.GrantLease, actions)]
+
+
+def reserved(actions) -> list[int]:
+    """The slots that are filled anew."""
+    return [action.slot for action in pick(act.ReserveSlot, actions)]
+
+
+def test_a_subscription_claims_its_window_and_orders_it_at_once():
+    """The trainer hears first; then come two slots, and one order for each, nearest batch first."""
+    world = world_of()
+    actions = world.subscribe()
+    course = actions[0].course
+    assert actions == [
+        act.AdmitSubscription(1, 1001, 1, 1, course, 2),
+        act.CreateSlot(1, 1),
+        act.ReserveSlot(1),
+        act.CreateSlot(1, 2),
+        act.ReserveSlot(2),
+        act.OrderChunk(1, 1, 1, 1, Position(0, 0), 0, 3),
+        act.OrderChunk(1, 2, 1, 2, Position(0, 1), 0, 3),
+    ]
+
+
+def test_a_whole_batch_is_committed_and_handed_out():
+    """The slot is marked whole before anybody hears of it."""
+    world = world_of()
+    world.subscribe()
+    assert world.fill(1) == [
+        act.CommitSlot(1, 1, 1, Position(0, 0), 3),
+        act.GrantLease(1, 1, 0, 0, 0, 1, 1, 0, 3),
+    ]
+
+
+def test_a_batch_with_a_row_missing_is_not_handed_out():
+    """Chunks of two rows and one row: only the second makes the batch whole."""
+    world = CheckedWorld([make_spec()], chunk_rows_max=2)
+    world.start_workers()
+    world.subscribe()
+    assert granted(world.fill(1)) == []
+    assert granted(world.fill(1)) == [(1, 0, 0)]
+
+
+def test_batches_are_handed_out_in_order_although_they_are_filled_out_of_order():
+    """The second batch is whole first, and waits for the first."""
+    world = world_of(workers=2)
+    world.subscribe()
+    second = next(number for number, worker in world.workers.items() if worker.orders[0].position.step == 1)
+    assert granted(world.fill(second)) == []
+    assert granted(world.fill_all()) == [(1, 0, 0), (1, 1, 1)]
+
+
+def test_no_more_is_handed_out_than_the_window():
+    """Two batches ahead, and the next when one of them is taken."""
+    world = world_of()
+    world.subscribe()
+    assert granted(world.fill_all()) == [(1, 0, 0), (1, 1, 1)]
+    assert granted(world.fill_all()) == []
+    world.pull(1, consume=1, release=0, waiting=False)
+    assert granted(world.fill_all()) == [(1, 2, 2)]
+
+
+def test_what_a_waiting_trainer_gets_counts_as_taken():
+    """So the batch after it is claimed without another word from the trainer."""
+    world = world_of(window=1)
+    world.subscribe()
+    world.pull(1)
+    actions = world.fill(1)
+    assert granted(actions) == [(1, 0, 0)]
+    assert [order.position for order in pick(act.OrderChunk, actions)] == [Position(0, 1)]
+    world.fill_all()
+    assert world.trainers[1].granted == 2
+
+
+def test_a_trainer_that_waits_for_what_is_on_its_way_has_taken_it():
+    """Its word and the handle crossed: the batch counts as taken, so the next one is claimed."""
+    world = world_of(window=1)
+    world.subscribe()
+    world.fill_all()
+    actions = world.pull(1, consume=0)
+    assert [order.position for order in pick(act.OrderChunk, actions)] == [Position(0, 1)]
+
+
+def test_the_next_epoch_is_prefetched_without_a_gap():
+    """Batch 0 of epoch 1 is claimed while the last batches of epoch 0 are read."""
+    world = world_of()
+    world.subscribe(step=3)
+    assert granted(world.fill_all()) == [(1, 0, 3), (1, 1, 0)]
+    assert world.slots[2].committed == Position(1, 0)
+
+
+def test_a_course_that_is_over_is_over():
+    """Nothing is claimed, handed out or said after the last batch; releases are still taken."""
+    world = world_of()
+    world.subscribe(step=3, end_epoch=1)
+    world.fill_all()
+    assert world.pull(1, release=0) == []
+    assert world.pull(1) == []
+    assert world.holders(1) == []
+
+
+@pytest.mark.parametrize(
+    ("session", "released"),
+    [(1, [(0, 2)]), (1, [(0, 0)]), (1, [(1, 1)]), (1, [(77, 1)]), (2, [(0, 1)])],
+    ids=["later generation", "earlier generation", "not handed out", "never was", "another session's"],
+)
+def test_a_release_that_is_not_right_frees_nothing(session, released):
+    """The right subscription, sequence and generation, or the slot stays as it is."""
+    world = world_of(window=1)
+    world.subscribe()
+    world.fill_all()
+    world.do(ev.Pulled(session, 1, 0, False, 0, released))
+    assert world.holders(1) == [1]
+
+
+def test_repeating_a_release_frees_nothing_twice():
+    """A pull that arrives twice is as good as once."""
+    world = world_of(window=1)
+    world.subscribe()
+    world.subscribe(session=2)
+    world.fill_all()
+    world.pull(1, waiting=False)
+    world.do(ev.Pulled(1, 1, 1, False, 0, [(0, 1)]))
+    assert world.holders(1) == [2]
+
+
+def test_an_overtaken_pull_takes_nothing_back():
+    """Positions are totals, and the larger one counts."""
+    world = world_of()
+    world.subscribe()
+    world.fill_all()
+    world.pull(1, waiting=False)
+    assert world.do(ev.Pulled(1, 1, 1, False, 0, [])) == []
+    assert world.state.statistics().streams[0].subscriptions[0].consumed_batches == 2
+
+
+def test_mirror_trainers_read_the_same_slot():
+    """One order, one commit, two leases of the same generation; the slot is free when both are back."""
+    world = world_of(window=1)
+    world.subscribe(session=1)
+    assert pick(act.OrderChunk, world.subscribe(session=2)) == []
+    leases = pick(act.GrantLease, world.fill_all())
+    assert [(lease.subscription, lease.slot, lease.generation) for lease in leases] == [(1, 1, 1), (2, 1, 1)]
+    world.pull(1)
+    assert world.holders(1) == [2]
+    stream = world.state.statistics().streams[0]
+    assert (stream.decoded_batches, stream.delivered_batches, stream.shared_batches) == (1, 2, 1)
+
+
+def test_ranks_that_share_a_batch_read_their_rows_of_one_slot():
+    """The last batch of four, in a world of three: its three rows go to three ranks."""
+    world = world_of()
+    for rank in range(3):
+        world.subscribe(session=rank + 1, rank=rank, world_size=3, step=3)
+    leases = [lease for lease in pick(act.GrantLease, world.fill_all()) if lease.epoch == 0]
+    assert [(lease.slot, lease.first, lease.count) for lease in leases] == [(1, 0, 1), (1, 1, 1), (1, 2, 1)]
+
+
+def test_an_ended_subscription_keeps_what_it_reads_and_gives_back_what_it_has_not_seen():
+    """The user may still look at arrays; the batches that were on their way are free at once."""
+    world = world_of()
+    world.subscribe()
+    world.fill_all()
+    world.pull(1, consume=1, release=0, waiting=False)
+    world.end(1)
+    assert (world.holders(1), world.holders(2)) == ([1], [])
+    world.pull(1, release=9)
+    assert world.trainers == {}
+    assert world.state.statistics().streams[0].subscriptions == ()
+
+
+def test_a_dead_trainer_gives_everything_back():
+    """All subscriptions of its session, whatever they hold, claim or wait for; others keep theirs."""
+    world = world_of(window=1)
+    world.subscribe(session=1)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    world.fill_all()
+    assert world.end_session(1) == []
+    assert world.holders(1) == [3]
+    assert [one.number for one in world.state.statistics().streams[0].subscriptions] == [3]
+
+
+def test_nothing_is_handed_to_a_session_while_it_is_being_ended():
+    """What one of its subscriptions gives back is not given to another that goes with it."""
+    world = world_of(slots_max=4, window=3)
+    world.subscribe(session=1)
+    world.subscribe(session=1, epoch=5)
+    world.fill_all()
+    assert world.end_session(1) == []
+
+
+def test_a_trainer_that_is_cut_off_may_read_what_it_has():
+    """Only its lifeline's end proves that it reads no more."""
+    world = world_of()
+    world.subscribe()
+    world.fill_all()
+    world.cut_off(1)
+    assert world.holders(1) == [1]
+    world.end_session(1)
+    assert world.holders(1) == []
+
+
+def test_a_claim_waits_for_the_worker_that_still_writes_into_the_only_free_slot():
+    """An abandoned filling keeps its slot until its order is done; then the slot is filled anew."""
+    world = world_of(slots_max=2)
+    world.subscribe(session=1)
+    world.end_session(1)
+    assert pick(act.ReserveSlot, world.subscribe(session=2, epoch=1)) == []
+    assert reserved(world.fill(1)) == [1]
+    assert reserved(world.fill(1)) == [2]
+    assert granted(world.fill_all()) == [(2, 0, 0), (2, 1, 1)]
+
+
+@pytest.mark.parametrize("note", [None, ev.Note(2, 0, 3), ev.Note(77, 0, 0)], ids=["no note", "of the second", "stale"])
+def test_a_claim_gets_the_slots_of_a_dead_workers_orders(note):
+    """Whatever the worker had in hand when it died, both slots are free for who waits for them."""
+    world = world_of(slots_max=2)
+    world.subscribe(session=1)
+    world.end_session(1)
+    world.subscribe(session=2, epoch=1)
+    assert sorted(reserved(world.kill(1, note))) == [1, 2]
+
+
+def test_a_filling_that_was_given_up_is_taken_up_again():
+    """Rows that are written stay written for whoever comes next for that batch."""
+    world = CheckedWorld([make_spec()], chunk_rows_max=1)
+    world.start_workers()
+    world.subscribe(session=1)
+    world.fill(1)
+    world.end_session(1)
+    world.fill_all()
+    actions = world.subscribe(session=2)
+    assert reserved(actions) == []
+    assert [(order.position.step, order.first) for order in pick(act.OrderChunk, actions)] == [(1, 0), (1, 1)]
+
+
+def test_a_stopped_stream_tells_whoever_waits_and_fills_nothing_more():
+    """Now and at every later pull; what is held can still be given back."""
+    world = world_of(on_error="fail", window=1)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    world.fill_all()
+    world.pull(1)
+    actions = world.fill(1, bad=(3,))
+    assert [(one.subscription, one.error) for one in pick(act.Refuse, actions)] == [(1, ErrorCode.STREAM_STOPPED)]
+    assert [one.stream for one in pick(act.ReportStopped, actions)] == [1]
+    (again,) = world.pull(2, release=0)
+    assert again.error == ErrorCode.STREAM_STOPPED
+    assert world.holders(1) == [2]
+
+
+def test_a_hopeless_chunk_stops_its_stream():
+    """A worker that found nothing to put into a row says why, and so does the stream."""
+    world = world_of()
+    world.subscribe()
+    order = world.workers[1].orders.pop(0)
+    world.slots[order.slot].rows.update((order.position, row) for row in range(3))
+    actions = world.do(ev.ChunkDone(1, order.order, 1000, [], "none of 32 samples could stand in for 0.jpg"))
+    assert pick(act.GrantLease, actions) == []
+    assert pick(act.ReportStopped, actions)[0].text == "none of 32 samples could stand in for 0.jpg"
+
+
+def test_streams_have_nothing_to_do_with_each_other():
+    """A full ring, or a stopped stream, is nobody else's business."""
+    world = CheckedWorld([make_spec(1, on_error="fail"), make_spec(2)])
+    world.start_workers()
+    world.subscribe(1, session=1)
+    world.subscribe(2, session=1)
+    world.fill(1, bad=(0,))
+    assert [lease.subscription for lease in pick(act.GrantLease, world.fill_all())] == [2, 2]
+
+
+def test_a_session_speaks_only_for_its_own_subscriptions():
+    """A pull or an end for another's changes nothing; the pull is answered."""
+    world = world_of()
+    world.subscribe(session=1)
+    before = world.state.statistics()
+    (refusal,) = world.do(ev.Pulled(2, 1, 5, True, 0, [(0, 1)]))
+    assert (refusal.session, refusal.error) == (2, ErrorCode.UNKNOWN_SUBSCRIPTION)
+    assert world.do(ev.SubscriptionEnded(2, 1, 0)) == []
+    assert world.state.statistics() == before

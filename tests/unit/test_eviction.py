@@ -1,0 +1,179 @@
+"""Which batch gives way: the one that is needed last, and before it those that nobody needs."""
+
+import random
+
+from batchd.core import actions as act
+from batchd.core.plan import Position
+from batchd.core.ring import NEVER, Ring
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec, pick
+
+
+def world_of(**changes) -> CheckedWorld:
+    """One stream and one worker."""
+    world = CheckedWorld([make_spec(**changes)])
+    world.start_workers()
+    return world
+
+
+def ring_of(slots_max: int, *steps: int) -> Ring:
+    """A ring that holds whole batches of epoch 0."""
+    ring = Ring(slots_max)
+    for number, step in enumerate(steps, 1):
+        slot = ring.add(number)
+        ring.take(slot, Position(0, step), 3)
+        slot.fill = None
+    return ring
+
+
+def steps_held(world: CheckedWorld) -> set[int]:
+    """The steps whose batches are in the ring, whole."""
+    return {slot.committed.step for slot in world.slots.values() if slot.committed is not None}
+
+
+def read_on(world: CheckedWorld, number: int, batches: int) -> list[act.Action]:
+    """A trainer takes some batches and gives each back at once."""
+    actions = []
+    for _ in range(batches):
+        actions += world.fill_all()
+        actions += world.pull(number, consume=1, release=1, waiting=False)
+    return actions + world.fill_all()
+
+
+def test_the_batch_that_is_needed_last_gives_way():
+    """A full ring gives up step 1, which is read later than the others."""
+    ring = ring_of(3, 0, 1, 2)
+    chosen = ring.choose({Position(0, 0): 2.0, Position(0, 1): 9.0, Position(0, 2): 4.0}.__getitem__)
+    assert chosen is ring.slots[2]
+
+
+def test_a_batch_that_nobody_needs_gives_way_first():
+    """Also while the ring could still grow: memory that was never touched stays untouched."""
+    ring = ring_of(8, 0, 1, 2)
+    assert ring.choose(lambda position: NEVER if position.step == 1 else 100.0) is ring.slots[2]
+
+
+def test_a_batch_that_is_needed_stays_while_the_ring_can_grow():
+    """However late it is needed."""
+    assert ring_of(4, 0, 1, 2).choose(lambda _position: 1000.0) is None
+
+
+def test_what_is_read_claimed_or_written_never_gives_way():
+    """A lease, a claim or an order keeps a slot from being chosen, whatever it holds."""
+    ring = ring_of(3, 0, 1, 2)
+    ring.slots[1].leases = 1
+    ring.slots[2].claim(7)
+    ring.take(ring.slots[3], Position(0, 5), 3)
+    ring.slots[3].fill.cut(order=1, rows_max=1)
+    assert ring.choose(lambda _position: NEVER) is None
+
+
+def test_an_abandoned_filling_gives_way_before_whole_batches():
+    """Half a batch is worth less than any that is whole and needed."""
+    ring = ring_of(3, 0, 1, 2)
+    ring.take(ring.slots[2], Position(0, 7), 3)
+    assert ring.choose(lambda _position: 1.0) is ring.slots[2]
+
+
+def test_a_trainer_leaves_behind_what_a_slower_one_will_read():
+    """The ring keeps the batches between the two; the slower one gets them without a worker."""
+    world = world_of(window=1, slots_max=8)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    read_on(world, 1, 4)
+    actions = read_on(world, 2, 4)
+    assert [order.position for order in pick(act.OrderChunk, actions)] == []
+    assert world.state.statistics().streams[0].shared_batches >= 4
+
+
+def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
+    """When the ring is full, the batches it needs last are given up, and those it needs next are kept."""
+    world = world_of(window=1, slots_max=5, samples=60)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    read_on(world, 1, 10)
+    assert {0, 1} <= steps_held(world)
+    reached = world.trainers[1].granted
+    read_on(world, 2, 10)
+    stream = world.state.statistics().streams[0]
+    assert reached < stream.decoded_batches < reached + world.trainers[2].granted
+
+
+def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
+    """Where every epoch has the same bytes and the ring holds an epoch, later epochs need no worker."""
+    world = world_of(repeats=True, slots_max=6)
+    world.subscribe()
+    read_on(world, 1, 4)
+    later = read_on(world, 1, 40)
+    assert pick(act.OrderChunk, later) == []
+    assert len(pick(act.GrantLease, later)) >= 40
+    assert world.state.statistics().streams[0].decoded_batches == 4
+
+
+def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
+    """Going round and round, keeping what is needed soonest saves decodes in every epoch; keeping the latest would save none."""
+    world = world_of(repeats=True, slots_max=8, samples=30, window=1)
+    world.subscribe()
+    read_on(world, 1, 10)
+    before = world.state.statistics().streams[0].decoded_batches
+    read_on(world, 1, 100)
+    decoded = world.state.statistics().streams[0].decoded_batches - before
+    assert decoded <= 100 * (10 - 6) / 10
+
+
+def test_repeating_batches_serve_trainers_in_different_epochs():
+    """One in epoch 0 and one in epoch 7 read the same slots."""
+    world = world_of(repeats=True, slots_max=8)
+    world.subscribe(session=1)
+    world.subscribe(session=2, epoch=7)
+    leases = pick(act.GrantLease, world.fill_all())
+    assert {lease.slot for lease in leases if lease.epoch == 0} == {lease.slot for lease in leases if lease.epoch == 7}
+    assert world.state.statistics().streams[0].decoded_batches == 2
+
+
+def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
+    """The same slot is batch 0 and batch 1 of a stream with one batch to an epoch; it is free when both are back."""
+    world = world_of(repeats=True, samples=3, window=3)
+    world.subscribe()
+    world.fill_all()
+    assert world.holders(1) == [1, 1, 1]
+    assert world.state.statistics().streams[0].slots == 1
+
+
+def test_eviction_is_as_good_as_knowing_the_future():
+    """Repeating epochs costs no more decodes than the best choice in hindsight, made with one slot less."""
+    steps, slots = 7, 4
+    world = world_of(repeats=True, samples=3 * steps, slots_max=slots, window=1)
+    world.subscribe()
+    read_on(world, 1, 6 * steps)
+    reads = [sequence % steps for sequence in range(world.trainers[1].granted)]
+    assert world.state.statistics().streams[0].decoded_batches <= fewest_decodes(reads, slots - 1)
+
+
+def fewest_decodes(reads: list[int], slots: int) -> int:
+    """Bélády's own counting: on a miss with a full cache, drop what is read again last."""
+    cache: set[int] = set()
+    decodes = 0
+    for place, step in enumerate(reads):
+        if step in cache:
+            continue
+        decodes += 1
+        if len(cache) == slots:
+            later = reads[place:]
+            cache.remove(max(cache, key=lambda held: (later.index(held) if held in later else len(later), held)))
+        cache.add(step)
+    return decodes
+
+
+def test_wandering_mirror_trainers_share_what_the_ring_can_keep():
+    """Four trainers that drift apart by less than the ring decode hardly more than one would."""
+    world = world_of(slots_max=20, window=2, samples=300)
+    for session in range(1, 5):
+        world.subscribe(session=session)
+    chance = random.Random(5)
+    for _ in range(400):
+        behind = sorted(world.trainers.values(), key=lambda one: one.granted)
+        slow = [one for one in behind if one.granted <= behind[0].granted + 6]
+        read_on(world, chance.choice(slow).number, 1)
+    farthest = max(one.granted for one in world.trainers.values())
+    assert world.state.statistics().streams[0].decoded_batches <= farthest + 2

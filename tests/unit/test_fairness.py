@@ -1,0 +1,204 @@
+"""Who gets the workers: whoever waits, then whoever will wait soonest, and among equals each the same time.
+
+The bound: over any period, among trainers that all wait, none gets more worker time than another by more than two orders take,
+one of each; however long they want, whatever their samples cost, and whatever happened before.
+"""
+
+import pytest
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd.core.delivery import StreamSpec
+from batchd.core.state import DaemonState
+from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
+from support.core_world import make_spec, pick
+
+ROWS = 1 << 30
+"""Batches so large that no test comes to the end of one."""
+SLACK = 1.001
+"""Times are sums of floats."""
+
+
+def endless(number: int = 1) -> StreamSpec:
+    """A stream of huge batches."""
+    return make_spec(number, samples=9 * ROWS, batch_size=ROWS)
+
+
+class Workplace:
+    """Workers that carry out orders first come, first served, at each stream's price for a sample; every order is kept."""
+
+    def __init__(self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1) -> None:
+        self.sample_us = sample_us
+        self.state = DaemonState(specs, workers, sample_timeout_s=30.0, chunk_rows_max=256)
+        self.orders: list[act.OrderChunk] = []
+        self.done = 0
+        for spawned in pick(act.SpawnWorker, self.do(ev.Ticked())):
+            self.do(ev.WorkerReady(spawned.worker))
+
+    def do(self, event: ev.Event) -> list[act.Action]:
+        """Let one event happen, and take the orders."""
+        actions = self.state.handle(event, 0.0)
+        self.orders += pick(act.OrderChunk, actions)
+        return actions
+
+    def subscribe(self, number: int, stream: int = 1, epoch: int = 0, window: int = 0, *, waiting: bool = True) -> None:
+        """A trainer comes, and perhaps waits at once."""
+        asked = ev.SubscriptionAsked(number, number, number, f"stream{stream}", 0, 1, window, epoch, 0, None, None)
+        self.do(asked)
+        self.wait(number, waiting=waiting)
+
+    def wait(self, number: int, *, waiting: bool = True, consumed: int = 0) -> None:
+        """A trainer waits for its next batch, or does not."""
+        self.do(ev.Pulled(number, number, consumed, waiting, 0, []))
+
+    def work(self, orders: int) -> list[act.OrderChunk]:
+        """Carry out so many orders; returns those that were given meanwhile."""
+        before = len(self.orders)
+        for _ in range(orders):
+            order = self.orders[self.done]
+            self.done += 1
+            self.do(ev.ChunkDone(order.worker, order.order, order.count * self.sample_us[order.stream], [], ""))
+        return self.orders[before:]
+
+    def times(self, orders: list[act.OrderChunk]) -> dict[int, float]:
+        """The worker time that orders take, by stream."""
+        times = dict.fromkeys(self.sample_us, 0.0)
+        for order in orders:
+            times[order.stream] += order.count * self.sample_us[order.stream] / 1e6
+        return times
+
+    def spread(self, orders: list[act.OrderChunk]) -> float:
+        """The largest lead in worker time that one stream ever had over another, over all periods within these orders."""
+        worst = 0.0
+        for one in self.sample_us:
+            for other in self.sample_us:
+                lead = lowest = 0.0
+                for order in orders:
+                    cost = order.count * self.sample_us[order.stream] / 1e6
+                    lead += cost * ((order.stream == one) - (order.stream == other))
+                    lowest = min(lowest, lead)
+                    worst = max(worst, lead - lowest)
+        return worst
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "sample_us",
+    [{1: 1000, 2: 1000}, {1: 100, 2: 20_000}, {1: 50, 2: 1000, 3: 7000, 4: 30_000}],
+    ids=["equal", "far", "four"],
+)
+def test_waiting_trainers_get_equal_time(workers, sample_us):
+    """Cheap samples or dear ones: no stream ever leads another by more than two orders."""
+    place = Workplace([endless(number) for number in sample_us], sample_us, workers)
+    for number in sample_us:
+        place.subscribe(number, stream=number)
+    measured = 20 * len(sample_us) * workers
+    place.work(measured)
+    orders = place.work(2000)
+    one_order_s = max(CHUNK_TARGET_S, max(sample_us.values()) / 1e6)
+    assert place.spread(orders) <= 2 * one_order_s * SLACK
+    assert min(place.times(orders).values()) > 0.9 * max(place.times(orders).values())
+
+
+def test_trainers_of_one_stream_take_turns():
+    """Three trainers in different epochs, all waiting: none ever leads by more than two orders."""
+    place = Workplace([endless()], {1: 1000})
+    for number in (1, 2, 3):
+        place.subscribe(number, epoch=number)
+    place.work(20)
+    epochs = [order.position.epoch for order in place.work(300)]
+    for one, other in ((1, 2), (2, 3), (3, 1)):
+        leads = [0]
+        for epoch in epochs:
+            leads.append(leads[-1] + (epoch == one) - (epoch == other))
+        assert max(leads) - min(leads) <= 2
+
+
+def test_who_wanted_nothing_for_long_has_saved_nothing_up():
+    """A trainer that stood still while another had the workers for minutes does not shut it out afterwards."""
+    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
+    place.subscribe(1, stream=1)
+    place.subscribe(2, stream=2)
+    place.work(20)
+    place.wait(2, waiting=False)
+    place.work(10)
+    alone = place.work(10_000)
+    assert place.times(alone) == {1: pytest.approx(200.0), 2: 0.0}
+    place.wait(2)
+    together = place.work(100)
+    assert place.spread(together) <= 2 * CHUNK_TARGET_S * SLACK
+
+
+def test_a_newcomer_does_not_shut_out_the_others():
+    """Its stream has never cost anything, and still it gets no more than its half."""
+    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
+    place.subscribe(1, stream=1)
+    place.work(10_000)
+    place.subscribe(2, stream=2)
+    place.work(20)
+    together = place.work(100)
+    assert place.spread(together) <= 2 * CHUNK_TARGET_S * SLACK
+
+
+def test_a_trainer_that_waits_goes_before_one_that_prefetches():
+    """However much it has had before."""
+    place = Workplace([endless(1), endless(2)], {1: 1000, 2: 1000})
+    place.subscribe(1, stream=1, waiting=False)
+    place.subscribe(2, stream=2, waiting=False)
+    place.work(40)
+    place.state.streams[2].delivery.subscriptions[2].served_s = 1e6
+    place.wait(2)
+    assert {order.stream for order in place.work(50)} == {2}
+
+
+def test_the_batch_that_is_nearest_to_its_trainer_goes_first():
+    """With nothing measured yet: first batches before second ones, second ones before third ones, whoever wants them."""
+    place = Workplace([make_spec(1), make_spec(2)], {1: 1000, 2: 1000})
+    place.subscribe(1, stream=1, window=4, waiting=False)
+    place.subscribe(2, stream=2, window=4, waiting=False)
+    while place.done < 8:
+        place.work(1)
+    steps = [order.position.step for order in place.orders]
+    assert steps[2:] == sorted(steps[2:])
+    assert sorted((order.stream, order.position.step) for order in place.orders) == [
+        (s, n) for s in (1, 2) for n in range(4)
+    ]
+
+
+def test_a_trainer_that_shares_a_batch_is_not_charged_for_it_twice():
+    """The order is charged to the one that needed it most, and the other has had nothing."""
+    place = Workplace([endless()], {1: 1000})
+    place.subscribe(1, waiting=False)
+    place.subscribe(2)
+    place.work(10)
+    first, second = place.state.streams[1].delivery.subscriptions.values()
+    assert first.served_s == 0.0
+    assert second.served_s > 0.0
+
+
+def test_chunks_begin_small_and_then_aim_at_the_target():
+    """Before anything is measured a chunk has a few rows; then as many as 20 ms of work."""
+    place = Workplace([endless()], {1: 100})
+    place.subscribe(1)
+    assert [order.count for order in place.orders] == [FIRST_CHUNK_ROWS] * 2
+    assert place.work(1)[0].count == 200
+    place.sample_us[1] = 1000
+    assert place.work(50)[-1].count == 20
+
+
+@pytest.mark.parametrize(("sample_us", "rows"), [(1, 256), (19_999, 1), (500_000, 1)])
+def test_chunks_have_at_least_a_row_and_at_most_what_one_message_can_tell(sample_us, rows):
+    """However cheap or dear a sample is."""
+    place = Workplace([endless()], {1: sample_us})
+    place.subscribe(1)
+    assert place.work(30)[-1].count == rows
+
+
+def test_workers_share_the_batch_that_a_trainer_waits_for():
+    """Eight rows and four workers: two rows each for the first two, then smaller parts, so that all end together."""
+    place = Workplace([make_spec(samples=80, batch_size=8, window=1)], {1: 1000}, workers=4)
+    place.subscribe(1, waiting=False)
+    place.work(len(place.orders))
+    place.wait(1, consumed=1)
+    rows = [order.count for order in place.orders if order.position.step == 1]
+    assert rows == [2, 2, 1, 1, 1, 1]

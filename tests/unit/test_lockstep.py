@@ -1,0 +1,128 @@
+"""Lockstep: nobody runs away from the slowest, and nobody waits for one that is gone."""
+
+import random
+
+import pytest
+
+from batchd_wire.codes import ErrorCode
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec
+
+
+def world_of(**changes) -> CheckedWorld:
+    """One stream in lockstep, two batches apart at most, and one worker."""
+    world = CheckedWorld([make_spec(**({"max_skew": 2, "samples": 300, "window": 5} | changes))])
+    world.start_workers()
+    return world
+
+
+def read_all(world: CheckedWorld, number: int) -> int:
+    """A good trainer reads what it can have; returns how many batches it was handed in all."""
+    for _ in range(10):
+        world.fill_all()
+        world.pull(number, release=max(0, len(world.trainers[number].leases) - 1))
+    return world.trainers[number].granted
+
+
+def test_a_fast_trainer_waits_for_the_slowest():
+    """With the slowest before batch 0 it may read up to batch 2, and one more for each that the slowest takes."""
+    world = world_of()
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    assert read_all(world, 1) == 3
+    for taken in range(1, 4):
+        world.pull(2, consume=1, waiting=False)
+        assert read_all(world, 1) == 3 + taken
+
+
+def test_a_trainer_alone_is_its_own_slowest():
+    """It goes on as long as it reads."""
+    world = world_of(max_skew=1)
+    world.subscribe()
+    for _ in range(20):
+        world.fill_all()
+        world.pull(1)
+    assert world.trainers[1].granted >= 20
+
+
+@pytest.mark.parametrize("leaving", ["ends", "dies", "is over"])
+def test_nobody_waits_for_a_trainer_that_wants_no_more(leaving):
+    """It gave up its claim, or died, or has read its course to the end."""
+    world = world_of()
+    world.subscribe(session=1)
+    world.subscribe(session=2, end_epoch=0 if leaving == "is over" else None)
+    if leaving == "ends":
+        assert read_all(world, 1) == 3
+        world.end(2)
+    if leaving == "dies":
+        assert read_all(world, 1) == 3
+        world.end_session(2)
+    for _ in range(30):
+        world.fill_all()
+        world.pull(1)
+    assert world.trainers[1].granted > 10
+
+
+def test_a_late_trainer_far_behind_is_waited_for():
+    """Whoever is ahead stands still until it has come near; what it was handed it keeps."""
+    world = world_of()
+    world.subscribe(session=1, epoch=1)
+    world.fill_all()
+    held = world.trainers[1].granted
+    world.subscribe(session=2)
+    world.pull(1)
+    world.fill_all()
+    assert world.trainers[1].granted == held
+    assert read_all(world, 2) > 3
+
+
+def test_a_trainer_that_came_and_went_holds_nobody_up():
+    """The slowest is where it was before; whoever was held back by the visitor goes on."""
+    world = world_of(max_skew=5)
+    world.subscribe(session=1, epoch=1)
+    world.subscribe(session=2, epoch=0, step=99)
+    world.end(2)
+    world.fill_all()
+    assert world.trainers[1].granted == 5
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_are_apart_by_their_own_batches(world_size):
+    """A rank's next batch is ``world_size`` batches of the stream away, but one of its own: it may prefetch it."""
+    world = world_of(max_skew=1, slots_max=12)
+    for rank in range(world_size):
+        world.subscribe(session=rank + 1, rank=rank, world_size=world_size)
+    world.fill_all()
+    assert {one.granted for one in world.trainers.values()} == {2}
+
+
+@pytest.mark.parametrize("trainers", [2, 3, 4])
+@pytest.mark.parametrize("slots_max", [8, 9, 12])
+def test_each_batch_is_decoded_once(trainers, slots_max):
+    """However unevenly mirror trainers read, and although the ring is smaller than the skew that was asked for."""
+    world = world_of(max_skew=50, slots_max=slots_max)
+    for session in range(1, trainers + 1):
+        world.subscribe(session=session)
+    chance = random.Random(trainers * 100 + slots_max)
+    for _ in range(1200):
+        busy = [number for number, worker in world.workers.items() if worker.orders]
+        if busy and chance.random() < 0.4:
+            world.fill(busy[0])
+        number = min(chance.choices(list(world.trainers), k=3))
+        world.pull(number, release=max(0, len(world.trainers[number].leases) - 1))
+    reached = max(one.granted for one in world.trainers.values())
+    assert min(one.granted for one in world.trainers.values()) > 10
+    assert world.state.statistics().streams[0].decoded_batches <= reached + 2
+
+
+def test_who_waits_for_slower_ones_keeps_no_memory_from_them():
+    """The fast one has little and may not have more; so the slow one may hold more than its fair share."""
+    world = world_of(slots_max=8, window=1, max_skew=3)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    while not world.trainers[1].told:
+        read_all(world, 2)
+        world.fill_all()
+        world.pull(1, release=0)
+    assert world.trainers[1].told == [ErrorCode.RING_EXHAUSTED]
+    assert len(world.trainers[1].leases) == 6

@@ -1,0 +1,167 @@
+"""What the two distributions say of themselves, and what importing them brings along."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import metadata, requires, version
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import batchd
+import batchd_client
+import batchd_wire
+
+PACKAGES = (batchd, batchd_client, batchd_wire)
+DISTRIBUTIONS = ("batchd", "batchd-client")
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def needed(distribution: str) -> set[str]:
+    """The names of what a distribution needs, without versions and without extras."""
+    always = [line for line in requires(distribution) or [] if "extra ==" not in line]
+    return {re.match(r"[A-Za-z0-9_.-]+", line)[0].lower() for line in always}
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Import modules in a new interpreter, and tell which top-level modules that loaded."""
+    program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
+    program += "print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def modules_of(package: object) -> list[str]:
+    """Every module of a package, by its dotted name."""
+    folder = Path(str(files(package)))
+    found = (path.relative_to(folder.parent).with_suffix("") for path in sorted(folder.rglob("*.py")))
+    return [".".join(path.parts).removesuffix(".__init__") for path in found]
+
+
+def test_the_client_needs_exactly_three_distributions() -> None:
+    """It goes into other people's training environments."""
+    assert needed("batchd-client") == {"msgpack", "numpy", "pyzmq"}
+
+
+def test_both_distributions_and_packages_have_one_version() -> None:
+    """And the server asks for exactly its own client."""
+    versions = {*map(version, DISTRIBUTIONS), batchd.__version__, batchd_client.__version__}
+
+    assert len(versions) == 1
+    assert f"batchd-client=={versions.pop()}" in (requires("batchd") or [])
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_licence_is_apache_2(distribution) -> None:
+    """As an expression that machines read, and nowhere as a classifier, which would contradict it some day."""
+    facts = metadata(distribution)
+
+    assert facts["License-Expression"] == "Apache-2.0"
+    assert not [line for line in facts.get_all("Classifier", []) if line.startswith("License")]
+    assert facts.get_all("License-File") == ["LICENSE"]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_package_says_that_it_is_typed(package) -> None:
+    """Else type checkers ignore its annotations."""
+    assert files(package).joinpath("py.typed").is_file()
+
+
+def test_the_client_brings_along_nothing_of_the_server() -> None:
+    """Not even where the server is installed too; all modules of both packages."""
+    loaded = loaded_by(*modules_of(batchd_client), *modules_of(batchd_wire))
+
+    assert {"batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"} <= loaded
+    assert not loaded & {"batchd", "cv2", "pydantic", "simplejpeg", "click", "rich", "structlog", "torch", "pytest"}
+
+
+def test_the_wire_needs_msgpack_alone_but_for_the_views() -> None:
+    """A tool that looks at messages need not load numpy."""
+    loaded = loaded_by(*(name for name in modules_of(batchd_wire) if name != "batchd_wire.views"))
+
+    assert "msgpack" in loaded
+    assert not loaded & {"numpy", "zmq", "batchd_client"}
+
+
+def test_a_worker_brings_along_nothing_of_the_daemon() -> None:
+    """There are many of them: what they do not need costs memory and start time each time."""
+    loaded = loaded_by("batchd.worker.loop")
+
+    assert {"cv2", "numpy", "msgpack"} <= loaded
+    assert not loaded & {"pydantic", "click", "zmq", "structlog", "rich", "batchd_client", "multiprocessing"}
+
+
+def test_the_daemon_brings_along_no_decoders() -> None:
+    """It never touches pixels, so a hostile image cannot reach it."""
+    loaded = loaded_by("batchd.daemon.serve")
+
+    assert {"zmq", "pydantic"} <= loaded
+    assert not loaded & {"cv2", "simplejpeg", "batchd_client"}
+
+
+def _names(node: ast.AST) -> list[str]:
+    """The modules that an import statement names."""
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom():
+            return [node.module or ""]
+        case _:
+            return []
+
+
+def _offences(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        found += [name for name in _names(node) if name.partition(".")[0] in FORBIDDEN_MODULES]
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
+                found.append(f"{name}()")
+            case ast.Attribute(value=ast.Name(id="builtins"), attr=name) if name in FORBIDDEN_CALLS:
+                found.append(f"builtins.{name}")
+            case ast.keyword(arg="allow_pickle"):
+                found.append("allow_pickle")
+            case ast.Attribute(value=ast.Name(id="np" | "numpy"), attr="load"):
+                found.append("numpy.load")
+    return [f"{path.name}: {offence}" for offence in found]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_no_data_can_become_code(package) -> None:
+    """No pickle, marshal, shelve, eval or exec stands anywhere in what we ship."""
+    paths = sorted(Path(str(files(package))).rglob("*.py"))
+
+    assert paths
+    assert [offence for path in paths for offence in _offences(path)] == []
+
+
+def test_the_search_for_offences_finds_them(tmp_path) -> None:
+    """Each way of doing it, so that a clean result means something."""
+    lines = [
+        "import pickle as p",
+        "from marshal import loads",
+        "import os, shelve",
+        "eval('1')",
+        "exec('1')",
+        "builtins.eval('1')",
+        "np.load('x', allow_pickle=True)",
+        "re.compile('fine')",
+    ]
+    (tmp_path / "bad.py").write_text("\n".join(lines))
+
+    assert sorted(_offences(tmp_path / "bad.py")) == sorted(
+        f"bad.py: {offence}"
+        for offence in (
+            "pickle",
+            "marshal",
+            "shelve",
+            "eval()",
+            "exec()",
+            "builtins.eval",
+            "numpy.load",
+            "allow_pickle",
+        )
+    )

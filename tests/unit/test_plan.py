@@ -1,0 +1,110 @@
+"""The plan: which sample stands where, for ever."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from batchd.core.plan import Plan, Position
+
+SIZES = [(1, 1), (1, 4), (4, 4), (5, 4), (7, 3), (12, 5), (100, 7), (257, 256), (1000, 64)]
+
+
+def epoch_of(plan: Plan, epoch: int) -> list[int]:
+    """Every sample of an epoch, in order."""
+    return [
+        index
+        for step in range(plan.steps)
+        for index in plan.indices(Position(epoch, step), 0, plan.rows(step)).tolist()
+    ]
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), SIZES)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_has_every_sample_once(samples, batch_size, shuffle):
+    """Batch after batch, with a partial last one where samples are left over."""
+    plan = Plan(samples, batch_size, 0, shuffle, drop_last=False)
+    assert [plan.rows(step) for step in range(plan.steps - 1)] == [batch_size] * (plan.steps - 1)
+    assert 0 < plan.rows(plan.steps - 1) <= batch_size
+    for epoch in (0, 1, 1 << 39):
+        assert sorted(epoch_of(plan, epoch)) == list(range(samples))
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), SIZES)
+def test_drop_last_leaves_out_what_fills_no_batch(samples, batch_size):
+    """Then all batches are whole, and no sample comes twice."""
+    plan = Plan(samples, batch_size, 0, shuffle=True, drop_last=True)
+    assert plan.steps == samples // batch_size
+    indices = epoch_of(plan, 3)
+    assert len(indices) == len(set(indices)) == plan.steps * batch_size
+
+
+def test_without_shuffling_samples_stand_in_order():
+    """Every epoch is the source, front to back."""
+    plan = Plan(10, 4, 9, shuffle=False, drop_last=False)
+    assert epoch_of(plan, 0) == epoch_of(plan, 5) == list(range(10))
+    assert plan.indices(Position(2, 1), 1, 2).tolist() == [5, 6]
+
+
+def test_each_epoch_and_each_seed_has_its_own_order():
+    """No two of them are alike, and none is the source's."""
+    orders = [
+        epoch_of(Plan(100, 10, seed, shuffle=True, drop_last=False), epoch) for seed in (0, 1) for epoch in (0, 1, 2)
+    ]
+    assert len({tuple(order) for order in [*orders, list(range(100))]}) == 7
+
+
+def test_a_position_names_the_same_samples_for_ever():
+    """These samples are part of what saved states mean."""
+    plan = Plan(1000, 8, 42, shuffle=True, drop_last=False)
+    assert plan.indices(Position(3, 5), 0, 8).tolist() == [822, 626, 212, 176, 13, 30, 779, 71]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
+def test_chunks_of_a_batch_make_up_the_batch(chunk):
+    """Workers that fill rows of one batch agree, however it is cut."""
+    plan = Plan(1000, 64, 1, shuffle=True, drop_last=False)
+    whole = plan.indices(Position(1, 15), 0, plan.rows(15))
+    cut = [plan.indices(Position(1, 15), first, min(chunk, 40 - first)) for first in range(0, 40, chunk)]
+    assert plan.rows(15) == 40
+    assert np.array_equal(np.concatenate(cut), whole)
+    assert whole.dtype == np.int64
+
+
+def test_a_batch_out_of_a_thousand_million_samples_is_at_hand():
+    """The last batch of a huge epoch is computed, not searched for."""
+    plan = Plan(10**9 + 1, 256, 0, shuffle=True, drop_last=False)
+    assert plan.rows(plan.steps - 1) == (10**9 + 1) % 256
+    indices = plan.indices(Position(7, plan.steps - 1), 0, plan.rows(plan.steps - 1))
+    assert indices.min() >= 0
+    assert indices.max() <= 10**9
+
+
+@pytest.mark.parametrize("samples", [2, 3, 10, 10**9])
+def test_a_substitute_is_another_sample_and_always_the_same(samples):
+    """What stands in for a bad sample is decided by the plan, not by who decodes it."""
+    plan = Plan(samples, 1, 5, shuffle=True, drop_last=False)
+    for sample in {0, 1, samples // 2, samples - 1}:
+        for attempt in range(1, 20):
+            other = plan.substitute(3, sample, attempt)
+            assert 0 <= other < samples
+            assert other != sample
+            assert other == Plan(samples, 64, 5, shuffle=False, drop_last=True).substitute(3, sample, attempt)
+
+
+def test_a_lonely_sample_has_no_substitute():
+    """A stream of one sample gets that one back, and whoever asked sees it."""
+    assert Plan(1, 1, 0, shuffle=False, drop_last=False).substitute(0, 0, 1) == 0
+
+
+def test_substitutes_are_drawn_evenly():
+    """No sample stands in for the bad ones more often than others, over epochs as over attempts."""
+    plan = Plan(40, 8, 2, shuffle=True, drop_last=False)
+    counts = np.zeros(40)
+    for epoch in range(300):
+        for attempt in range(1, 14):
+            counts[plan.substitute(epoch, 17, attempt)] += 1
+    assert counts[17] == 0
+    others = np.delete(counts, 17)
+    chi_square = float(((others - 100) ** 2 / 100).sum())
+    assert abs(chi_square - 38) / sqrt(2 * 38) < 4.5

@@ -1,0 +1,173 @@
+"""Who gets how much of the ring: late trainers, hoarders, fair shares, and what happens when memory runs out."""
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd_wire.codes import ErrorCode
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec, pick
+
+
+def world_of(**changes) -> CheckedWorld:
+    """One stream and one worker."""
+    world = CheckedWorld([make_spec(**changes)])
+    world.start_workers()
+    return world
+
+
+def granted(actions) -> list[tuple[int, int, int]]:
+    """(subscription, sequence, step) of the leases handed out, in order."""
+    return [(lease.subscription, lease.sequence, lease.step) for lease in pick(act.GrantLease, actions)]
+
+
+def test_a_late_trainer_gets_room_from_the_farthest_claims_of_whoever_has_most():
+    """Claims are taken back, leases never."""
+    world = world_of(slots_max=8, window=6)
+    world.subscribe(session=1, window=2)
+    world.subscribe(session=2, epoch=1)
+    assert [len(one.claims) for one in world.state.streams[1].delivery.subscriptions.values()] == [2, 6]
+    world.subscribe(session=3, epoch=2)
+    usages = [one.usage for one in world.state.streams[1].delivery.subscriptions.values()]
+    assert usages == [2, 4, 2]
+    assert granted(world.fill_all())[-1:] != []
+
+
+def test_a_hoarder_is_told_how_many_it_holds():
+    """It holds everything and waits for more: that cannot end well, and it hears it at once."""
+    world = world_of(slots_max=3, window=1)
+    world.subscribe()
+    for _ in range(3):
+        world.fill_all()
+        actions = world.pull(1, release=0)
+    assert actions == [
+        act.Refuse(1, 0, 1, ErrorCode.RING_EXHAUSTED, "this trainer holds 3 of the 3 slots of stream 'stream1'")
+    ]
+    world.pull(1, release=1)
+    assert granted(world.fill_all()) == [(1, 3, 3)]
+
+
+def test_a_hoarder_cannot_have_what_is_kept_for_others():
+    """With another trainer there, two of four slots are its limit, and the other goes on."""
+    world = world_of(slots_max=4, window=1)
+    world.subscribe(session=1)
+    world.subscribe(session=2, epoch=3)
+    world.fill_all()
+    world.pull(1, release=0)
+    world.fill_all()
+    (refusal,) = world.pull(1, release=0)
+    assert refusal.text == "this trainer holds 2 of the 4 slots of stream 'stream1', and 2 are kept for others"
+    for _ in range(5):
+        world.pull(2, release=max(0, len(world.trainers[2].leases) - 1))
+        world.fill_all()
+    assert world.trainers[2].granted >= 5
+
+
+def test_a_waiting_trainer_is_told_when_a_late_one_takes_what_it_waited_for():
+    """It holds two of four slots and its third was being filled; now that slot is the other's."""
+    world = world_of(slots_max=4, window=1)
+    world.subscribe(session=1)
+    world.fill(1)
+    world.pull(1, release=0)
+    world.fill(1)
+    world.pull(1, release=0)
+    assert world.trainers[1].waiting
+    assert len(world.trainers[1].leases) == 2
+    actions = world.subscribe(session=2, epoch=3)
+    assert [(refusal.subscription, refusal.error) for refusal in pick(act.Refuse, actions)] == [
+        (1, ErrorCode.RING_EXHAUSTED)
+    ]
+
+
+def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for():
+    """Four of six slots are held by one that reads on after it has ended; the other has two and cannot get a third."""
+    world = world_of(slots_max=6, window=2)
+    world.subscribe(session=1, window=4)
+    world.fill_all()
+    world.subscribe(session=2, epoch=3)
+    world.fill_all()
+    world.pull(1, release=0, waiting=False)
+    assert world.pull(2, release=0) == []
+    actions = world.end(1)
+    assert [(refusal.subscription, refusal.error) for refusal in actions] == [(2, ErrorCode.RING_EXHAUSTED)]
+
+
+def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
+    """It has three of six slots and waits for a fourth; now there are five, and two of them are the other's."""
+    world = world_of(slots_max=6, window=3)
+    world.subscribe(session=1)
+    world.fill_all()
+    world.slots_left = 2
+    world.subscribe(session=2, epoch=4)
+    assert world.pull(1, release=0) == []
+    actions = world.lose_next()
+    assert [(refusal.subscription, refusal.error) for refusal in pick(act.Refuse, actions)] == [
+        (1, ErrorCode.RING_EXHAUSTED)
+    ]
+
+
+def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
+    """What a trainer with six of eight slots gives back goes to the one with two, however little the first has cost."""
+    world = world_of(slots_max=8, window=8)
+    world.subscribe(session=1)
+    world.subscribe(session=2, epoch=9)
+    world.fill_all()
+    delivery = world.state.streams[1].delivery
+    usages = []
+    for _ in range(4):
+        delivery.subscriptions[2].served_s = 1000.0
+        world.pull(1, consume=1, release=1, waiting=False)
+        usages.append([one.usage for one in delivery.subscriptions.values()])
+    assert usages == [[5, 3], [4, 4], [4, 4], [4, 4]]
+
+
+def test_a_slot_without_memory_is_not_asked_for_again():
+    """The ring goes on with the slots that it has, and nothing is lost."""
+    world = world_of(window=6)
+    world.slots_left = 3
+    world.subscribe()
+    for _ in range(3):
+        world.lose_next()
+    assert world.state.statistics().streams[0].slots_max == 3
+    for _ in range(10):
+        world.fill_all()
+        world.pull(1)
+    assert world.trainers[1].granted >= 8
+
+
+def test_a_lost_slot_does_not_leave_a_trainer_waiting_for_one_that_holds_the_others():
+    """Its nearest claim loses its slot while another trainer stands still with three: a farther claim makes room."""
+    world = world_of(slots_max=6, window=3)
+    world.subscribe(session=1)
+    world.fill_all()
+    world.kill(1)
+    world.subscribe(session=2, epoch=4)
+    world.losses.append(ev.SlotLost(1, 4, "Cannot allocate memory"))
+    world.lose_next()
+    world.start_workers()
+    for _ in range(5):
+        world.fill_all()
+        world.pull(2, release=max(0, len(world.trainers[2].leases) - 1))
+    assert world.trainers[2].granted >= 5
+
+
+def test_too_few_slots_stop_the_stream_with_the_numbers():
+    """One slot is no ring; whoever waits is told."""
+    world = world_of()
+    world.slots_left = 1
+    world.subscribe()
+    world.pull(1)
+    actions = world.lose_next()
+    text = "memory for 1 slots could be had, and its trainers need 2: Cannot allocate memory"
+    assert actions == [act.Refuse(1, 0, 1, ErrorCode.STREAM_STOPPED, text), act.ReportStopped(1, text)]
+
+
+def test_slots_that_are_held_count_when_memory_runs_out():
+    """Three are held, two are owed to another, and four are left: that cannot be kept."""
+    world = world_of(slots_max=6, window=3)
+    world.subscribe(session=1)
+    world.fill_all()
+    world.slots_left = 1
+    world.pull(1, release=0, waiting=False)
+    world.subscribe(session=2, epoch=3, window=2)
+    assert pick(act.ReportStopped, world.lose_next()) == []
+    (stopped,) = pick(act.ReportStopped, world.lose_next())
+    assert "memory for 4 slots could be had, and its trainers need 5" in stopped.text

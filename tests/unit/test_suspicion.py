@@ -1,0 +1,261 @@
+"""Bad samples and deadly ones: found, proved, quarantined, counted; and innocent ones acquitted."""
+
+import random
+from math import log2
+
+import pytest
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd.core.suspicion import (
+    LISTED_MAX,
+    QUARANTINED_MIN,
+    SURE_ROWS,
+    BadSamples,
+    Suspects,
+    split,
+)
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec, pick
+
+
+class DeadlyWorld(CheckedWorld):
+    """Workers die of some samples, with or without a note, unless these are quarantined. ``deaths`` by sample."""
+
+    def __init__(
+        self, deadly: set[int], *, with_note: bool, workers: int = 1, chunk_rows_max: int = 256, **changes
+    ) -> None:
+        super().__init__([make_spec(**changes)], workers, chunk_rows_max)
+        self.deadly = deadly
+        self.with_note = with_note
+        self.deaths = dict.fromkeys(deadly, 0)
+        self.ordered_to: dict[int, int] = {}
+        self.start_workers()
+
+    def work(self, turns: int = 500) -> list[act.Action]:
+        """Let the workers go on until there is nothing to do."""
+        actions: list[act.Action] = []
+        for _ in range(turns):
+            self.now += 0.5
+            actions += self.do(ev.Ticked())
+            for number in [number for number, worker in self.workers.items() if not worker.ready]:
+                actions += self.ready(number)
+            for number in list(self.workers):
+                if self.workers[number].orders:
+                    actions += self._carry_out(number)
+        return actions
+
+    def _carry_out(self, number: int) -> list[act.Action]:
+        order = self.workers[number].orders[0]
+        for row, sample in enumerate(self.samples(order), order.first):
+            if sample in self.deadly and (1, sample) not in self.quarantined:
+                self.deaths[sample] += 1
+                return self.kill_at(number, row) if self.with_note else self.kill(number)
+        known = tuple(sample for _stream, sample in self.quarantined)
+        return self.fill(number, bad=known)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 12])
+def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
+    """Once in company, once alone; then it is quarantined, and the batches come whole and in order."""
+    world = DeadlyWorld({7}, with_note=True, batch_size=rows)
+    world.subscribe(end_epoch=1, window=12)
+    actions = world.work(40)
+    assert world.deaths == {7: 2}
+    reason = "quarantined: it ended 2 workers, the last by signal 11 (SIGSEGV)"
+    assert pick(act.QuarantineSample, actions) == [act.QuarantineSample(1, 7, reason)]
+    assert [report.reason for report in pick(act.ReportBad, actions)] == [reason]
+    assert len(pick(act.GrantLease, actions)) == min(8, -(-12 // rows))
+
+
+@pytest.mark.parametrize("sample", range(0, 64, 7))
+def test_without_notes_a_deadly_sample_is_found_by_halving(sample):
+    """As many deaths as halvings, and two more for the proof; every other sample is read."""
+    world = DeadlyWorld({sample}, with_note=False, samples=64, batch_size=64)
+    world.state.streams[1].sample_s = 1e-6
+    world.subscribe(end_epoch=1)
+    actions = world.work(60)
+    assert world.deaths[sample] <= log2(64) + 2
+    assert world.quarantined == {(1, sample)}
+    assert len(pick(act.GrantLease, actions)) == 1
+
+
+@pytest.mark.parametrize("with_note", [True, False], ids=["with notes", "without"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_several_deadly_samples_are_found_each(with_note, workers):
+    """Neighbours in one batch, and one in another; with notes, none of them takes a third worker."""
+    world = DeadlyWorld({3, 4, 20}, with_note=with_note, workers=workers, samples=24, batch_size=12)
+    world.subscribe(end_epoch=1)
+    actions = world.work(80)
+    assert world.quarantined == {(1, 3), (1, 4), (1, 20)}
+    assert len(pick(act.GrantLease, actions)) == 2
+    if with_note:
+        assert set(world.deaths.values()) == {2}
+
+
+def test_a_sample_met_in_two_batches_at_once_takes_no_third_worker():
+    """Trainers in different epochs: two deaths in two batches are as good as two in one."""
+    world = DeadlyWorld({5}, with_note=True, workers=1, samples=12, batch_size=12, slots_max=8)
+    for epoch in range(4):
+        world.subscribe(session=epoch + 1, epoch=epoch, end_epoch=epoch + 1)
+    world.work(40)
+    assert world.deaths == {5: 2}
+    assert {one.granted for one in world.trainers.values()} == {1}
+
+
+def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
+    """The sample it had in hand is decoded by the next worker, and with that it is acquitted, each time."""
+    world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=10)
+    for epoch in range(5):
+        world.subscribe(session=epoch + 1, epoch=epoch, end_epoch=epoch + 1)
+        world.kill_at(next(iter(world.workers)), 5)
+        world.work(10)
+    assert world.quarantined == set()
+    assert [one.granted for one in world.trainers.values()] == [1] * 5
+
+
+def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty():
+    """In one epoch, each at another sample: every batch comes, whole and in order."""
+    world = DeadlyWorld(set(), with_note=True, workers=2, chunk_rows_max=4, samples=1600, batch_size=40, slots_max=4)
+    world.subscribe(end_epoch=1)
+    chance = random.Random(3)
+    killed = 0
+    while world.trainers[1].upcoming is not None:
+        number = chance.choice(list(world.workers))
+        order = world.workers[number].orders[0] if world.workers[number].orders else None
+        if killed < 100 and order is not None and order.count > 1 and chance.random() < 0.5:
+            world.kill_at(number, order.first + chance.randrange(order.count))
+            killed += 1
+        world.work(1)
+        world.pull(1)
+    assert killed == 100
+    assert world.trainers[1].granted == 40
+    assert world.quarantined == set()
+
+
+def test_a_note_that_makes_no_sense_accuses_nobody():
+    """A row or a sample that is not in the order: the chunk is halved as if there were no note."""
+    world = DeadlyWorld(set(), with_note=True, batch_size=6)
+    world.subscribe(end_epoch=1)
+    for note in (ev.Note(1, 99, 0), ev.Note(1, 0, 10**9)):
+        number, worker = next(iter(world.workers.items()))
+        world.kill(number, note._replace(order=worker.orders[0].order))
+        world.now += 10.0
+        world.start_workers()
+    assert world.state.streams[1].suspects.has_open is False
+    assert [lease.step for lease in pick(act.GrantLease, world.work(10))] == [0, 1]
+
+
+def test_too_many_deadly_samples_are_no_matter_of_single_files():
+    """More than ten of a small stream: it stops and blames the decoder or the machine."""
+    world = DeadlyWorld(set(range(40)), with_note=True, samples=100, batch_size=10)
+    world.subscribe(end_epoch=1)
+    world.pull(1)
+    stopped = pick(act.ReportStopped, world.work(100))
+    assert len(world.quarantined) == QUARANTINED_MIN + 1
+    assert "11 samples ended their workers, more than the 10 that may be odd files" in stopped[0].text
+
+
+@pytest.mark.parametrize(
+    ("chunk", "row", "parts"),
+    [
+        ((0, 8), None, [(0, 4), (4, 4)]),
+        ((3, 5), None, [(3, 2), (5, 3)]),
+        ((3, 1), None, [(3, 1)]),
+        ((0, 8), 0, [(0, 1), (1, 7)]),
+        ((0, 8), 7, [(0, 7), (7, 1)]),
+        ((4, 8), 6, [(4, 2), (6, 1), (7, 5)]),
+        ((4, 1), 4, [(4, 1)]),
+        ((4, 4), 3, [(4, 2), (6, 2)]),
+        ((4, 4), 8, [(4, 2), (6, 2)]),
+    ],
+)
+def test_a_chunk_is_cut_around_the_suspect_or_in_half(chunk, row, parts):
+    """No row is lost, and a row outside the chunk is nobody."""
+    assert split(*chunk, row) == parts
+
+
+def test_two_deaths_quarantine_and_life_acquits():
+    """A sample that was decoded in between starts over; one that is quarantined is not quarantined again."""
+    suspects = Suspects(1000)
+    assert not suspects.accuse(5, "signal 9")
+    assert suspects.has_open
+    suspects.acquit([4, 5, 6])
+    assert not suspects.has_open
+    assert not suspects.accuse(5, "signal 9")
+    assert suspects.accuse(5, "signal 11")
+    assert suspects.quarantined == {5: "quarantined: it ended 2 workers, the last by signal 11"}
+    assert not suspects.accuse(5, "signal 11")
+
+
+@pytest.mark.parametrize(("samples", "limit"), [(10, 10), (10_000, 10), (50_000, 50), (10**6, 1000)])
+def test_a_thousandth_of_the_samples_may_be_deadly(samples, limit):
+    """And ten in any case."""
+    suspects = Suspects(samples)
+    for sample in range(limit + 1):
+        assert suspects.excess() is None
+        suspects.accuse(sample, "signal 11")
+        suspects.accuse(sample, "signal 11")
+    assert f"more than the {limit} that may be odd files" in suspects.excess()
+
+
+def test_a_bad_sample_is_reported_once_and_counted_each_time():
+    """With its path and what is wrong with it."""
+    bad = BadSamples(1000, 0.05)
+    assert bad.record(7, "a/b.jpg", "is no image")
+    assert not bad.record(7, "a/b.jpg", "is no image")
+    assert (bad.bad_rows, bad.listed[7].times, bad.listed[7].path, bad.listed[7].reason) == (
+        2,
+        2,
+        "a/b.jpg",
+        "is no image",
+    )
+
+
+def test_bad_samples_beyond_the_list_are_only_counted():
+    """A stream of nothing but bad files does not fill the daemon's memory."""
+    bad = BadSamples(10**6, 1.0)
+    for sample in range(LISTED_MAX + 10):
+        assert bad.record(sample, "x", "y") is (sample < LISTED_MAX)
+    assert (len(bad.listed), bad.bad_rows) == (LISTED_MAX, LISTED_MAX + 10)
+
+
+def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
+    """Six of a hundred where five are allowed, however few rows were read."""
+    bad = BadSamples(100, 0.05)
+    for sample in range(5):
+        bad.record(sample, "x", "y")
+    assert bad.excess() is None
+    bad.record(5, "x", "y")
+    assert bad.excess() == "6 of 100 samples are bad, more than max_bad_fraction = 0.05"
+
+
+def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
+    """Long before a twentieth of a million samples has been seen; and not before chance is ruled out."""
+    bad = BadSamples(10**6, 0.05)
+    bad.rows = SURE_ROWS - 1
+    for sample in range(40):
+        bad.record(sample, "x", "y")
+    assert bad.excess() is None
+    bad.rows = SURE_ROWS
+    assert bad.excess() == "40 of 256 rows read so far are bad, more than max_bad_fraction = 0.05"
+
+
+def test_a_few_bad_samples_met_early_are_no_broken_stream():
+    """With four in a hundred where five are allowed, spread by lot over a shuffled epoch, the stream never stops."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        bad = BadSamples(10_000, 0.05)
+        for sample in range(4000):
+            bad.rows += 1
+            if chance.random() < 0.04:
+                bad.record(sample, "x", "y")
+                assert bad.excess() is None
+
+
+def test_no_bad_sample_at_all_may_be_asked_for():
+    """``max_bad_fraction = 0`` stops at the first."""
+    bad = BadSamples(10**6, 0.0)
+    assert bad.excess() is None
+    bad.record(3, "x", "y")
+    assert bad.excess() == "1 of 1000000 samples are bad, more than max_bad_fraction = 0"

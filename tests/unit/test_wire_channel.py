@@ -1,0 +1,353 @@
+"""Messages and descriptors over a socket pair, and the names in a runtime directory."""
+
+import fcntl
+import os
+import socket
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from batchd_wire.channel import (
+    DATAGRAM_BYTES_MAX,
+    DESCRIPTORS_MAX,
+    SEND_BUFFER_BYTES,
+    ChannelClosed,
+    receive_message,
+    send_message,
+)
+from batchd_wire.codec import MalformedMessage
+from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, SlotShared, Welcome
+from batchd_wire.orders import (
+    CHUNK_ROWS_MAX,
+    PATH_BYTES_MAX,
+    REASON_BYTES_MAX,
+    TO_DAEMON_FROM_WORKER,
+    ChunkFilled,
+    Quarantine,
+)
+from batchd_wire.runtime import (
+    SOCKET_PATH_BYTES_MAX,
+    RuntimeDirectory,
+    candidate_directories,
+    parse_address,
+    runtime_directory,
+    user_directory,
+)
+
+SHARED = SlotShared(slot=3, slot_bytes=4096)
+
+
+@pytest.fixture
+def pair():
+    """Two ends, non-blocking, so that no test can wait for ever."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def pipe():
+    """A descriptor to pass, and the other end, which tells when the last copy of it is closed."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    yield reading, writing
+    os.close(reading)
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+
+
+def is_closed_everywhere(reading: int) -> bool:
+    """End of file on a pipe: nobody holds the writing end."""
+    try:
+        return os.read(reading, 1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_a_message_arrives_with_its_descriptor(pair, pipe) -> None:
+    """The descriptor is a new one for the same file, and belongs to who received it."""
+    ours, theirs = pair
+    reading, writing = pipe
+    send_message(ours, SHARED, [writing])
+
+    message, (received,) = receive_message(theirs, TO_TRAINER_LIFELINE)
+
+    assert message == SHARED
+    assert received != writing
+    os.close(writing)
+    os.write(received, b"x")
+    assert os.read(reading, 1) == b"x"
+    os.close(received)
+    assert is_closed_everywhere(reading)
+
+
+def test_descriptors_arrive_close_on_exec(pair) -> None:
+    """A program that the trainer starts later inherits no slot."""
+    ours, theirs = pair
+    inheritable = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(inheritable, True)
+    send_message(ours, SHARED, [inheritable] * DESCRIPTORS_MAX)
+
+    _message, received = receive_message(theirs, TO_TRAINER_LIFELINE)
+
+    assert len(received) == DESCRIPTORS_MAX
+    assert all(fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for descriptor in received)
+    for descriptor in (inheritable, *received):
+        os.close(descriptor)
+
+
+def test_messages_keep_their_order_and_their_borders(pair) -> None:
+    """One datagram is one message, whatever waits behind it."""
+    ours, theirs = pair
+    sent = [Welcome(version=number, secret=bytes(number)) for number in range(20)]
+    for message in sent:
+        send_message(ours, message)
+
+    assert [receive_message(theirs, TO_TRAINER_LIFELINE) for _ in sent] == [(message, []) for message in sent]
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff", b"\xc0", Hello(1, "x", 2).encode(), SHARED.encode() + b"\x00", SHARED.encode()[:-1]]
+)
+def test_what_is_no_message_is_refused_and_its_descriptors_are_closed(pair, pipe, data) -> None:
+    """Else a peer could fill the table of descriptors with nonsense."""
+    ours, theirs = pair
+    reading, writing = pipe
+    before = open_descriptors()
+    socket.send_fds(ours, [data], [writing] * DESCRIPTORS_MAX)
+
+    with pytest.raises(MalformedMessage):
+        receive_message(theirs, TO_TRAINER_LIFELINE)
+
+    assert open_descriptors() == before
+    os.close(writing)
+    assert is_closed_everywhere(reading)
+
+
+def test_a_truncated_datagram_is_refused_and_its_descriptors_are_closed(pair, pipe) -> None:
+    """Its beginning might be a message; it is not read as one."""
+    ours, theirs = pair
+    reading, writing = pipe
+    before = open_descriptors()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    longest = Welcome(1, bytes(DATAGRAM_BYTES_MAX - 8)).encode()
+    assert len(longest) == DATAGRAM_BYTES_MAX
+    socket.send_fds(ours, [longest + b"\xc0"], [writing])
+
+    with pytest.raises(MalformedMessage, match="too long"):
+        receive_message(theirs, TO_TRAINER_LIFELINE)
+
+    assert open_descriptors() == before
+    os.close(writing)
+    assert is_closed_everywhere(reading)
+
+
+def test_too_many_descriptors_are_refused_and_all_closed(pair, pipe) -> None:
+    """Those that arrived and those that the kernel cut off."""
+    ours, theirs = pair
+    reading, writing = pipe
+    before = open_descriptors()
+    for copies in (DESCRIPTORS_MAX + 1, 4 * DESCRIPTORS_MAX):
+        socket.send_fds(ours, [SHARED.encode()], [writing] * copies)
+        with pytest.raises(MalformedMessage, match="too many descriptors"):
+            receive_message(theirs, TO_TRAINER_LIFELINE)
+
+    assert open_descriptors() == before
+    os.close(writing)
+    assert is_closed_everywhere(reading)
+
+
+def test_a_bad_message_leaves_the_next_one_whole(pair) -> None:
+    """It is for the caller to decide whether such a peer may go on."""
+    ours, theirs = pair
+    ours.send(b"\xc1" * 100)
+    send_message(ours, SHARED)
+
+    with pytest.raises(MalformedMessage):
+        receive_message(theirs, TO_TRAINER_LIFELINE)
+    assert receive_message(theirs, TO_TRAINER_LIFELINE) == (SHARED, [])
+
+
+def test_the_longest_message_arrives(pair) -> None:
+    """The limit is that of the datagram, to the byte; what is longer is our own mistake."""
+    ours, theirs = pair
+    longest = Welcome(1, bytes(DATAGRAM_BYTES_MAX - 8))
+    send_message(ours, longest)
+
+    assert receive_message(theirs, TO_TRAINER_LIFELINE) == (longest, [])
+    with pytest.raises(AssertionError, match=r"Welcome of \d+ bytes"):
+        send_message(ours, Welcome(1, bytes(DATAGRAM_BYTES_MAX - 7)))
+
+
+def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
+    """With the longest paths and reasons that a worker sends."""
+    ours, theirs = pair
+    bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * REASON_BYTES_MAX)] * CHUNK_ROWS_MAX
+    send_message(ours, ChunkFilled(1, 2, bad, "h" * (PATH_BYTES_MAX + REASON_BYTES_MAX + 100)))
+
+    message, _none = receive_message(theirs, TO_DAEMON_FROM_WORKER)
+
+    assert len(message.bad) == CHUNK_ROWS_MAX
+
+
+def test_end_of_file_is_channel_closed(pair) -> None:
+    """What was sent before is still read."""
+    ours, theirs = pair
+    send_message(ours, SHARED)
+    ours.close()
+
+    assert receive_message(theirs, TO_TRAINER_LIFELINE) == (SHARED, [])
+    for _again in range(2):
+        with pytest.raises(ChannelClosed):
+            receive_message(theirs, TO_TRAINER_LIFELINE)
+
+
+def test_a_peer_that_goes_without_reading_is_channel_closed(pair) -> None:
+    """The kernel calls it a reset; to us it is the same news."""
+    ours, theirs = pair
+    send_message(theirs, SHARED)
+    ours.close()
+
+    with pytest.raises(ChannelClosed):
+        receive_message(theirs, TO_TRAINER_LIFELINE)
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_sending_to_nobody_is_channel_closed(pair, pipe, copies) -> None:
+    """With descriptors, which stay ours, and without."""
+    ours, theirs = pair
+    reading, writing = pipe
+    theirs.close()
+
+    with pytest.raises(ChannelClosed):
+        send_message(ours, SHARED, [writing] * copies)
+    os.close(writing)
+    assert is_closed_everywhere(reading)
+
+
+def test_descriptors_on_the_way_to_somebody_who_is_gone_are_closed(pair, pipe) -> None:
+    """The kernel does it; nothing is left to a garbage collector."""
+    ours, theirs = pair
+    reading, writing = pipe
+    send_message(ours, SHARED, [writing])
+    os.close(writing)
+
+    theirs.close()
+
+    assert is_closed_everywhere(reading)
+
+
+def fill(channel: socket.socket) -> int:
+    """Send until no more goes in; tells how many messages did."""
+    for sent in count():
+        try:
+            send_message(channel, Welcome(sent, bytes(1000)))
+        except BlockingIOError:
+            return sent
+    raise AssertionError("numbers never end")
+
+
+def test_a_full_channel_refuses_and_an_empty_one_too(pair) -> None:
+    """Neither side ever waits on a channel that it made non-blocking; nothing of the refused message is sent."""
+    ours, theirs = pair
+    with pytest.raises(BlockingIOError):
+        receive_message(theirs, TO_TRAINER_LIFELINE)
+    sent = fill(ours)
+    assert sent > 0
+
+    versions = [receive_message(theirs, TO_TRAINER_LIFELINE)[0].version for _ in range(sent)]
+
+    assert versions == list(range(sent))
+    with pytest.raises(BlockingIOError):
+        receive_message(theirs, TO_TRAINER_LIFELINE)
+
+
+def test_a_channel_with_a_deadline_times_out(pair) -> None:
+    """The client waits for its welcome this way."""
+    pair[1].settimeout(0.001)
+
+    with pytest.raises(TimeoutError):
+        receive_message(pair[1], TO_TRAINER_LIFELINE)
+
+
+def test_orders_are_refused_on_a_lifeline(pair) -> None:
+    """Each receiver names the vocabulary that it speaks."""
+    send_message(pair[0], Quarantine(1, [2]))
+
+    with pytest.raises(MalformedMessage, match="number 36 is not expected here"):
+        receive_message(pair[1], TO_TRAINER_LIFELINE)
+
+
+def test_a_runtime_directory_has_the_names_that_are_drawn() -> None:
+    """The ones that an operator sees with ls."""
+    names = runtime_directory(Path("/run/batchd"))
+
+    assert names.lifeline_path == Path("/run/batchd/lifeline.sock")
+    assert names.zmq_path == Path("/run/batchd/batchd.sock")
+    assert names.zmq_endpoint == "ipc:///run/batchd/batchd.sock"
+    assert names.lock_path == Path("/run/batchd/lock")
+    assert names.address == "ipc:///run/batchd"
+
+
+@pytest.mark.parametrize(
+    "address", ["ipc:///run/batchd", "/run/batchd", "/run/batchd/", "/run/./batchd", "/run/x/../batchd"]
+)
+def test_an_address_is_a_directory_with_or_without_its_scheme(address) -> None:
+    """However it is written, it names the same place."""
+    assert parse_address(address) == RuntimeDirectory(Path("/run/batchd"))
+    assert parse_address(parse_address(address).address) == RuntimeDirectory(Path("/run/batchd"))
+
+
+def test_a_relative_address_is_made_absolute(monkeypatch, tmp_path) -> None:
+    """The working directory may change later; the address does not."""
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_address("run").path == tmp_path / "run"
+
+
+def test_a_link_in_the_address_stays_a_link(tmp_path) -> None:
+    """/run/batchd may point elsewhere tomorrow, and a resolved path may be too long."""
+    (tmp_path / "long-name").mkdir()
+    (tmp_path / "link").symlink_to("long-name")
+
+    assert runtime_directory(tmp_path / "link").path == tmp_path / "link"
+
+
+@pytest.mark.parametrize("address", ["tcp://host:1", "http://run", "IPC:///run/batchd", "ipc://", "", "://run"])
+def test_another_address_is_refused_with_an_example(address) -> None:
+    """The message shows how to write one."""
+    with pytest.raises(ValueError, match=r"ipc:///run/batchd"):
+        parse_address(address)
+
+
+def test_a_path_too_long_for_a_socket_is_refused_with_the_numbers(tmp_path) -> None:
+    """And the longest that is accepted really can be bound."""
+    room = SOCKET_PATH_BYTES_MAX - len(os.fsencode(tmp_path)) - len("//lifeline.sock")
+    longest = tmp_path / ("d" * room)
+    longest.mkdir()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.fspath(runtime_directory(longest).lifeline_path))
+    with pytest.raises(
+        ValueError, match=rf"{SOCKET_PATH_BYTES_MAX + 1} bytes.*{SOCKET_PATH_BYTES_MAX}; choose a shorter"
+    ):
+        runtime_directory(tmp_path / ("d" * (room + 1)))
+
+
+def test_the_length_of_a_path_is_counted_in_bytes() -> None:
+    """As the kernel counts it."""
+    with pytest.raises(ValueError, match="choose a shorter"):
+        runtime_directory(Path("/run") / ("ü" * 50))
+
+
+def test_daemons_are_looked_for_in_the_systems_place_and_then_in_the_users(monkeypatch) -> None:
+    """A session without $XDG_RUNTIME_DIR, or with an empty one, has only the first."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    assert candidate_directories() == [Path("/run/batchd"), Path("/run/user/1000/batchd")]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    assert user_directory() is None
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert candidate_directories() == [Path("/run/batchd")]

@@ -1,0 +1,307 @@
+"""Where things lie in a slot, byte by byte, and which layouts and headers are refused."""
+
+import copy
+import mmap
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd_wire.fields import (
+    DIMENSIONS_MAX,
+    FIELDS_MAX,
+    ITEM_BYTES,
+    SLOT_BYTES_MAX,
+    Field,
+    PlacedField,
+    SlotLayout,
+    layout_from_wire,
+    place_fields,
+)
+from batchd_wire.slot import (
+    MAGIC,
+    SLOT_HEADER_BYTES,
+    UNFINISHED,
+    SlotHeader,
+    holds_generation,
+    unpack_header,
+)
+from batchd_wire.views import field_array, slot_arrays
+
+PHOTOS = (Field("image", "uint8", (3, 5, 3)), Field("label", "int64", ()), Field("valid", "bool", ()))
+GOOD = [[["image", "uint8", [4, 4, 3], 4096], ["label", "int64", [], 4480]], 8, 8192]
+"""A layout as it travels: 8 rows of 48 bytes, then 8 rows of 8 bytes."""
+
+field_lists = st.lists(
+    st.builds(
+        Field,
+        name=st.text(max_size=5),
+        dtype=st.sampled_from(sorted(ITEM_BYTES)),
+        shape=st.lists(st.integers(1, 9), max_size=4).map(tuple),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda field: field.name,
+)
+row_counts = st.integers(1, 40)
+words = st.integers(0, (1 << 64) - 1)
+
+
+def bytes_of(field: PlacedField, rows: int) -> range:
+    return range(field.offset, field.offset + field.row_bytes * rows)
+
+
+def test_offsets_are_as_drawn() -> None:
+    """The first field behind the header page, each next at a multiple of 64, the end at a multiple of 4096."""
+    layout = place_fields(PHOTOS, 7)
+
+    assert [(field.name, field.offset) for field in layout.fields] == [
+        ("image", 4096),
+        ("label", 4416),
+        ("valid", 4480),
+    ]
+    assert (layout.rows, layout.slot_bytes) == (7, 8192)
+    assert [field.row_bytes for field in layout.fields] == [45, 8, 1]
+    assert [field.row_bytes for field in PHOTOS] == [45, 8, 1]
+
+
+def test_a_slot_that_ends_on_a_page_has_no_page_more() -> None:
+    """Rounding up leaves what is round."""
+    assert place_fields([Field("image", "uint8", (64, 64))], 1).slot_bytes == 2 * 4096
+    assert place_fields([Field("image", "uint8", (64, 64)), Field("label", "bool", ())], 1).slot_bytes == 3 * 4096
+
+
+@given(fields=field_lists, rows=row_counts)
+def test_fields_are_aligned_and_never_overlap(fields, rows) -> None:
+    """Whatever the fields are: each in its own bytes, none in the header page, all inside the slot."""
+    layout = place_fields(fields, rows)
+
+    end = 4096
+    for field in layout.fields:
+        assert field.offset % 64 == 0
+        assert end <= field.offset < end + 64
+        end = bytes_of(field, rows).stop
+    assert layout.slot_bytes % 4096 == 0
+    assert end <= layout.slot_bytes < end + 4096 + 64
+
+
+@given(fields=field_lists, rows=row_counts)
+def test_a_layout_survives_the_way_there_and_back(fields, rows) -> None:
+    """The other side sees the same fields at the same places."""
+    layout = place_fields(fields, rows)
+
+    assert layout_from_wire(layout.to_wire()) == layout
+
+
+def test_the_layout_as_it_travels_is_plain_data() -> None:
+    """Lists, texts and numbers: what msgpack carries."""
+    fields = [Field("image", "uint8", (4, 4, 3)), Field("label", "int64", ())]
+
+    assert place_fields(fields, 8).to_wire() == GOOD
+    assert layout_from_wire(GOOD) == SlotLayout(
+        (PlacedField("image", "uint8", (4, 4, 3), 4096), PlacedField("label", "int64", (), 4480)), 8, 8192
+    )
+
+
+def changed(path: tuple[int, ...], value: object) -> object:
+    """The good layout with one place of it changed."""
+    layout = copy.deepcopy(GOOD)
+    at = layout
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return layout
+
+
+HOSTILE = {
+    "beyond the end of the slot": ((0, 1, 3), 8192),
+    "its last row beyond the end": ((0, 1, 3), 8192 - 56),
+    "beyond the end by 2^62 bytes": ((0, 1, 3), 1 << 62),
+    "in the header page": ((0, 0, 3), 0),
+    "before the slot": ((0, 0, 3), -64),
+    "not aligned": ((0, 1, 3), 4481),
+    "an offset that is no number": ((0, 1, 3), 4480.0),
+    "an offset that is true": ((0, 0, 3), True),
+    "over the field before": ((0, 1, 3), 4096 + 64),
+    "before the field before": ((0, 0, 3), 4096 + 1024),
+    "unknown dtype": ((0, 0, 1), "object"),
+    "big-endian dtype": ((0, 0, 1), ">i8"),
+    "structured dtype": ((0, 0, 1), "i8,i8"),
+    "dtype as bytes": ((0, 0, 1), b"uint8"),
+    "no name": ((0, 0, 0), None),
+    "name twice": ((0, 1, 0), "image"),
+    "shape with a zero": ((0, 0, 2), [4, 0, 3]),
+    "shape with a negative": ((0, 0, 2), [4, -4, -3]),
+    "shape with a bool": ((0, 0, 2), [True]),
+    "shape with a float": ((0, 0, 2), [4.0]),
+    "shape whose product wraps round in 64 bits": ((0, 0, 2), [1 << 32, 1 << 32]),
+    "shape with an enormous length": ((0, 0, 2), [1 << 63]),
+    "too many dimensions": ((0, 0, 2), [1] * (DIMENSIONS_MAX + 1)),
+    "shape that is no list": ((0, 0, 2), 3),
+    "field that is no list": ((0, 0), "image"),
+    "field with something behind it": ((0, 0), ["image", "uint8", [4, 4, 3], 4096, 0]),
+    "no fields": ((0,), []),
+    "too many fields": ((0,), [["image", "uint8", [1], 4096]] * (FIELDS_MAX + 1)),
+    "no rows": ((1,), 0),
+    "negative rows": ((1,), -8),
+    "true rows": ((1,), True),
+    "rows as a float": ((1,), 8.0),
+    "more rows than fit": ((1,), 465),
+    "2^62 rows": ((1,), 1 << 62),
+    "slot without a header": ((2,), 4095),
+    "slot shorter than its fields": ((2,), 4480),
+    "negative slot": ((2,), -8192),
+    "slot of 2^62 bytes": ((2,), 1 << 62),
+    "slot as a text": ((2,), "8192"),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_layout_is_refused(path, value) -> None:
+    """No reader can be made to look outside the slot, or at one field through another."""
+    with pytest.raises(ValueError, match=r"layout|slot|field"):
+        layout_from_wire(changed(path, value))
+
+
+@pytest.mark.parametrize("value", [None, [], {}, 1, "layout", GOOD[0], [*GOOD, 0], GOOD[:2], [[[]]], [[None], 8, 8192]])
+def test_what_is_no_layout_at_all_is_refused(value) -> None:
+    """``Subscribed.layout`` may hold anything that msgpack carries."""
+    with pytest.raises(ValueError, match=r"layout is|field is|field"):
+        layout_from_wire(value)
+
+
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(sorted(ITEM_BYTES))
+)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+
+
+@given(data=st.data())
+def test_any_value_is_a_layout_inside_its_slot_or_refused(data) -> None:
+    """Also a good one with anything in any place of it."""
+    place = data.draw(
+        st.sampled_from([(0,), (1,), (2,), (0, 0), (0, 1), *[(0, row, part) for row in (0, 1) for part in range(4)]])
+    )
+    value = changed(place, data.draw(values))
+    try:
+        layout = layout_from_wire(value)
+    except ValueError:
+        return
+    ends = [bytes_of(field, layout.rows) for field in layout.fields]
+    assert all(4096 <= taken.start < taken.stop <= layout.slot_bytes <= SLOT_BYTES_MAX for taken in ends)
+    assert all(before.stop <= after.start for before, after in pairwise(ends))
+
+
+def test_item_sizes_are_numpys() -> None:
+    """The table is written by hand so that the wire needs no numpy."""
+    assert {name: np.dtype(name).itemsize for name in ITEM_BYTES} == ITEM_BYTES
+
+
+@given(fields=field_lists, rows=st.integers(1, 5))
+def test_views_show_exactly_the_bytes_of_their_field(fields, rows) -> None:
+    """Written through one view, found at the drawn offset, and at no other field's."""
+    layout = place_fields(fields, rows)
+    for field in layout.fields:
+        slot = bytearray(layout.slot_bytes)
+
+        view = slot_arrays(slot, layout)[field.name]
+        view.view(np.uint8).reshape(-1)[:] = 0xA5
+
+        assert view.shape == (rows, *field.shape)
+        assert view.dtype == field.dtype
+        taken = bytes_of(field, rows)
+        assert slot[taken.start : taken.stop] == b"\xa5" * len(taken)
+        assert slot.count(0xA5) == len(taken)
+
+
+def test_a_row_is_one_run_of_bytes() -> None:
+    """So one worker owns it while it fills it."""
+    layout = place_fields(PHOTOS, 4)
+    slot = bytearray(layout.slot_bytes)
+
+    slot_arrays(slot, layout)["image"][2] = 7
+
+    assert slot[4096 + 2 * 45 : 4096 + 3 * 45] == b"\7" * 45
+    assert slot.count(7) == 45
+
+
+def test_numbers_are_little_endian() -> None:
+    """As the header's are."""
+    layout = place_fields([Field("label", "int64", ())], 2)
+    slot = bytearray(layout.slot_bytes)
+    struct.pack_into("<qq", slot, 4096, 1, -2)
+
+    assert field_array(slot, layout.fields[0], 2).tolist() == [1, -2]
+
+
+def test_views_of_read_only_memory_are_read_only_and_keep_it_alive() -> None:
+    """A trainer cannot write by accident, and a view never dangles."""
+    memory = mmap.mmap(-1, 8192, prot=mmap.PROT_READ)
+    view = slot_arrays(memory, place_fields(PHOTOS, 2))["image"]
+
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    with pytest.raises(BufferError):
+        memory.close()
+    del view
+    memory.close()
+
+
+def test_a_view_beyond_the_buffer_is_refused() -> None:
+    """The last lock, should a layout and its memory ever differ."""
+    layout = place_fields(PHOTOS, 2)
+
+    with pytest.raises(ValueError, match="buffer is smaller"):
+        slot_arrays(bytearray(4096 + 89), layout)
+
+
+def test_the_header_lies_in_memory_as_drawn() -> None:
+    """Eight little-endian words, in this order."""
+    packed = SlotHeader(
+        generation=0x0102030405060708, slot=2, epoch=3, step=4, samples=5, payload_bytes=6, crc32=7
+    ).pack()
+
+    assert len(packed) == SLOT_HEADER_BYTES == 64
+    assert packed[0:8] == b"BATCHD01" == MAGIC
+    assert packed[8:16] == bytes([8, 7, 6, 5, 4, 3, 2, 1])
+    assert [struct.unpack_from("<Q", packed, offset)[0] for offset in range(16, 64, 8)] == [2, 3, 4, 5, 6, 7]
+
+
+@given(st.builds(SlotHeader, words, words, words, words, words, words, words))
+def test_a_header_survives_the_way_there_and_back(header) -> None:
+    """Out of a whole page, and out of its first 64 bytes."""
+    assert unpack_header(header.pack()) == header
+    assert unpack_header(memoryview(header.pack().ljust(4096, b"\0"))) == header
+
+
+@pytest.mark.parametrize("magic", [b"BATCHD02", b"BATCHD00", b"batchd01", bytes(8), b"\xff" * 8])
+def test_a_page_of_another_version_is_refused_by_name(magic) -> None:
+    """The error shows what is there and what should be."""
+    page = magic + SlotHeader(1, 2, 3, 4, 5, 6).pack()[8:]
+
+    with pytest.raises(ValueError, match="instead of b'BATCHD01'"):
+        unpack_header(page)
+    assert not holds_generation(page, 1)
+
+
+def test_only_the_generation_of_the_handle_opens_a_slot() -> None:
+    """Neither the one before nor the one after, and not a slot that is being filled."""
+    page = SlotHeader(7, 2, 3, 4, 5, 6).pack()
+
+    assert holds_generation(page, 7)
+    assert not any(holds_generation(page, other) for other in (0, 6, 8, 1 << 63))
+    assert not holds_generation(SlotHeader(UNFINISHED, 2, 0, 0, 0, 0).pack(), 7)
+    assert not holds_generation(bytes(4096), 0)
+
+
+@given(cut=st.integers(0, 64))
+def test_a_torn_header_is_never_whole(cut) -> None:
+    """However far the new header's words had come, the generation that is read is one of the two."""
+    before, after = SlotHeader(UNFINISHED, 2, 0, 0, 0, 0).pack(), SlotHeader(9, 2, 3, 4, 5, 6).pack()
+    torn = after[:cut] + before[cut:]
+
+    assert holds_generation(torn, 9) == (torn[:16] == after[:16])
+    assert not holds_generation(torn, 10)
