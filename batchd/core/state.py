@@ -170,6 +170,8 @@ class DaemonState:
             note = event.note if order.number == in_hand else None
             how = event.how if order.number == in_hand else None
             self.streams[order.stream].chunk_lost(order, note, how, actions)
+        if orders and all(order.number != in_hand for order in orders):
+            self.streams[orders[0].stream].died_between_samples(event.how, actions)
         self.fleet.spawn_due(now, actions)
 
     def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:

@@ -14,6 +14,8 @@ CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
 FIRST_CHUNK_ROWS = 8
 """Before anything was measured."""
+BLANK_DEATHS_MAX = 20
+"""So many workers may die between samples with nothing done in between; then no further one will fare better."""
 SMOOTHING = 0.2
 """Weight of the newest chunk in the mean time for a sample."""
 
@@ -29,6 +31,7 @@ class Stream:
         self.decoded_samples = 0
         self.sample_s = 0.0
         self._chunk_rows_max = chunk_rows_max
+        self._blank_deaths = 0
 
     def chunk_rows(self, pending_rows: int, workers: int | None) -> int:
         """How many rows the next order gets; where a trainer waits, ``workers`` share what is left of its batch."""
@@ -42,6 +45,7 @@ class Stream:
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.finish(order.number)
+        self._blank_deaths = 0
         self._measure(order, done.busy_us)
         if self.suspects.has_open:
             self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
@@ -63,6 +67,15 @@ class Stream:
             self._accuse(order, note, how, actions)
         fill.put_back(order.number, parts)
         self.delivery.wake(actions)
+
+    def died_between_samples(self, how: str, actions: list[Action]) -> None:
+        """A worker with orders of this stream ended with no sample in hand, which none of them can be blamed for."""
+        self._blank_deaths += 1
+        if self._blank_deaths >= BLANK_DEATHS_MAX:
+            text = (
+                f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {how}"
+            )
+            self._stop_if(f"{text}: something is wrong with the machine, or with batchd itself; see the log", actions)
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
         """Memory for a slot could not be had; says which orders will never be carried out."""

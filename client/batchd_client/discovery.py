@@ -40,7 +40,7 @@ def find_daemon(context: Context, address: str | None, connect_timeout_s: float)
         except OSError as error:
             reason = f"{directory.path}: {_reason(directory, error)}"
             failures.append(_Failure(reason, isinstance(error, PermissionError)))
-    tried = "tried " + "; ".join(failure.reason for failure in failures)
+    tried = "no batchd daemon could be reached; tried " + "; ".join(failure.reason for failure in failures)
     raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
 
 

@@ -32,7 +32,7 @@ class BatchdClientError(Exception):
 
     def __init__(self, facts: str | None = None) -> None:
         happened, _, remedy = cleandoc(type(self).__doc__ or "").partition("\n\n")
-        super().__init__("\n".join(filter(None, (facts or happened, remedy))))
+        super().__init__("\n".join(filter(None, (facts or " ".join(happened.split()), " ".join(remedy.split())))))
 
 
 # --- you closed it ---------------------------------------------------------------------------------------------------

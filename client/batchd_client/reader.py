@@ -140,7 +140,8 @@ class Reader:
             self._move(session, self.subscription.position)
         if self._accept(session, self.subscription):
             return True
-        session.check_lifeline()
+        if self.subscription.announced_s:  # waited in vain: is anybody there?
+            session.check_lifeline()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
 
     def _accept(self, session: Session, subscription: Subscription) -> bool:

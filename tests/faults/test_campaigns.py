@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -13,6 +14,12 @@ from support.waiting import wait_until
 
 EPOCHS = 40
 ROUNDS = 60
+
+
+def send(pid, number):
+    """Send a signal to a process that may have ended meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class Campaign:
@@ -60,16 +67,14 @@ class Campaign:
         return TrainerProcess(self.daemon.address, epochs=EPOCHS, **claim, **more).ready()
 
     def _kill_worker(self):
-        os.kill(self._worker(), signal.SIGKILL)
+        pids = wait_until(lambda: sorted(self.daemon.worker_pids()), "a worker lives")
+        send(self._chance.choice(pids), signal.SIGKILL)
 
     def _stop_worker(self):
         """One that is ready: those that start have a minute for it, which would be waited for."""
         ready = [worker["pid"] for worker in self.daemon.status()["workers"] if worker["state"] == "ready"]
         if ready:
-            os.kill(self._chance.choice(ready), signal.SIGSTOP)
-
-    def _worker(self):
-        return self._chance.choice(wait_until(lambda: sorted(self.daemon.worker_pids()), "a worker lives"))
+            send(self._chance.choice(ready), signal.SIGSTOP)
 
     def _kill_daemon(self):
         self.daemon.restart()

@@ -7,7 +7,7 @@ import pytest
 import batchd_client
 from batchd_client.errors import ReconnectTimeout, StreamChanged
 from support.expected import Expected
-from support.kernel import is_alive
+from support.kernel import is_alive, is_stopped
 from support.seen import look_at, samples, see
 from support.settings import folder_stream, write_settings
 from support.trainer_process import TrainerFailed
@@ -148,8 +148,8 @@ def test_a_stopped_daemon_only_costs_time(start_daemon, start_trainer):
     trainer = start_trainer(daemon.address, epochs=2)
     seen = trainer.take(1)
     daemon.send(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(daemon.pid), "the daemon is stopped")
     trainer.begin(do="take")
-    seen.append(trainer.next_seen())
     daemon.send(signal.SIGCONT)
 
     expected = Expected(daemon.config)

@@ -12,8 +12,9 @@ import batchd_client
 from batchd_client.errors import BatchTimeout, DaemonNotFound, ReconnectTimeout, StreamChanged, VersionMismatch
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import Hello, Open, Pull, Refused, Subscribe
+from batchd_wire.messages import AskStatus, Hello, Open, Pull, Refused, Subscribe
 from support.fake_daemon import FakeDaemon
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -286,9 +287,11 @@ def test_new_session_opens_with_a_new_secret(fake, daemon) -> None:
 
 
 def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
-    """Streams and connection close at once, whatever the deadlines."""
+    """Streams and connection close at once, whatever the deadlines, also where only ZeroMQ has noticed the loss."""
     with batchd_client.connect(fake.address, reconnect_timeout_s=3600) as daemon, daemon.stream("photos") as stream:
-        next(iter(stream))
+        batch = next(iter(stream))
         fake.kill()
+        wait_until(lambda: not daemon._connection.session.send(AskStatus(9)), "ZeroMQ notices that nobody is there")
+    assert batch.step == 0
     with pytest.raises(DaemonNotFound):
         batchd_client.connect(fake.address)

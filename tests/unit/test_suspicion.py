@@ -7,6 +7,7 @@ import pytest
 
 from batchd.core import actions as act
 from batchd.core import events as ev
+from batchd.core.stream import BLANK_DEATHS_MAX
 from batchd.core.suspicion import (
     LISTED_MAX,
     QUARANTINED_MIN,
@@ -259,3 +260,48 @@ def test_no_bad_sample_at_all_may_be_asked_for():
     assert bad.excess() is None
     bad.record(3, "x", "y")
     assert bad.excess() == "1 of 1000000 samples are bad, more than max_bad_fraction = 0"
+
+
+NOTHING_IN_HAND = ev.Note(order=0, row=0, sample=0)
+
+
+def _die_between_samples(world: DeadlyWorld, times: int) -> list[act.Action]:
+    """Let one worker after the other end with orders and nothing begun."""
+    actions: list[act.Action] = []
+    for _ in range(times):
+        world.now += 10.0
+        world.do(ev.Ticked())
+        number = next(iter(world.workers))
+        world.ready(number)
+        assert world.workers[number].orders
+        actions += world.kill(number, NOTHING_IN_HAND)
+    return actions
+
+
+def test_workers_that_all_die_between_samples_stop_the_stream():
+    """No sample is to blame and none is quarantined, but it cannot go on like this for ever."""
+    world = DeadlyWorld(set(), with_note=True, batch_size=6)
+    world.subscribe(end_epoch=1)
+    assert not any(
+        isinstance(action, act.ReportStopped) for action in _die_between_samples(world, BLANK_DEATHS_MAX - 1)
+    )
+    stopped = [one for one in _die_between_samples(world, 1) if isinstance(one, act.ReportStopped)]
+    assert [
+        f"{BLANK_DEATHS_MAX} workers in a row ended before they had done anything" in one.text for one in stopped
+    ] == [True]
+    assert world.quarantined == set()
+
+
+def test_a_chunk_done_in_between_shows_that_workers_can_work():
+    """Whoever kills workers from outside, however often, does not stop a stream that goes on meanwhile."""
+    world = DeadlyWorld(set(), with_note=True, samples=240, batch_size=6, slots_max=64, chunk_rows_max=1)
+    world.subscribe(end_epoch=1, window=40)
+    for _ in range(3):
+        actions = _die_between_samples(world, BLANK_DEATHS_MAX - 2)
+        assert not any(isinstance(action, act.ReportStopped) for action in actions)
+        world.now += 10.0
+        world.do(ev.Ticked())
+        number = next(iter(world.workers))
+        world.ready(number)
+        world.fill(number)
+        world.kill(number, NOTHING_IN_HAND)
