@@ -131,7 +131,6 @@ class Fleet:
         worker.chunks += 1
         worker.samples += order.rows
         worker.busy_us += busy_us
-        self._places[worker.place].failures = 0
         return order
 
     def gone(self, number: int, now: float) -> Worker:

@@ -46,6 +46,7 @@ class Reader:
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
+        self._waited_in_vain = False
         self.subscription: Subscription
         connection.run(partial(self._begin, position=position, fingerprint=fingerprint))
 
@@ -121,6 +122,7 @@ class Reader:
         """Make the next batch ready, or raise why it cannot be."""
         connection, deadlines = self._connection, self._connection.deadlines
         self._began_s = time.monotonic()
+        self._waited_in_vain = False
         self.subscription.announced_s = 0.0
         give_up = self._began_s + deadlines.batch_timeout_s
         reconnects = connection.reconnects
@@ -131,6 +133,7 @@ class Reader:
             if seconds <= 0:
                 raise self._timeout()
             connection.wait(seconds)
+            self._waited_in_vain = True
 
     def _attempt(self, session: Session) -> bool:
         """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""
@@ -140,7 +143,7 @@ class Reader:
             self._move(session, self.subscription.position)
         if self._accept(session, self.subscription):
             return True
-        if self.subscription.announced_s:  # waited in vain: is anybody there?
+        if self._waited_in_vain:
             session.check_lifeline()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
 

@@ -32,8 +32,12 @@ def test_a_lockstep_trainer_waits_for_the_slowest(start_daemon, photos):
     """The fast one stands at the allowed distance until the slow one has moved."""
     daemon = start_daemon({"photos": folder_stream(photos, lag="lockstep", max_skew=2)})
 
+    with batchd_client.connect(daemon.address) as early:
+        see(
+            early.stream("photos", epochs=1), 1
+        )  # the workers are up, so what does not come within a second is withheld
     with (
-        batchd_client.connect(daemon.address, batch_timeout_s=0.3) as one,
+        batchd_client.connect(daemon.address, batch_timeout_s=1.0) as one,
         batchd_client.connect(daemon.address) as other,
     ):
         fast, slow = (connection.stream("photos", epochs=1) for connection in (one, other))

@@ -112,12 +112,13 @@ def test_the_next_epoch_is_prefetched_without_a_gap():
 
 def test_a_course_that_is_over_is_over():
     """Nothing is claimed, handed out or said after the last batch; releases are still taken."""
-    world = world_of()
-    world.subscribe(step=3, end_epoch=1)
+    world = world_of(slots_max=2)
+    world.subscribe(step=2, end_epoch=1)
     world.fill_all()
     assert world.pull(1, release=0) == []
+    assert world.holders(1) == world.holders(2) == [1]
     assert world.pull(1) == []
-    assert world.holders(1) == []
+    assert world.holders(1) == world.holders(2) == []
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,11 @@ def test_what_is_read_claimed_or_written_never_gives_way():
 
 
 def test_an_abandoned_filling_gives_way_before_whole_batches():
-    """Half a batch is worth less than any that is whole and needed."""
-    ring = ring_of(3, 0, 1, 2)
-    ring.take(ring.slots[2], Position(0, 7), 3)
-    assert ring.choose(lambda _position: 1.0) is ring.slots[2]
+    """Half a batch is worth less than any that is whole and needed, and than memory that was never touched."""
+    for slots_max in (3, 4):
+        ring = ring_of(slots_max, 0, 1, 2)
+        ring.take(ring.slots[2], Position(0, 7), 3)
+        assert ring.choose(lambda _position: 1.0) is ring.slots[2]
 
 
 def test_a_trainer_leaves_behind_what_a_slower_one_will_read():

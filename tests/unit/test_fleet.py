@@ -183,6 +183,26 @@ def test_a_pause_of_the_machine_is_held_against_nobody():
     assert pick(act.KillWorker, world.do(ev.WorkerObserved(2, note))) != []
 
 
+def test_a_pause_of_the_machine_is_not_held_against_a_worker_that_comes_up():
+    """Its minute to start goes on where it stopped."""
+    world = CheckedWorld([make_spec()])
+    world.do(ev.Ticked())
+    world.now += 3600.0
+    assert world.do(ev.Ticked()) == []
+    world.now += 1.0
+    assert world.do(ev.Ticked()) == []
+
+
+def test_a_worker_that_was_idle_for_long_has_its_whole_time_for_the_next_order():
+    """Its clock starts when it gets the order, whenever it was last looked at."""
+    world = world_of()
+    world.now = 5000.0
+    world.subscribe()
+    assert world.do(ev.WorkerObserved(1, None)) == []
+    world.now += SAMPLE_TIMEOUT_S - 1
+    assert world.do(ev.WorkerObserved(1, None)) == []
+
+
 def test_a_pause_is_not_given_to_what_began_after_it():
     """A note that was first seen after the pause has had its thirty seconds thirty seconds later."""
     world = world_of()

@@ -119,6 +119,32 @@ def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
     assert usages == [[5, 3], [4, 4], [4, 4], [4, 4]]
 
 
+def test_a_share_that_nobody_wants_is_there_for_those_who_do():
+    """A trainer with a short window is content with three of eight slots; the other has the five that are left, and keeps them."""
+    world = world_of(slots_max=8, window=8)
+    world.subscribe(session=1)
+    world.subscribe(session=2, epoch=9, window=2)
+    for _ in range(6):
+        world.fill_all()
+        world.pull(1, consume=1, release=1, waiting=False)
+        world.pull(2, consume=1, release=len(world.trainers[2].leases) - 1, waiting=False)
+        usages = [one.usage for one in world.state.streams[1].delivery.subscriptions.values()]
+    assert usages == [5, 3]
+
+
+def test_what_one_leaves_over_goes_on_to_the_next_at_once():
+    """A third trainer goes; the one below its fair share takes what it lacks, and the one above takes the rest."""
+    world = world_of(slots_max=9, window=9)
+    world.subscribe(session=1)
+    world.subscribe(session=2, epoch=9, window=3)
+    world.subscribe(session=3, epoch=19)
+    delivery = world.state.streams[1].delivery
+    delivery.subscriptions[2].served_s = 1000.0
+    world.end_session(3)
+    assert sum(one.usage for one in delivery.subscriptions.values()) == 9
+    assert delivery.subscriptions[2].usage == 3
+
+
 def test_a_slot_without_memory_is_not_asked_for_again():
     """The ring goes on with the slots that it has, and nothing is lost."""
     world = world_of(window=6)
