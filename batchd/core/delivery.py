@@ -357,18 +357,19 @@ class Delivery:
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
         """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""
-        slots, held = self.ring.slots_max, len(subscription.leases)
-        others = sum(
-            len(one.leases) if one.ended else ENTITLEMENT_SLOTS
-            for one in self.subscriptions.values()
-            if one is not subscription
-        )
-        may_have_more = subscription.claims or held < ENTITLEMENT_SLOTS or held + others < slots
         if self.stopped is not None:
             problem = (ErrorCode.STREAM_STOPPED, self.stopped)
-        elif may_have_more or subscription.course.at(subscription.granted) is None:
-            return
+        elif subscription.claims or subscription.course.at(subscription.granted) is None:
+            return  # what is claimed will come; and after the last batch nothing does
         else:
+            slots, held = self.ring.slots_max, len(subscription.leases)
+            others = sum(
+                len(one.leases) if one.ended else ENTITLEMENT_SLOTS
+                for one in self.subscriptions.values()
+                if one is not subscription
+            )
+            if held + others < slots:
+                return
             problem = ring_exhausted(self.spec.name, slots, held, others)
         subscription.waiting = False
         actions.append(Refuse(subscription.session, 0, subscription.number, *problem))

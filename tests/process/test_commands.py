@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import batchd_client
+from batchd_wire.runtime import SYSTEM_DIRECTORY
 from support.commands import batchd
 from support.expected import Expected
 from support.seen import see
@@ -152,6 +153,8 @@ def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
         case "plain path":
             address = str(daemon.runtime_dir)
         case "user's directory":
+            if SYSTEM_DIRECTORY.exists():
+                pytest.skip(f"the system's daemon may be found first in {SYSTEM_DIRECTORY}")
             (tmp_path / "batchd").symlink_to(daemon.runtime_dir)
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
