@@ -158,7 +158,11 @@ class Attachment:
 
 
 def find_daemon(address: str | None) -> RuntimeDirectory:
-    """The runtime directory of the address given, of ``$BATCHD_ADDRESS``, or the first where a daemon has its sockets."""
+    """The runtime directory of the address given, of ``$BATCHD_ADDRESS``, or the first where a daemon answers.
+
+    Sockets alone are no daemon: one that was killed leaves them. Where none answers, but something is there, connecting to it
+    will say what is wrong.
+    """
     named = address or os.environ.get(ADDRESS_VARIABLE)
     if named:
         try:
@@ -166,13 +170,26 @@ def find_daemon(address: str | None) -> RuntimeDirectory:
         except ValueError as error:
             raise DaemonUnreachable(str(error)) from None
     directories = [RuntimeDirectory(path) for path in candidate_directories()]
-    for directory in directories:
-        if directory.lifeline_path.exists():
-            return directory
+    problems = {directory: _problem(directory) for directory in directories}
+    answering = [directory for directory, problem in problems.items() if problem is None]
+    silent = [directory for directory, problem in problems.items() if not isinstance(problem, FileNotFoundError)]
+    if answering or silent:
+        return (answering or silent)[0]
     tried = ", ".join(str(directory.path) for directory in directories)
     raise DaemonUnreachable(
         f"no daemon was found in {tried}: start one with `batchd serve`, or name its address with --address or {ADDRESS_VARIABLE}"
     )
+
+
+def _problem(directory: RuntimeDirectory) -> OSError | None:
+    """Knock: why does nobody answer? None where somebody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            probe.connect(os.fspath(directory.lifeline_path))
+        except OSError as error:
+            return error
+    return None
 
 
 def _unreachable(directory: RuntimeDirectory, error: OSError) -> str:

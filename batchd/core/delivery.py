@@ -25,8 +25,6 @@ from batchd.core.ring import NEVER, Ring, Slot
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
 
-BESIDE_SKEW_SLOTS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
@@ -61,7 +59,7 @@ class Delivery:
         self.shared_batches = 0
         self._new_slot = new_slot
         self._committed = 0
-        self._pace = Pace(self._skew_limit())
+        self._pace = Pace(spec.max_skew, spec.slots_max)
         self._unplaced: set[int] = set()
         """Subscriptions with a claim that waits for a slot to be idle."""
         self._stalled: set[int] = set()
@@ -135,7 +133,7 @@ class Delivery:
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
         """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
         self.ring.remove(slot)
-        self._pace.max_skew = self._skew_limit()
+        self._pace.fit(self.ring.slots_max)
         for number in slot.claims:
             subscription = self.subscriptions[number]
             for claim in subscription.claims:
@@ -237,16 +235,6 @@ class Delivery:
     @property
     def _fair_slots(self) -> int:
         return max(ENTITLEMENT_SLOTS, self.ring.slots_max // max(1, len(self.subscriptions)))
-
-    def _skew_limit(self) -> int | None:
-        """``max_skew``, or less where the ring could not keep what the fastest has read until the slowest comes to it.
-
-        The ring holds the batches between the two, the one that the slowest reads next, the one that it reads and the one
-        before, which it gives back with its next word.
-        """
-        if self.spec.max_skew is None:
-            return None
-        return max(0, min(self.spec.max_skew, self.ring.slots_max - BESIDE_SKEW_SLOTS))
 
     def _place(self, subscription: Subscription, claim: Claim, actions: list[Action]) -> None:
         """Find the slot that has, gets or shall get the claimed position."""

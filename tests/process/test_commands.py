@@ -1,6 +1,7 @@
 """The commands that look at a daemon: what they print, what they end with, with and without one."""
 
 import json
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -153,8 +154,9 @@ def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
         case "plain path":
             address = str(daemon.runtime_dir)
         case "user's directory":
-            if SYSTEM_DIRECTORY.exists():
-                pytest.skip(f"the system's daemon may be found first in {SYSTEM_DIRECTORY}")
+            with suppress(batchd_client.errors.DaemonNotFound):
+                batchd_client.connect(f"ipc://{SYSTEM_DIRECTORY}").close()
+                pytest.skip(f"the system's own daemon is found first, in {SYSTEM_DIRECTORY}")
             (tmp_path / "batchd").symlink_to(daemon.runtime_dir)
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 

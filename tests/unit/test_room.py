@@ -120,14 +120,14 @@ def test_memory_beyond_the_fair_share_is_for_those_who_have_less():
 
 
 def test_a_share_that_nobody_wants_is_there_for_those_who_do():
-    """A trainer with a short window is content with three of eight slots; the other has the five that are left, and keeps them."""
+    """A trainer with a short window is content with three of eight slots; the other has the five that are left."""
     world = world_of(slots_max=8, window=8)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=9, window=2)
-    for _ in range(6):
+    for turn in range(6):
         world.fill_all()
         world.pull(1, consume=1, release=1, waiting=False)
-        world.pull(2, consume=1, release=len(world.trainers[2].leases) - 1, waiting=False)
+        world.pull(2, consume=1, release=min(1, turn), waiting=False)
         usages = [one.usage for one in world.state.streams[1].delivery.subscriptions.values()]
     assert usages == [5, 3]
 
