@@ -123,7 +123,7 @@ class StreamConfig(_Branch):
     """What is done to each sample, step by step; the first step is decode."""
 
     batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
-    """Samples in one batch. Ranks share batches out, not samples: each batch goes to one rank whole."""
+    """Samples in one batch. Each goes to one rank whole, but for an epoch's last round, where ranks share what is left."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Decides the shuffle and every random step; the same seed gives the same bytes."""
