@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -122,7 +123,8 @@ class Attachment:
         try:
             self._lifeline.settimeout(ANSWER_TIMEOUT_S)
             self._lifeline.connect(os.fspath(path))
-            send_message(self._lifeline, Hello(PROTOCOL_VERSION, "batchd", os.getpid()))
+            with suppress(ChannelClosed):  # whoever was turned away already finds the reason in the daemon's last words
+                send_message(self._lifeline, Hello(PROTOCOL_VERSION, "batchd", os.getpid()))
             welcome, _descriptors = receive_message(self._lifeline, TO_TRAINER_LIFELINE)
         except (OSError, ChannelClosed) as error:
             raise DaemonUnreachable(_unreachable(self._directory, error)) from None

@@ -11,6 +11,7 @@ import select
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from weakref import finalize
 
@@ -76,7 +77,8 @@ class Lifeline:
     def introduce(self, deadline: float) -> bytes:
         """Say who we are and get the secret that opens the session; see ``open_lifeline``."""
         try:
-            send_message(self._socket, Hello(PROTOCOL_VERSION, _program(), os.getpid()))
+            with suppress(ChannelClosed):  # whoever was turned away already finds the reason in the daemon's last words
+                send_message(self._socket, Hello(PROTOCOL_VERSION, _program(), os.getpid()))
             if not self.wait(deadline):
                 raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
             message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)

@@ -8,6 +8,7 @@ import os
 import socket
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from batchd_wire.codec import MalformedMessage, Message, Vocabulary
 
@@ -45,9 +46,10 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
     descriptors are closed), and what the socket raises: ``BlockingIOError`` or ``TimeoutError``.
     """
     try:
-        data, ancillary, flags, _address = channel.recvmsg(DATAGRAM_BYTES_MAX, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError as error:
-        raise ChannelClosed(str(error)) from None
+        data, ancillary, flags, _address = _receive(channel)
+    except ConnectionResetError:
+        # The other side closed with words of ours unread, which is said once; its own last words stand behind that.
+        data, ancillary, flags, _address = _receive(channel)
     descriptors = _descriptors_in(ancillary)
     if not data and not descriptors:
         raise ChannelClosed("the other side closed the channel")
@@ -59,6 +61,10 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
+    return channel.recvmsg(DATAGRAM_BYTES_MAX, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
 
 
 def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -17,7 +17,7 @@ from batchd_wire.channel import (
     send_message,
 )
 from batchd_wire.codec import MalformedMessage
-from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, SlotShared, Welcome
+from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Refused, SlotShared, Welcome
 from batchd_wire.orders import (
     CHUNK_ROWS_MAX,
     PATH_BYTES_MAX,
@@ -351,3 +351,15 @@ def test_daemons_are_looked_for_in_the_systems_place_and_then_in_the_users(monke
     assert user_directory() is None
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert candidate_directories() == [Path("/run/batchd")]
+
+
+def test_last_words_are_heard_even_if_ours_were_not():
+    """The kernel resets a connection that is closed with something unread; what the other side had said is still there."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        send_message(ours, Hello(1, "trainer", 1))
+        send_message(theirs, Refused(0, 0, 101, "full"))
+        theirs.close()
+        assert receive_message(ours, TO_TRAINER_LIFELINE) == (Refused(0, 0, 101, "full"), [])
+        with pytest.raises(ChannelClosed):
+            receive_message(ours, TO_TRAINER_LIFELINE)
