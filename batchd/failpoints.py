@@ -4,8 +4,9 @@
 
 means: the third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; who passes it with sample 17 ends
 by SIGSEGV; at ``daemon.handle.sent`` a process stops for ever. Actions: ``kill``, ``segv``, ``hang``, ``stop`` (SIGSTOP, until
-somebody sends SIGCONT). Counts are per process. With ``BATCHD_FAILPOINTS_LEDGER`` set to a directory, each fault happens once
-in all processes together: it belongs to whoever first writes the file of its name there, with his pid.
+somebody sends SIGCONT), ``eat`` (take 1 GiB of memory, for a process that may not have that much). Counts are per process. With
+``BATCHD_FAILPOINTS_LEDGER`` set to a directory, each fault happens once in all processes together: it belongs to whoever first
+writes the file of its name there, with his pid.
 
 Refused under a service manager, where nobody wants faults.
 """
@@ -18,7 +19,8 @@ from pathlib import Path
 VARIABLE = "BATCHD_FAILPOINTS"
 LEDGER_VARIABLE = "BATCHD_FAILPOINTS_LEDGER"
 _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
-_ACTIONS = (*_SIGNALS, "hang")
+_ACTIONS = (*_SIGNALS, "hang", "eat")
+_EATEN_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -32,8 +34,8 @@ def _parse(text: str) -> dict[str, _Failpoint]:
     found = {}
     for part in filter(None, text.split(";")):
         name, equals, rest = part.partition("=")
-        action, _at, number = rest.partition("@")
-        if not equals or action not in _ACTIONS or not (number or "1").isdecimal():
+        action, at, number = rest.partition("@")
+        if not equals or action not in _ACTIONS or (at and not (number.isdecimal() and int(number))):
             raise SystemExit(f"{VARIABLE}: {part!r} is not NAME[:SAMPLE]=ACTION[@N] with one of {', '.join(_ACTIONS)}")
         found[name.strip()] = _Failpoint(action, int(number or "1"))
     return found
@@ -67,6 +69,9 @@ def _pass_armed(name: str) -> None:
     if failpoint.action == "hang":
         while True:
             signal.pause()
+    if failpoint.action == "eat":
+        b"\1" * _EATEN_BYTES
+        return
     os.kill(os.getpid(), _SIGNALS[failpoint.action])
 
 

@@ -95,11 +95,15 @@ class WorkerObserved:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """A worker is dead, says the kernel. ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)"."""
+    """A worker is dead, says the kernel. ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
+
+    ``from_outside``: somebody killed it, for reasons that hardly lie in the sample that it had in hand.
+    """
 
     worker: int
     how: str
     note: Note | None
+    from_outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,11 +167,12 @@ class DaemonState:
         orders = list(worker.orders.values())
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
         for order in reversed(orders):
-            note = event.note if order.number == in_hand else None
-            how = event.how if order.number == in_hand else None
-            self.streams[order.stream].chunk_lost(order, note, how, actions)
+            if order.number == in_hand:
+                self.streams[order.stream].chunk_lost(order, event, now, actions)
+            else:
+                self.streams[order.stream].chunk_put_back(order, actions)
         if orders and all(order.number != in_hand for order in orders):
-            self.streams[orders[0].stream].died_between_samples(event.how, actions)
+            self.streams[orders[0].stream].died_between_samples(event, actions)
         self.fleet.spawn_due(now, actions)
 
     def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:

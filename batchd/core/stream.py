@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from batchd.core.actions import Action, QuarantineSample, ReportBad, ReportStopped
 from batchd.core.delivery import Delivery, StreamSpec
-from batchd.core.events import ChunkDone, Note
+from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
 from batchd.core.subscription import Subscription
@@ -56,25 +56,28 @@ class Stream:
         else:
             self.delivery.wake(actions)
 
-    def chunk_lost(self, order: Order, note: Note | None, how: str | None, actions: list[Action]) -> None:
-        """The worker that had ``order`` is dead; ``how`` is None where it had not begun with it."""
-        fill = order.slot.fill
-        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
-        parts = [(order.first, order.rows)]
-        if how is not None:
-            row = note.row if note is not None else None
-            parts = split(order.first, order.rows, row)
-            self._accuse(order, note, how, actions)
-        fill.put_back(order.number, parts)
-        self.delivery.wake(actions)
+    def chunk_put_back(self, order: Order, actions: list[Action]) -> None:
+        """The worker that had ``order`` is dead and had not begun with it."""
+        self._put_back(order, [(order.first, order.rows)], actions)
 
-    def died_between_samples(self, how: str, actions: list[Action]) -> None:
+    def chunk_lost(self, order: Order, gone: WorkerGone, now: float, actions: list[Action]) -> None:
+        """The worker died over ``order``: cut it so that the suspect stands alone, unless somebody killed the worker."""
+        if gone.from_outside:
+            parts = [(order.first, order.rows)]
+        else:
+            self.suspects.count_crash(now)
+            parts = split(order.first, order.rows, gone.note.row if gone.note is not None else None)
+        self._accuse(order, gone, actions)
+        self._stop_if(self.suspects.excess(), actions)
+        self._put_back(order, parts, actions)
+
+    def died_between_samples(self, gone: WorkerGone, actions: list[Action]) -> None:
         """A worker with orders of this stream ended with no sample in hand, which none of them can be blamed for."""
+        if gone.from_outside:
+            return
         self._blank_deaths += 1
         if self._blank_deaths >= BLANK_DEATHS_MAX:
-            text = (
-                f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {how}"
-            )
+            text = f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {gone.how}"
             self._stop_if(f"{text}: something is wrong with the machine, or with batchd itself; see the log", actions)
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
@@ -114,21 +117,26 @@ class Stream:
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
 
-    def _accuse(self, order: Order, note: Note | None, how: str, actions: list[Action]) -> None:
+    def _put_back(self, order: Order, parts: list[tuple[int, int]], actions: list[Action]) -> None:
+        fill = order.slot.fill
+        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
+        fill.put_back(order.number, parts)
+        self.delivery.wake(actions)
+
+    def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
         """Hold the death against the sample that the worker had in hand, where that is known."""
+        sample = self._suspect(order, gone.note)
+        if sample is not None and self.suspects.accuse(sample, gone.how, from_outside=gone.from_outside):
+            actions.append(QuarantineSample(self.spec.number, sample, self.suspects.quarantined[sample]))
+
+    def _suspect(self, order: Order, note: Note | None) -> int | None:
         if (
             note is not None
             and order.first <= note.row < order.first + order.rows
             and note.sample < self.spec.plan.samples
         ):
-            sample = note.sample
-        elif order.rows == 1:
-            sample = self._sample(order, order.first)
-        else:
-            return
-        if self.suspects.accuse(sample, how):
-            actions.append(QuarantineSample(self.spec.number, sample, self.suspects.quarantined[sample]))
-            self._stop_if(self.suspects.excess(), actions)
+            return note.sample
+        return self._sample(order, order.first) if order.rows == 1 else None
 
     def _measure(self, order: Order, busy_us: int) -> None:
         self.decoded_samples += order.rows

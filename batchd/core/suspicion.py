@@ -1,17 +1,27 @@
 """Bad samples of one stream, and which sample kills workers. Nobody's process.
 
-A worker that dies names, by its note, the sample it had in hand. That alone proves nothing (somebody may have killed it),
-so the sample is run again, alone in its chunk, and a worker that lives acquits it. A second death with nothing in between is
+A worker that crashes names, by its note, the sample it had in hand. That alone proves nothing (the machine may be at fault),
+so the sample is run again, alone in its chunk, and a worker that lives acquits it. A second crash with nothing in between is
 proof, and the sample is quarantined: no worker begins it again. Where a note says nothing, the chunk is halved until one
 sample is left.
 
-Invariant: a sample that kills whoever decodes it is begun by no third worker after two have died and named it.
+A worker that somebody killed from outside says next to nothing about its sample: such deaths weigh a tenth of a crash. They are
+not worth nothing, since what killed it may have been a guard against processes that take too much memory, and that again and
+again for the same sample.
+
+Invariant: a sample that crashes whoever decodes it is begun by no third worker after two have died and named it.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from math import sqrt
 
-DEATHS_MAX = 2
+CRASH_WEIGHT = 10
+KILL_WEIGHT = 1
+PROOF_WEIGHT = 20
+"""Two crashes, or so many deaths at somebody else's hand that chance is ruled out."""
+CRASHES_MAX = 100
+CRASHES_WINDOW_S = 60.0
 LISTED_MAX = 10_000
 """Bad samples that are remembered by name; further ones are only counted."""
 SURE_ROWS = 256
@@ -72,21 +82,29 @@ class Suspects:
 
     def __init__(self, samples: int) -> None:
         self._quarantined_max = max(QUARANTINED_MIN, int(samples * QUARANTINED_FRACTION))
-        self._deaths: dict[int, int] = {}
+        self._deaths: dict[int, list[int]] = {}
+        """The weight of each death that a sample was found with."""
+        self._crashed_s: deque[float] = deque(maxlen=CRASHES_MAX)
         self.quarantined: dict[int, str] = {}
 
-    def accuse(self, sample: int, how: str) -> bool:
+    def accuse(self, sample: int, how: str, *, from_outside: bool = False) -> bool:
         """Count a death; true where it proves the sample guilty, which is then quarantined."""
-        deaths = self._deaths[sample] = self._deaths.get(sample, 0) + 1
-        if deaths < DEATHS_MAX or sample in self.quarantined:
+        weights = self._deaths.setdefault(sample, [])
+        weights.append(KILL_WEIGHT if from_outside else CRASH_WEIGHT)
+        if sum(weights) < PROOF_WEIGHT or sample in self.quarantined:
             return False
-        self.quarantined[sample] = f"quarantined: it ended {deaths} workers, the last by {how}"
+        self.quarantined[sample] = f"quarantined: it ended {len(weights)} workers, the last by {how}"
+        del self._deaths[sample]
         return True
 
     def acquit(self, samples: list[int]) -> None:
         """These samples were decoded and the worker lives."""
         for sample in samples:
             self._deaths.pop(sample, None)
+
+    def count_crash(self, now: float) -> None:
+        """A worker of this stream crashed, whatever it had in hand."""
+        self._crashed_s.append(now)
 
     @property
     def has_open(self) -> bool:
@@ -95,12 +113,14 @@ class Suspects:
 
     def excess(self) -> str | None:
         """Say that crashes are not a matter of single samples."""
-        if len(self.quarantined) <= self._quarantined_max:
+        quarantined, limit = len(self.quarantined), self._quarantined_max
+        if quarantined > limit:
+            what = f"{quarantined} samples ended their workers, more than the {limit} that may be odd files"
+        elif len(self._crashed_s) == CRASHES_MAX and self._crashed_s[-1] - self._crashed_s[0] <= CRASHES_WINDOW_S:
+            what = f"{CRASHES_MAX} workers crashed within {CRASHES_WINDOW_S:g} s"
+        else:
             return None
-        return (
-            f"{len(self.quarantined)} samples ended their workers, more than the {self._quarantined_max} that may be odd files: "
-            "something is wrong with the decoder or the machine"
-        )
+        return f"{what}: something is wrong with the decoder or the machine"
 
 
 def split(first: int, count: int, row: int | None) -> list[tuple[int, int]]:

@@ -20,6 +20,18 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     return min([_machine_bytes(proc), *_cgroup_bytes(proc, cgroups)])
 
 
+def oom_kills(proc: Path = Path("/proc")) -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 where it keeps no count.
+
+    Its own want or a cgroup's. It counts before it kills, so a death that it caused is never seen before the count has risen.
+    """
+    try:
+        lines = (proc / "vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
 def shortage(need_bytes: int, have_bytes: int) -> str | None:
     """Say that there is not enough, by how much, and what helps; None where there is."""
     if need_bytes + RESERVE_BYTES <= have_bytes:

@@ -53,7 +53,7 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
     """
     names = choose_runtime_directory(configured)
     try:
-        names.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        _make(names.path)
         lock = os.open(names.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     except OSError as error:
         raise BatchdError(
@@ -74,3 +74,11 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return HeldDirectory(names, lock, is_private=is_private)
+
+
+def _make(path: Path) -> None:
+    """Make the directory with its mode, whatever the umask; one that is there is left as its owner wants it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=DIRECTORY_MODE)
+        path.chmod(DIRECTORY_MODE)

@@ -24,6 +24,7 @@ import structlog
 
 from batchd.core.events import ChunkDone, Event, Note, WorkerGone, WorkerReady
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.memory import oom_kills
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.orders import (
@@ -37,6 +38,10 @@ from batchd_wire.orders import (
 _log = structlog.get_logger()
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+FAULT_SIGNALS = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
+)
+"""What the kernel, or the C library, sends a process for what it did itself."""
 MESSAGES_AT_ONCE = 16
 KILL_TIMEOUT_S = 2.0
 
@@ -52,6 +57,13 @@ class _Process:
     note: mmap.mmap
     streams: set[int] = field(default_factory=set)
     slots: set[int] = field(default_factory=set)
+    is_killed: bool = False
+    """By this daemon, for what it did or failed to do."""
+
+    def kill(self) -> None:
+        """End the process for its own doing."""
+        self.is_killed = True
+        self.popen.kill()
 
 
 class WorkerProcesses:
@@ -64,6 +76,7 @@ class WorkerProcesses:
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
         """What workers decode with, by their own word; empty before the first is ready."""
+        self._oom_kills = oom_kills()
 
     def spawn(self, number: int) -> None:
         """Start worker ``number``, unless it was started ahead of time. Raises ``OSError``, and then there is none."""
@@ -125,7 +138,7 @@ class WorkerProcesses:
         if process is None:
             return
         _log.warning("worker killed", worker=number, pid=process.popen.pid, reason=reason)
-        process.popen.kill()
+        process.kill()
 
     def note(self, number: int) -> Note | None:
         """What the worker says it has in hand."""
@@ -159,7 +172,7 @@ class WorkerProcesses:
                 return
             except ChannelClosed:
                 self._watch.remove(process.channel.fileno())
-                process.popen.kill()
+                process.popen.kill()  # nearly always dead by now, and if not, it is of no more use
                 return
             except MalformedMessage as error:
                 self.kill(process.number, f"it talks nonsense: {error}")
@@ -181,12 +194,19 @@ class WorkerProcesses:
         self._receive(process)
         status = process.popen.wait()
         note = _read_note(process.note) or _NOTHING_IN_HAND
+        from_outside = self._was_from_outside(process, status)
         how = _describe(status)
         _log.warning("worker ended", worker=process.number, pid=process.popen.pid, how=how)
         self._watch.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)
-        self.enqueue(WorkerGone(process.number, how, note))
+        self.enqueue(WorkerGone(process.number, how, note, from_outside))
+
+    def _was_from_outside(self, process: _Process, status: int) -> bool:
+        """Did somebody else kill it? Not if it ended itself, crashed, was killed by us, or took the last of the memory."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        killed = status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
+        return killed and not (status == -signal.SIGKILL and self._oom_kills > before)
 
     def _forget(self, process: _Process) -> None:
         self._watch.remove(process.pidfd)

@@ -73,6 +73,30 @@ def test_a_thousand_killed_workers_lose_repeat_and_reorder_nothing(start_daemon,
     assert status["streams"][0]["quarantined_samples"] == 0
 
 
+def test_a_row_whose_worker_is_killed_five_times_in_a_row_is_nobodys_fault(start_daemon):
+    """Alone in its chunk and each time in hand: who kills from outside makes no sample guilty."""
+    hung = 17
+    daemon = start_daemon(chunk_rows=1, workers=1, lasting_faults={f"worker.sample.begin:{hung}": "stop"})
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        for _ in range(5):
+            (victim,) = wait_until(
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+            )
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda victim=victim: victim not in daemon.worker_pids(), "it is dead")
+        assert connection.status()["streams"][0]["quarantined_samples"] == 0
+        (victim,) = wait_until(lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "and once more")
+        os.kill(victim, signal.SIGCONT)
+        seen = see(stream)
+        status = connection.status()
+
+    assert seen == Expected(daemon.config).epoch(0)
+    assert status["daemon"]["worker_deaths"] == 5
+    assert status["streams"][0]["quarantined_samples"] == 0
+
+
 def test_all_workers_killed_at_once_are_replaced(start_daemon):
     """For a moment there is none."""
     daemon = start_daemon(workers=3)

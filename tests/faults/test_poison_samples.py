@@ -1,14 +1,20 @@
 """A sample that ends whoever decodes it: two workers die of it, then it is quarantined, and the stream goes on."""
 
 import json
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 import batchd_client
 from support.commands import batchd
 from support.expected import Expected
+from support.kernel import is_stopped
 from support.seen import samples, see
 from support.settings import folder_stream, list_stream
+from support.waiting import wait_until
 
 POISON = 17
 
@@ -42,7 +48,7 @@ def test_poison_sample_ends_two_workers_and_is_quarantined(start_daemon, step, c
 
 def test_what_stands_in_for_a_poison_sample_is_what_stands_in_for_any_bad_one(start_daemon, photos, tmp_path):
     """The row has the bytes that it would have if the file were broken."""
-    poisoned = start_daemon(lasting_faults={f"worker.sample.read:{POISON}": "kill"})
+    poisoned = start_daemon(lasting_faults={f"worker.sample.read:{POISON}": "segv"})
     paths = [Expected(poisoned.config).path(sample) for sample in range(40)]
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"")
@@ -70,6 +76,43 @@ def test_a_sample_that_hangs_is_poison_too(start_daemon):
     assert {line["reason"] for line in daemon.log_lines("worker killed")} == {"it worked on one sample for 0.4 s"}
     assert set(samples(seen)) == set(range(40)) - {POISON}
     assert (bad.sample, bad.path) == (POISON, path)
+
+
+@contextmanager
+def tight_memory_group():
+    """Make a memory cgroup (version 1) that has no room for a process that eats."""
+    group = Path(f"/sys/fs/cgroup/memory/batchd-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        (group / "memory.limit_in_bytes").write_text("64M")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_sample_that_takes_all_the_memory_is_poison_too(start_daemon):
+    """The kernel kills its workers for want of memory: SIGKILL, but no outsider's."""
+    faults = {f"worker.sample.begin:{POISON}": "stop", f"worker.sample.read:{POISON}": "eat"}
+    daemon = start_daemon(workers=1, lasting_faults=faults)
+
+    with tight_memory_group() as group, batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        for _ in range(2):
+            (worker,) = wait_until(
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+            )
+            (group / "cgroup.procs").write_text(str(worker))
+            os.kill(worker, signal.SIGCONT)
+            wait_until(lambda worker=worker: worker not in daemon.worker_pids(), "it is dead")
+        seen = see(stream)
+        (bad,) = connection.bad("photos").samples
+
+    assert worker_deaths(daemon) == ["signal 9 (SIGKILL)"] * 2
+    assert bad.sample == POISON
+    assert set(samples(seen)) == set(range(40)) - {POISON}
 
 
 def test_batchd_bad_names_the_quarantined_file(start_daemon):
@@ -140,7 +183,7 @@ def test_crashes_that_no_single_file_explains_stop_the_stream(start_daemon, phot
     list_file = tmp_path / "list.txt"
     list_file.write_text(f"{file.relative_to(photos)} 0\n" * 64)
     streams = {"photos": list_stream(list_file, photos, shuffle=False, max_bad_fraction=1.0)}
-    deadly = {f"worker.sample.begin:{sample}": "kill" for sample in range(0, 64, 4)}
+    deadly = {f"worker.sample.begin:{sample}": "segv" for sample in range(0, 64, 4)}
     daemon = start_daemon(streams, lasting_faults=deadly)
 
     with batchd_client.connect(daemon.address) as connection:

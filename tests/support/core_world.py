@@ -205,16 +205,17 @@ class World:
             actions += [action for number in busy for action in self.fill(number)]
         return actions
 
-    def kill(self, number: int, note: ev.Note | None = None, how: str = "signal 11 (SIGSEGV)") -> list[act.Action]:
+    def kill(self, number: int, note: ev.Note | None = None, *, from_outside: bool = False) -> list[act.Action]:
         """A worker dies."""
         del self.workers[number]
-        return self.do(ev.WorkerGone(number, how, note))
+        how = "signal 9 (SIGKILL)" if from_outside else "signal 11 (SIGSEGV)"
+        return self.do(ev.WorkerGone(number, how, note, from_outside))
 
-    def kill_at(self, number: int, row: int) -> list[act.Action]:
+    def kill_at(self, number: int, row: int, *, from_outside: bool = False) -> list[act.Action]:
         """A worker dies at ``row`` of its oldest order, and its note says so."""
         order = self.workers[number].orders[0]
         sample = self.samples(order)[row - order.first]
-        return self.kill(number, ev.Note(order.order, row, sample))
+        return self.kill(number, ev.Note(order.order, row, sample), from_outside=from_outside)
 
     def lose_next(self) -> list[act.Action]:
         """The daemon says that the memory for a slot could not be had."""

@@ -137,17 +137,19 @@ class CoreMachine(RuleBasedStateMachine):
         who=st.integers(0, 9),
         row=st.integers(0, 5),
         note=st.sampled_from(["none", "in hand", "done before", "nonsense"]),
+        from_outside=st.booleans(),
     )
-    def kill_worker(self, who, row, note):
-        """Somebody kills a worker."""
+    def kill_worker(self, who, row, note, from_outside):
+        """A worker crashes, or somebody kills it."""
         number = self._worker(who)
         orders = self.world.workers[number].orders
         if note == "in hand" and orders:
-            self.world.kill_at(number, orders[0].first + row % orders[0].count)
+            self.world.kill_at(number, orders[0].first + row % orders[0].count, from_outside=from_outside)
         elif note == "nonsense" and orders:
-            self.world.kill(number, ev.Note(orders[0].order, NO_SAMPLE, NO_SAMPLE))
+            self.world.kill(number, ev.Note(orders[0].order, NO_SAMPLE, NO_SAMPLE), from_outside=from_outside)
         else:
-            self.world.kill(number, ev.Note(0, 0, 0) if note == "done before" else None)
+            nothing_in_hand = ev.Note(0, 0, 0) if note == "done before" else None
+            self.world.kill(number, nothing_in_hand, from_outside=from_outside)
 
     @precondition(lambda self: self.world.workers)
     @rule(who=st.integers(0, 9), hangs=st.booleans())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from batchd.daemon import slot_memory
-from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, shortage
+from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, oom_kills, shortage
 from batchd.daemon.slot_memory import SEALS, SlotMemory
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 
@@ -70,6 +70,19 @@ def machine(tmp_path):
 def test_without_limits_the_machines_memory_counts(machine) -> None:
     """MemAvailable, not MemFree and not MemTotal."""
     assert machine.available == 8 * GIBIBYTE
+
+
+@pytest.mark.parametrize(
+    ("vmstat", "kills"),
+    [("pgfault 9\noom_kill 3\ndrop_slab 7\n", 3), ("oom_kill_other 5\npgfault 9\n", 0), (None, 0)],
+    ids=["counted", "not counted", "no such file"],
+)
+def test_the_kernels_count_of_processes_killed_for_memory_is_read(machine, vmstat, kills) -> None:
+    """Where it keeps one; containers may hide it."""
+    if vmstat is not None:
+        (machine.proc / "vmstat").write_text(vmstat)
+
+    assert oom_kills(machine.proc) == kills
 
 
 def test_a_kernel_that_does_not_say_is_taken_to_have_enough(machine) -> None:

@@ -199,10 +199,18 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("usual_umask")
-def test_the_directory_is_made_for_owner_and_group(tmp_path) -> None:
-    """0750: its group is who may connect; the lock is nobody else's business."""
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
+def test_the_directory_is_made_for_owner_and_group(tmp_path, umask) -> None:
+    """0750, whatever the umask: its group is who may connect."""
+    os.umask(umask)
     with hold(tmp_path / "a" / "run") as held:
         assert mode(held.names.path) == 0o750
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_the_lock_names_its_holder(tmp_path) -> None:
+    """Owner and group may read it; it is nobody else's business."""
+    with hold(tmp_path / "a" / "run") as held:
         assert mode(held.names.lock_path) == 0o640
         assert held.names.lock_path.read_text() == f"{os.getpid()}\n"
 

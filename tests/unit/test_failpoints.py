@@ -115,7 +115,18 @@ def test_without_faults_nothing_happens(faults) -> None:
 
 def test_what_cannot_be_read_is_refused_at_the_start() -> None:
     """A test with a slip in it must not pass because no fault happened; all slips are tried in one process."""
-    slips = ["a", "a=", "a=die", "a=kill@x", "a=kill@-1", "a=kill@1.5", "a:kill", "b=kill;a=Kill"]
+    slips = [
+        "a",
+        "a=",
+        "a=die",
+        "a=kill@x",
+        "a=kill@-1",
+        "a=kill@1.5",
+        "a=kill@0",
+        "a=kill@",
+        "a:kill",
+        "b=kill;a=Kill",
+    ]
     program = (
         "import sys\nfrom batchd import failpoints\n"
         "for slip in sys.argv[1:]:\n"

@@ -9,7 +9,10 @@ from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.stream import BLANK_DEATHS_MAX
 from batchd.core.suspicion import (
+    CRASHES_MAX,
+    CRASHES_WINDOW_S,
     LISTED_MAX,
+    PROOF_WEIGHT,
     QUARANTINED_MIN,
     SURE_ROWS,
     BadSamples,
@@ -115,23 +118,61 @@ def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
     assert [one.granted for one in world.trainers.values()] == [1] * 5
 
 
-def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty():
-    """In one epoch, each at another sample: every batch comes, whole and in order."""
-    world = DeadlyWorld(set(), with_note=True, workers=2, chunk_rows_max=4, samples=1600, batch_size=40, slots_max=4)
+@pytest.mark.parametrize("chunk_rows", [1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chunk_rows):
+    """In one epoch, at any sample, often at the same one again: every batch comes, whole and in order."""
+    world = DeadlyWorld(
+        set(), with_note=True, workers=2, chunk_rows_max=chunk_rows, samples=1600, batch_size=40, slots_max=4
+    )
     world.subscribe(end_epoch=1)
-    chance = random.Random(3)
+    chance = random.Random(seed)
     killed = 0
     while world.trainers[1].upcoming is not None:
         number = chance.choice(list(world.workers))
         order = world.workers[number].orders[0] if world.workers[number].orders else None
-        if killed < 100 and order is not None and order.count > 1 and chance.random() < 0.5:
-            world.kill_at(number, order.first + chance.randrange(order.count))
+        if killed < 100 and order is not None and chance.random() < 0.5:
+            world.kill_at(number, order.first + chance.randrange(order.count), from_outside=True)
             killed += 1
         world.work(1)
         world.pull(1)
     assert killed == 100
     assert world.trainers[1].granted == 40
     assert world.quarantined == set()
+
+
+def test_killing_every_worker_that_has_just_begun_does_not_stop_the_stream():
+    """However long somebody goes on with it: when it ends, the stream goes on, and each batch comes."""
+    world = DeadlyWorld(set(), with_note=True, batch_size=6)
+    world.subscribe(end_epoch=1)
+    actions = _die_between_samples(world, 10 * BLANK_DEATHS_MAX, from_outside=True)
+    assert not any(isinstance(action, act.ReportStopped) for action in actions)
+    assert [lease.step for lease in pick(act.GrantLease, world.work(40))] == [0, 1]
+
+
+def test_a_sample_for_which_its_worker_is_killed_again_and_again_is_quarantined():
+    """A guard against processes that take too much memory kills as anybody does; it must not go on for ever."""
+    world = DeadlyWorld(set(), with_note=True, samples=12, batch_size=12, slots_max=2)
+    world.subscribe(end_epoch=1)
+    for _ in range(PROOF_WEIGHT):
+        assert world.quarantined == set()
+        number = next(iter(world.workers))
+        world.kill_at(number, world.workers[number].orders[0].first + 5, from_outside=True)
+        world.now += 10.0
+        world.start_workers()
+    assert len(world.quarantined) == 1
+
+
+def test_a_chunk_whose_worker_was_killed_from_outside_is_not_cut():
+    """Nobody is under suspicion, so nobody has to be decoded alone."""
+    world = DeadlyWorld(set(), with_note=True, batch_size=12)
+    world.state.streams[1].sample_s = 1e-6
+    world.subscribe(end_epoch=1)
+    world.kill_at(1, 5, from_outside=True)
+    world.now += 10.0
+    world.start_workers()
+    orders = [order for worker in world.workers.values() for order in worker.orders]
+    assert [(order.first, order.count) for order in orders] == [(0, 12)]
 
 
 def test_a_note_that_makes_no_sense_accuses_nobody():
@@ -200,6 +241,35 @@ def test_a_thousandth_of_the_samples_may_be_deadly(samples, limit):
     assert f"more than the {limit} that may be odd files" in suspects.excess()
 
 
+def test_a_crash_weighs_more_than_a_kill():
+    """One crash and as many kills as make up for another one."""
+    suspects = Suspects(1000)
+    suspects.accuse(5, "signal 11")
+    for _ in range(9):
+        assert not suspects.accuse(5, "signal 9", from_outside=True)
+    assert suspects.accuse(5, "signal 9", from_outside=True)
+    assert suspects.quarantined == {5: "quarantined: it ended 11 workers, the last by signal 9"}
+
+
+def test_many_crashes_in_a_short_time_are_no_matter_of_single_files():
+    """A hundred within a minute, whatever the workers had in hand; not if they took longer."""
+    for seconds, too_many in [(CRASHES_WINDOW_S, True), (CRASHES_WINDOW_S + 1, False)]:
+        suspects = Suspects(10**7)
+        for number in range(CRASHES_MAX):
+            assert suspects.excess() is None
+            suspects.count_crash(seconds * number / (CRASHES_MAX - 1))
+        assert (suspects.excess() is not None) is too_many
+
+
+def test_a_stream_of_many_samples_stops_when_a_hundred_workers_crash_within_a_minute():
+    """Long before a thousandth of its samples is quarantined."""
+    world = DeadlyWorld(set(range(60_000)), with_note=True, workers=8, samples=60_000, batch_size=64)
+    world.subscribe(end_epoch=1)
+    world.pull(1)
+    stopped = pick(act.ReportStopped, world.work(30))
+    assert "100 workers crashed within 60 s: something is wrong with the decoder or the machine" in stopped[0].text
+
+
 def test_a_bad_sample_is_reported_once_and_counted_each_time():
     """With its path and what is wrong with it."""
     bad = BadSamples(1000, 0.05)
@@ -265,7 +335,7 @@ def test_no_bad_sample_at_all_may_be_asked_for():
 NOTHING_IN_HAND = ev.Note(order=0, row=0, sample=0)
 
 
-def _die_between_samples(world: DeadlyWorld, times: int) -> list[act.Action]:
+def _die_between_samples(world: DeadlyWorld, times: int, *, from_outside: bool = False) -> list[act.Action]:
     """Let one worker after the other end with orders and nothing begun."""
     actions: list[act.Action] = []
     for _ in range(times):
@@ -274,7 +344,7 @@ def _die_between_samples(world: DeadlyWorld, times: int) -> list[act.Action]:
         number = next(iter(world.workers))
         world.ready(number)
         assert world.workers[number].orders
-        actions += world.kill(number, NOTHING_IN_HAND)
+        actions += world.kill(number, NOTHING_IN_HAND, from_outside=from_outside)
     return actions
 
 
