@@ -106,6 +106,7 @@ class Attachment:
             step=0,
             end_epoch=None,
             fingerprint=None,
+            is_spectator=True,
         )
         told = self.ask(subscribe, Subscribed)
         handle = self.ask(Pull(told.subscription, 0, True, 0, []), Handle, BATCH_TIMEOUT_S)

@@ -123,7 +123,8 @@ class StreamConfig(_Branch):
     """What is done to each sample, step by step; the first step is decode."""
 
     batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
-    """Samples in one batch. Each goes to one rank whole, but for an epoch's last round, where ranks share what is left."""
+    """Samples in one batch. Each goes to one rank whole, but for an epoch's last round, where ranks share what is left,
+    and get a sample each at least."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Decides the shuffle and every random step; the same seed gives the same bytes."""
@@ -146,7 +147,7 @@ class StreamConfig(_Branch):
 
     lag: Lag = "independent"
     """Whether a trainer may run ahead of the others that read the same batches: "independent" lets it, "lockstep" makes it wait
-    so that each batch is decoded once."""
+    so that each batch is decoded once; a trainer that starts later is waited for until it has come near."""
 
     max_skew: Annotated[int, Field(ge=1, le=1024)] = 8
     """With lag = "lockstep": how many batches the first trainer may be ahead of the last."""

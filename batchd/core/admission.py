@@ -46,7 +46,7 @@ def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refus
             "give it more memory (memory = in batchd.toml)"
         )
     if promised + ENTITLEMENT_SLOTS > slots:
-        return ErrorCode.RING_TOO_SMALL, (
+        return ErrorCode.RING_BUSY, (
             f"{promised} of the {slots} slots of stream {stream!r} are held by other trainers or kept for them, and one more "
             f"trainer needs {ENTITLEMENT_SLOTS}; have them release batches, or give the stream more memory "
             "(memory = in batchd.toml)"

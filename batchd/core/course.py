@@ -8,7 +8,8 @@ A subscription that starts at (epoch, base) as rank r of W reads, counting its s
 All ranks get the same number of batches in an epoch (a round is one batch for each rank). Where the last round has fewer
 batches left than there are ranks, ``drop_last`` leaves it out; otherwise the ranks share those batches by rows:
 W = 4, two batches left: ranks 0 and 1 read the halves of the first, ranks 2 and 3 those of the second. So every sample is
-read exactly once, no batch is made up, and a position's content does not depend on W.
+read exactly once, no batch is made up, and a position's content does not depend on W. Only where a batch has fewer rows than
+ranks to share it, some read the same row, since a loss over no rows at all is not a number.
 
 Invariant: ``at`` is a pure function of the sequence number; ranks that start together stay in the same round.
 """
@@ -88,4 +89,4 @@ class Course:
         members, member = next_member - first_member, self.rank - first_member
         rows = self.plan.rows(start + batch)
         first, end = rows * member // members, rows * (member + 1) // members
-        return Share(Position(epoch, start + batch), first, end - first)
+        return Share(Position(epoch, start + batch), first, max(1, end - first))

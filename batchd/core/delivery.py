@@ -64,6 +64,8 @@ class Delivery:
         """Subscriptions with a claim that waits for a slot to be idle."""
         self._stalled: set[int] = set()
         """Subscriptions that want more memory than they may have just now."""
+        self._kept: set[int] = set()
+        """Subscriptions with a batch that is ready and kept from them, so that a newcomer finds room."""
         self._ahead: set[int] = set()
         """Subscriptions that wait for slower ones, in lockstep."""
 
@@ -81,11 +83,11 @@ class Delivery:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
         window = asked.window or self.spec.window
-        subscription = Subscription(asked.subscription, asked.session, course, window)
+        subscription = Subscription(asked.subscription, asked.session, course, window, asked.is_spectator)
         self._make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
         self._recount(subscription)
-        self._pace.stands(subscription.number, course, 0)
+        self._stands(subscription)
         actions.append(
             AdmitSubscription(asked.session, asked.request, asked.subscription, self.spec.number, course, window)
         )
@@ -179,6 +181,8 @@ class Delivery:
         """Something may have become free: let those who want more try again, whoever is below its fair share first."""
         free = self._committed < self.ring.slots_max
         self._try_again(self._unplaced | self._stalled if free else self._unplaced, actions)
+        if self._kept and self._has_spare_slot:
+            self._try_again(self._kept, actions)
         while self._ahead and self._pace.has_moved():
             self._try_again(self._ahead, actions)
 
@@ -200,7 +204,7 @@ class Delivery:
                 self._place(subscription, claim, actions)
         self._extend(subscription, actions)
         claims = subscription.claims
-        while claims and (slot := claims[0].slot) is not None and slot.is_ready:
+        while claims and (slot := claims[0].slot) is not None and slot.is_ready and self._may_grant(subscription):
             self._grant(subscription, slot, actions)
             self._extend(subscription, actions)
 
@@ -231,6 +235,17 @@ class Delivery:
         if subscription.usage < fair_slots:
             return True
         return all(self.subscriptions[number].usage >= fair_slots for number in self._stalled)
+
+    def _may_grant(self, subscription: Subscription) -> bool:
+        """May a claim become a lease, which cannot be taken back? For a batch read ahead only if a newcomer still finds room."""
+        if subscription.waiting or len(subscription.leases) < ENTITLEMENT_SLOTS or self._has_spare_slot:
+            return True
+        self._kept.add(subscription.number)
+        return False
+
+    @property
+    def _has_spare_slot(self) -> bool:
+        return self._promised() + 1 + ENTITLEMENT_SLOTS <= self.ring.slots_max
 
     @property
     def _fair_slots(self) -> int:
@@ -287,10 +302,14 @@ class Delivery:
         """The trainer has got so far; what says less has been overtaken."""
         if consumed > subscription.consumed:
             subscription.consumed = consumed
-            self._pace.stands(subscription.number, subscription.course, consumed)
+            self._stands(subscription)
+
+    def _stands(self, subscription: Subscription) -> None:
+        if not subscription.is_spectator:
+            self._pace.stands(subscription.number, subscription.course, subscription.consumed)
 
     def _stop_waiting(self, subscription: Subscription) -> None:
-        for waiting in (self._unplaced, self._stalled, self._ahead):
+        for waiting in (self._unplaced, self._stalled, self._kept, self._ahead):
             waiting.discard(subscription.number)
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
@@ -332,8 +351,7 @@ class Delivery:
 
     def _promised(self) -> int:
         """Slots that cannot be taken back from those who are admitted: their entitlements, and what they hold beyond."""
-        held = [(len(one.leases), one.ended) for one in self.subscriptions.values()]
-        return sum(leases if ended else max(ENTITLEMENT_SLOTS, leases) for leases, ended in held)
+        return sum(one.promised for one in self.subscriptions.values())
 
     def _make_room(self, slots: int) -> None:
         """Take claims back, the farthest one of whoever has most, until the ring can promise ``slots`` more."""

@@ -22,6 +22,7 @@ class SubscriptionAsked:
     step: int
     end_epoch: int | None
     fingerprint: str | None
+    is_spectator: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Subscription:
     session: int
     course: Course
     window: int
+    is_spectator: bool = False
+    """Nobody waits for it."""
     served_s: float = 0.0
     consumed: int = 0
     granted: int = 0
@@ -67,6 +69,11 @@ class Subscription:
     def committed(self) -> int:
         """Slots that the ring owes it at this moment."""
         return len(self.leases) if self.ended else max(ENTITLEMENT_SLOTS, self.usage)
+
+    @property
+    def promised(self) -> int:
+        """Slots that cannot be taken back from it: its entitlement, and what it holds beyond."""
+        return len(self.leases) if self.ended else max(ENTITLEMENT_SLOTS, len(self.leases))
 
     @property
     def next_sequence(self) -> int:

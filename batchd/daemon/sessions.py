@@ -351,6 +351,7 @@ def _asked(session: int, subscription: int, message: Subscribe) -> SubscriptionA
         step=message.step,
         end_epoch=message.end_epoch,
         fingerprint=message.fingerprint,
+        is_spectator=message.is_spectator,
     )
 
 

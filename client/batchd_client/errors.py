@@ -11,7 +11,9 @@
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
     |   +-- AddressInvalid       ForkedConnection      ReentrantCall
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
-    |   +-- TooFewBatches        RingTooSmall          RingExhausted
+    |   +-- TooFewBatches        RingExhausted
+    |   +-- RingTooSmall
+    |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
     +-- DataError                the data is not what it was, or is bad: decide what to train on
         +-- StateMismatch        StreamChanged         StreamStopped
@@ -185,6 +187,14 @@ class RingTooSmall(Misused):
     """
 
 
+class RingBusy(RingTooSmall):
+    """The stream's memory would do for one more trainer, but the others hold more than their two slots each.
+
+    They did not give them back within ``connect_timeout_s``: have them release batches, or give the stream more memory
+    (memory = in batchd.toml).
+    """
+
+
 class RingExhausted(Misused):
     """Every slot of the ring is held by this trainer, so no batch can be filled.
 
@@ -242,6 +252,7 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.POSITION_OUT_OF_RANGE: PositionInvalid,
     ErrorCode.FINGERPRINT_MISMATCH: StateMismatch,
     ErrorCode.RING_TOO_SMALL: RingTooSmall,
+    ErrorCode.RING_BUSY: RingBusy,
     ErrorCode.TOO_FEW_BATCHES: TooFewBatches,
     ErrorCode.WINDOW_OUT_OF_RANGE: WindowInvalid,
     ErrorCode.RING_EXHAUSTED: RingExhausted,

@@ -8,6 +8,7 @@ Invariant: ``Subscription.taken`` and ``_ready`` change in the same instant, aft
 interrupted; so a position is neither lost nor repeated, whatever is raised and whenever.
 """
 
+import random
 import time
 from functools import partial
 
@@ -18,6 +19,7 @@ from batchd_client.errors import (
     BatchdClientError,
     BatchTimeout,
     ProtocolError,
+    RingBusy,
     RingExhausted,
     StateMismatch,
     StreamChanged,
@@ -31,13 +33,15 @@ from batchd_wire.slot import UNFINISHED, holds_generation
 
 ANNOUNCE_AGAIN_S = 1.0
 """How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
+BUSY_PAUSE_S = 0.1
+"""How long a trainer waits before it asks again for the memory that others hold just now."""
 
 
 class Reader:
     """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
 
     def __init__(self, connection: Connection, claim: Claim, position: Position, fingerprint: str | None) -> None:
-        """Subscribe. Raises what the daemon refuses."""
+        """Subscribe. Raises what the daemon refuses; memory that others hold is waited for."""
         self.claim = claim
         self.batches = 0
         self.samples = 0
@@ -95,7 +99,13 @@ class Reader:
     def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
         deadline = self._connection.deadlines.request_deadline()
         message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
-        return Subscription(self.claim, position, session.request(message, Subscribed, deadline))
+        while True:
+            try:
+                return Subscription(self.claim, position, session.request(message, Subscribed, deadline))
+            except RingBusy:
+                if time.monotonic() + BUSY_PAUSE_S >= deadline:
+                    raise
+            time.sleep(random.uniform(BUSY_PAUSE_S / 2, BUSY_PAUSE_S))  # noqa: S311  trainers that come together ask apart
 
     def _move(self, session: Session, position: Position) -> None:
         former = self.subscription
@@ -115,6 +125,7 @@ class Reader:
     def _unsubscribe(self, session: Session) -> None:
         if session.has(self.subscription):
             session.unsubscribe(self.subscription.number)
+            session.settle()
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Claim:
             position.step,
             end_epoch,
             fingerprint,
+            is_spectator=False,
         )
 
 

@@ -69,6 +69,7 @@ class Subscribe(Message):
     ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the same step.
     ``window`` is how many positions ahead of the trainer shall be ready; 0 means the stream's own setting.
     ``fingerprint`` is what the trainer's saved state says the stream was, or None.
+    ``is_spectator``: it only wants a look, so nobody waits for it where trainers go in lockstep.
     """
 
     request: int
@@ -80,6 +81,7 @@ class Subscribe(Message):
     step: int
     end_epoch: int | None
     fingerprint: str | None
+    is_spectator: bool
 
 
 @message(12)

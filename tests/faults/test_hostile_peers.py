@@ -83,6 +83,7 @@ def subscribe(**changes):
         "step": 0,
         "end_epoch": 1,
         "fingerprint": None,
+        "is_spectator": False,
     }
     return Subscribe(**(claim | changes))
 

@@ -3,11 +3,12 @@
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import batchd_client
-from batchd_client.errors import RingExhausted, RingTooSmall
+from batchd_client.errors import RingBusy, RingExhausted, RingTooSmall
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Welcome
@@ -157,6 +158,42 @@ def test_a_hoarder_is_told_and_goes_on_after_releasing(start_daemon, photos):
         seen += see(hoarder) if hoarder.epoch < 2 else []
 
     assert seen == expected.epoch(0) + expected.epoch(1)
+
+
+def test_a_newcomer_finds_room_between_trainers_that_read_ahead(start_daemon, photos):
+    """Eight slots, windows of four, and as many trainers as there can be: each is let in at once, whatever the others do."""
+    daemon = start_daemon({"photos": folder_stream(photos, memory=8 * SLOT_BYTES, window=4)})
+    expected = Expected(daemon.config).epoch(0)
+
+    with batchd_client.connect(daemon.address, connect_timeout_s=2.0) as connection:
+        streams = []
+        for _ in range(4):
+            streams.append(connection.stream("photos", epochs=1))
+            for stream in streams:
+                see(stream, 1)
+        taken = [4, 3, 2, 1]
+        assert [see(stream) for stream in streams] == [expected[count:] for count in taken]
+
+
+def test_a_newcomer_waits_for_memory_that_others_hold(start_daemon, photos):
+    """Until they give it back, or its patience is over; then it is told how much they hold."""
+    daemon = start_daemon({"photos": folder_stream(photos, memory=6 * SLOT_BYTES, window=1)})
+
+    with (
+        batchd_client.connect(daemon.address) as one,
+        batchd_client.connect(daemon.address, connect_timeout_s=0.5) as other,
+        batchd_client.connect(daemon.address) as third,
+    ):
+        hoarder = one.stream("photos", epochs=3)
+        hoard = [batch for batch, _ in zip(hoarder, range(5), strict=False)]
+        with pytest.raises(RingBusy, match="5 of the 6 slots of stream 'photos' are held by other trainers"):
+            other.stream("photos", epochs=1)
+        with ThreadPoolExecutor(1) as background:
+            patient = background.submit(third.stream, "photos", epochs=1)
+            for batch in hoard:
+                batch.release()
+            hoarder.close()
+            assert see(patient.result(10)) == Expected(daemon.config).epoch(0)
 
 
 def test_a_trainer_for_whom_there_is_no_memory_is_refused_with_the_numbers(start_daemon, photos):

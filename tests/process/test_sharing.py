@@ -81,7 +81,7 @@ def test_a_trainer_that_stands_still_does_not_hold_others_up(start_daemon, photo
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_together_read_every_sample_once(start_daemon, photos, world_size):
     """All ranks get equally many batches, whole ones or parts of the last round's."""
-    daemon = start_daemon({"photos": folder_stream(photos, batch_size=3)})
+    daemon = start_daemon({"photos": folder_stream(photos, batch_size=6)})
 
     with batchd_client.connect(daemon.address) as connection:
         streams = [connection.stream("photos", rank, world_size, epochs=1) for rank in range(world_size)]

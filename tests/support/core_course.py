@@ -38,7 +38,7 @@ def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: 
 
 
 def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:
-    """Ranks in order stand before the batches, as evenly as can be; those before one batch cut its rows evenly."""
+    """Ranks in order stand before the batches, as evenly as can be; those before one cut its rows evenly, one each at least."""
     members: dict[int, list[int]] = {step: [] for step in batches}
     for rank in range(world_size):
         members[batches[rank * len(batches) // world_size]].append(rank)
@@ -46,5 +46,5 @@ def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple
     for step, ranks in members.items():
         rows = rows_of(plan, step)
         ends = [rows * (place + 1) // len(ranks) for place in range(len(ranks))]
-        shares += [(step, first, end - first) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+        shares += [(step, first, max(1, end - first)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
     return shares

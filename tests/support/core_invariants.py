@@ -102,7 +102,8 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
                 assert not any(slot.is_idle for slot in ring.slots.values()), "a claim waits beside an idle slot"
                 assert len(ring.slots) == ring.slots_max, "a claim waits beside a slot that could be made"
             else:
-                assert place or not claim.slot.is_ready, "a ready batch is not handed out"
+                kept = place or _is_kept_for_newcomers(delivery, one)
+                assert kept or not claim.slot.is_ready, "a ready batch is not handed out"
         if not _wants_more(delivery, one):
             continue
         assert one.usage >= ENTITLEMENT_SLOTS, "a trainer does not get its two slots"
@@ -114,6 +115,14 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
         )
         hoards = not one.claims and len(one.leases) + others >= ring.slots_max
         assert not (one.waiting and hoards), "a trainer that holds all it may hold waits for ever"
+
+
+def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
+    """Is the ring so full of leases that one more, which nobody waits for, would leave no two slots for a newcomer?"""
+    held = [(len(other.leases), other.ended) for other in delivery.subscriptions.values()]
+    promised = sum(leases if ended else max(ENTITLEMENT_SLOTS, leases) for leases, ended in held)
+    room = delivery.ring.slots_max - promised - ENTITLEMENT_SLOTS
+    return not one.waiting and len(one.leases) >= ENTITLEMENT_SLOTS and room < 1
 
 
 def _wants_more(delivery: Delivery, one: Subscription) -> bool:

@@ -145,6 +145,7 @@ class World:
             "step": 0,
             "end_epoch": None,
             "fingerprint": None,
+            "is_spectator": False,
         }
         number = next(self._numbers)
         name = changes.pop("name", self.specs[stream].name)
@@ -356,7 +357,7 @@ class World:
 
     def _perform_Refuse(self, action: act.Refuse) -> None:  # noqa: N802
         code = ErrorCode(action.error)
-        if action.request and self._asked is not None and code is ErrorCode.RING_TOO_SMALL:
+        if action.request and self._asked is not None and code in {ErrorCode.RING_TOO_SMALL, ErrorCode.RING_BUSY}:
             stream = next(one.number for one in self.specs.values() if one.name == self._asked.stream)
             assert self.committed_least(stream) + ENTITLEMENT > self.slots_max[stream], (
                 "refused although there is memory"

@@ -81,16 +81,50 @@ def test_each_trainer_needs_two_slots():
     assert pick(act.AdmitSubscription, world.subscribe(session=5))
 
 
+@pytest.mark.parametrize("slots_max", [4, 6, 8, 12])
+def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_max):
+    """However far it might read ahead: batches that are ready are handed out only while a newcomer still finds two slots."""
+    world = world_of(slots_max=slots_max, window=64, samples=600)
+    for session in range(1, slots_max // 2 + 1):
+        assert pick(act.AdmitSubscription, world.subscribe(session=session))
+        for _ in range(20):
+            world.fill_all()
+            for number in world.trainers:
+                world.pull(number, consume=1, waiting=False)
+
+
+def test_a_batch_kept_for_a_newcomer_comes_when_it_is_waited_for():
+    """Holding all that was handed out, the trainer gets the next one as soon as it stands still for it."""
+    world = world_of(slots_max=4, window=4)
+    world.subscribe(session=1)
+    world.fill_all()
+    assert len(world.trainers[1].leases) == 2
+    assert [lease.sequence for lease in pick(act.GrantLease, world.pull(1, release=0))] == [2]
+
+
+def test_a_batch_kept_for_a_newcomer_comes_when_others_have_given_back_theirs():
+    """Without another word from the trainer whose it is."""
+    world = world_of(slots_max=8, window=6)
+    world.subscribe(session=1)
+    world.fill_all()
+    world.pull(1, release=0)
+    assert len(world.trainers[1].leases) == 6
+    world.subscribe(session=2, epoch=1)
+    world.fill_all()
+    assert len(world.trainers[2].leases) == 2
+    world.end_session(1)
+    assert len(world.trainers[2].leases) == 4
+
+
 def test_batches_that_others_hold_stand_in_the_way():
     """A trainer that keeps seven of eight slots leaves no two for another, who is told how many are taken."""
     world = world_of(window=1)
     world.subscribe(session=1)
-    for _ in range(7):
+    while len(world.trainers[1].leases) < 7:
+        world.pull(1, release=0)
         world.fill_all()
-        world.pull(1, release=0, waiting=False)
-    assert len(world.trainers[1].leases) == 7
     code, text = refusal_of(world.subscribe(session=2))
-    assert code is ErrorCode.RING_TOO_SMALL
+    assert code is ErrorCode.RING_BUSY
     assert "7 of the 8 slots" in text
     world.pull(1, release=1, waiting=False)
     assert pick(act.AdmitSubscription, world.subscribe(session=2))
@@ -101,10 +135,10 @@ def test_batches_that_a_gone_trainer_still_reads_stand_in_the_way_too():
     world = world_of(slots_max=4, window=4)
     world.subscribe(session=1)
     world.fill_all()
-    world.pull(1, release=0, waiting=False)
+    world.pull(1, release=0)
     world.end(1)
-    assert len(world.trainers[1].leases) == 4
-    assert refusal_of(world.subscribe(session=2))[0] is ErrorCode.RING_TOO_SMALL
+    assert len(world.trainers[1].leases) == 3
+    assert refusal_of(world.subscribe(session=2))[0] is ErrorCode.RING_BUSY
 
 
 def test_a_refused_trainer_leaves_nothing_behind():
@@ -114,11 +148,12 @@ def test_a_refused_trainer_leaves_nothing_behind():
     world.fill(1)
     world.fill(1)
     world.fill(1)
-    world.pull(1, release=0, waiting=False)
+    world.pull(1, release=0)
     before = world.state.statistics()
-    assert refusal_of(world.subscribe(session=2))[0] is ErrorCode.RING_TOO_SMALL
+    assert refusal_of(world.subscribe(session=2))[0] is ErrorCode.RING_BUSY
     assert world.state.statistics() == before
-    assert len(pick(act.GrantLease, world.fill_all())) == 1
+    world.fill_all()
+    assert len(pick(act.GrantLease, world.pull(1, release=0))) == 1
 
 
 def test_a_stopped_stream_admits_nobody():

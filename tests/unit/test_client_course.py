@@ -27,7 +27,7 @@ def course(stream: FakeStream, rank: int, world_size: int, epoch: int = 0, base:
 
 
 def counted_out(stream: FakeStream, rank: int, world_size: int, epoch: int, base: int) -> list[tuple[int, int]]:
-    asked = Subscribe(1, "photos", rank, world_size, 0, epoch, base, epoch + 4, None)
+    asked = Subscribe(1, "photos", rank, world_size, 0, epoch, base, epoch + 4, None, is_spectator=False)
     return list(islice(stream.positions(asked), 200))
 
 

@@ -15,6 +15,7 @@ from batchd_client.errors import (
     DaemonNotFound,
     PermissionDenied,
     ProtocolError,
+    RingBusy,
     StreamStopped,
     StreamUnknown,
     VersionMismatch,
@@ -23,7 +24,7 @@ from batchd_client.errors import (
 from batchd_wire import runtime
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import Hello, Pull, Refused
+from batchd_wire.messages import Hello, Pull, Refused, Subscribe
 from support.fake_daemon import FakeDaemon
 
 
@@ -189,6 +190,40 @@ def test_unknown_stream_is_refused_with_the_known_ones(fake) -> None:
     """The daemon's list is passed on."""
     with batchd_client.connect(fake.address) as daemon, pytest.raises(StreamUnknown, match="there are 'photos'"):
         daemon.stream("photo")
+
+
+def refuse_while_busy(fake: FakeDaemon, times: int) -> None:
+    """Have the daemon find no memory for a trainer, so often."""
+    left = iter(range(times))
+
+    def answer(session, message) -> bool:
+        if not isinstance(message, Subscribe) or next(left, None) is None:
+            return False
+        fake.send(session, Refused(message.request, 0, ErrorCode.RING_BUSY, "7 of the 8 slots are held"))
+        return True
+
+    fake.answer = answer
+
+
+def test_memory_that_others_hold_is_waited_for(fake) -> None:
+    """The trainer asks again until it is let in."""
+    refuse_while_busy(fake, 3)
+    with batchd_client.connect(fake.address) as daemon:
+        assert next(iter(daemon.stream("photos"))).step == 0
+
+    assert len(fake.heard_of(Subscribe)) == 4
+
+
+def test_memory_that_others_never_give_back_is_an_error_in_the_end(fake) -> None:
+    """It says how much they hold."""
+    refuse_while_busy(fake, 1000)
+    with (
+        batchd_client.connect(fake.address, connect_timeout_s=0.3) as daemon,
+        pytest.raises(RingBusy, match="7 of the 8 slots"),
+    ):
+        daemon.stream("photos")
+
+    assert len(fake.heard_of(Subscribe)) > 1
 
 
 def test_stopped_stream_says_why_and_where_to_look(fake) -> None:

@@ -43,7 +43,9 @@ class Workplace:
 
     def subscribe(self, number: int, stream: int = 1, epoch: int = 0, window: int = 0, *, waiting: bool = True) -> None:
         """A trainer comes, and perhaps waits at once."""
-        asked = ev.SubscriptionAsked(number, number, number, f"stream{stream}", 0, 1, window, epoch, 0, None, None)
+        asked = ev.SubscriptionAsked(
+            number, number, number, f"stream{stream}", 0, 1, window, epoch, 0, None, None, is_spectator=False
+        )
         self.do(asked)
         self.wait(number, waiting=waiting)
 

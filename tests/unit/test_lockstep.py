@@ -76,6 +76,16 @@ def test_a_late_trainer_far_behind_is_waited_for():
     assert read_all(world, 2) > 3
 
 
+def test_a_spectator_holds_nobody_up():
+    """Who takes only a look at the first batch is not waited for, while it looks and after."""
+    world = world_of()
+    world.subscribe(session=1, epoch=1)
+    world.subscribe(session=2, is_spectator=True)
+    world.fill_all()
+    world.pull(2, waiting=False)
+    assert read_all(world, 1) >= 10
+
+
 def test_a_trainer_that_came_and_went_holds_nobody_up():
     """The slowest is where it was before; whoever was held back by the visitor goes on."""
     world = world_of(max_skew=5)
