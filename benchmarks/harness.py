@@ -74,11 +74,11 @@ class Bench:
 
 
 @contextmanager
-def benchmark(data: str | None, rounds: int) -> Iterator[Bench]:
+def benchmark(data: Path | None, rounds: int) -> Iterator[Bench]:
     """Photographs, given or made, and a scratch folder that goes away."""
     with tempfile.TemporaryDirectory(prefix="batchd-bench-") as scratch:
-        photos = Path(data).resolve() if data else Path(scratch) / "photos"
-        if not data:
+        photos = data or Path(scratch) / "photos"
+        if data is None:
             make_photos(photos, PHOTOS, 0, lambda _made: None)
         yield Bench(photos, Path(scratch), rounds)
 

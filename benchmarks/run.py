@@ -29,8 +29,11 @@ def main() -> int:
     options = parser.parse_args()
     print(f"{available_cpus()} CPUs, {_processor()}, {platform.platform()}, Python {platform.python_version()}")
     print(", ".join(f"{name} {version(name)}" for name in PACKAGES))
+    data = Path(options.data).resolve() if options.data else None
+    if data is not None and not data.is_dir():
+        parser.error(f"--data: there is no folder {data}")
     os.chdir(Path(__file__).parent)
-    with benchmark(options.data, options.rounds) as bench:
+    with benchmark(data, options.rounds) as bench:
         for name in [options.only] if options.only else BENCHMARKS:
             print(f"\n{name}: {(import_module(name).__doc__ or '').splitlines()[0]}", flush=True)
             import_module(name).run(bench)
