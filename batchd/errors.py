@@ -3,6 +3,7 @@
     BatchdError                   exit code 1: it failed
     ├── ConfigInvalid             2: correct the configuration
     ├── SourceInvalid             2: correct the files that the configuration names
+    ├── KeysInvalid               2: correct the key files, or use another name
     ├── DaemonUnreachable         3: start the daemon, or name its address
     ├── AlreadyRunning            4: use the daemon that runs, or another runtime directory
     └── MemoryTooSmall            5: give more memory, or ask for less
@@ -31,7 +32,7 @@ class ExitCode(IntEnum):
 EXIT_CODE_MEANINGS = {
     ExitCode.FINE: "fine",
     ExitCode.FAILED: "failed",
-    ExitCode.USAGE: "wrong usage, configuration or source files",
+    ExitCode.USAGE: "wrong usage, configuration, source or key files",
     ExitCode.NO_DAEMON: "no daemon answers at the address",
     ExitCode.ALREADY_RUNNING: "another daemon holds the runtime directory",
     ExitCode.NOT_ENOUGH_MEMORY: "not enough memory",
@@ -83,6 +84,12 @@ class MemoryTooSmall(BatchdError):  # noqa: N818  as above
 
 class SourceInvalid(BatchdError):  # noqa: N818  as above
     """The files of a stream cannot be served: the folder is empty, the list has a malformed line, a directory is unreadable."""
+
+    exit_code = ExitCode.USAGE
+
+
+class KeysInvalid(BatchdError):  # noqa: N818  as above
+    """A key file is damaged or open to others, or there is no key of that name, or one already."""
 
     exit_code = ExitCode.USAGE
 

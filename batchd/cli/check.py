@@ -1,7 +1,8 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
-Four things are looked at: the file by itself, the runtime directory, whether the sources are there, and whether the memory
-holds two slots of each stream. Sources are not scanned, so a check is fast for any number of files.
+Five things are looked at: the file by itself, the runtime directory, whether the sources are there, whether there are keys for
+TCP beyond loopback, and whether the memory holds two slots of each stream. Sources are not scanned, so a check is fast for any
+number of files.
 
 Invariant: what passes here starts, unless the machine has too little memory or a source turns out empty or malformed.
 """
@@ -17,7 +18,9 @@ from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
+from batchd.config.tcp import default_keys_dir
 from batchd.config.tree import Config
+from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.sources.scan import source_problems
@@ -54,6 +57,7 @@ def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
         choose_runtime_directory(config.daemon.runtime_dir)
     except ConfigInvalid as error:
         problems += error.problems
+    problems += _key_problems(config)
     try:
         rings = plan_rings(config)
     except (ConfigInvalid, MemoryTooSmall) as error:
@@ -62,6 +66,16 @@ def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
     if problems:
         raise kind(locate_in_file(problems, config_file), str(config_file))
     return rings
+
+
+def _key_problems(config: Config) -> Sequence[Problem]:
+    if config.daemon.tcp is None:
+        return []
+    try:
+        problem = check_tcp_keys(config, KeyDirectory(config.daemon.keys_dir or default_keys_dir()))
+    except ConfigInvalid as error:
+        return error.problems
+    return [problem] if problem else []
 
 
 def _memory(config: Config, rings: dict[str, RingSize]) -> str:

@@ -23,6 +23,7 @@ COMMANDS = {
     "status": "Show what the daemon, its workers and its trainers are doing.",
     "peek": "Draw the next batch of a stream, with labels.",
     "bad": "List the bad samples of a stream, with reasons.",
+    "keys": "Make, list and revoke the keys of trainers on other hosts.",
 }
 """Every command, in the order of the overview. The module ``batchd.cli.NAME`` has it as ``command``."""
 

@@ -24,6 +24,8 @@ _EXAMPLES = {
     { op = "random_flip" },
 ]""",
     "runtime_dir": '"/run/batchd"',
+    "tcp": '"10.0.0.5:7070"',
+    "keys_dir": '"/etc/batchd/keys"',
     "memory": '"1GiB"',
     "path": '"/data/photos"',
     "root": '"/data"',

@@ -20,6 +20,7 @@ from batchd.config.cpus import available_cpus
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
 from batchd.config.sources import Source
 from batchd.config.steps import Step
+from batchd.config.tcp import parse_tcp
 
 GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
@@ -49,6 +50,11 @@ def _named_by_parts(path: Path) -> Path:
     if not path.parts or "\0" in str(path):
         raise ValueError("must name a directory")
     return path
+
+
+def _host_and_port(text: str) -> str:
+    parse_tcp(text)
+    return text
 
 
 Memory = Annotated[
@@ -86,6 +92,15 @@ class DaemonConfig(_Branch):
     runtime_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
     """Directory of the sockets and the lock; its group is who may connect. When not set, the first of /run/batchd and
     $XDG_RUNTIME_DIR/batchd that this user may write."""
+
+    tcp: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    """Where trainers on other hosts come in: an address of this machine (or a network interface, or "*" for all) and a port,
+    such as "10.0.0.5:7070" or "[::1]:7070". Beyond loopback it needs keys: `batchd keys new`. When not set, nobody comes over
+    TCP."""
+
+    keys_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    """Directory of the keys that `batchd keys` makes: the daemon's, and who may come over TCP. When not set,
+    /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
 
     workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Number of decoding processes. "auto" is one for each CPU that the daemon may use: affinity and cgroup quota count."""

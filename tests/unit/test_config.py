@@ -73,6 +73,8 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
     """No key of [daemon] can be set in the file alone."""
     given = {
         "runtime_dir": ("/tmp/x", Path("/tmp/x")),
+        "tcp": ("[::1]:7070", "[::1]:7070"),
+        "keys_dir": ("/tmp/keys", Path("/tmp/keys")),
         "workers": ("auto", "auto"),
         "memory": ("1.5GiB", 1536 * MEBIBYTE),
         "sample_timeout_s": ("2", 2.0),
@@ -158,6 +160,10 @@ WRONG_VALUES = [
     ("daemon.memory", "1000", "64KiB"),
     ("daemon.memory", '"0.3B"', "whole number"),
     ("daemon.runtime_dir", '""', "name a directory"),
+    ("daemon.tcp", '"::1:7070"', "brackets"),
+    ("daemon.tcp", '"10.0.0.5:0"', "port from 1 to 65535"),
+    ("daemon.tcp", "7070", "string"),
+    ("daemon.keys_dir", '""', "name a directory"),
     ("daemon.drain_timeout_s", "10", "less than 10"),
     ("daemon.sample_timeout_s", "nan", "finite"),
     ("streams.photos.batch_size", "0", "greater than or equal to 1, not 0"),
@@ -403,6 +409,7 @@ def test_every_error_has_its_exit_code() -> None:
     assert codes == {
         "ConfigInvalid": 2,
         "SourceInvalid": 2,
+        "KeysInvalid": 2,
         "DaemonUnreachable": 3,
         "AlreadyRunning": 4,
         "MemoryTooSmall": 5,

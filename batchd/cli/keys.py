@@ -1,0 +1,178 @@
+"""``batchd keys``: who may come in over TCP. Runs in the user's shell, as the user that the daemon runs as.
+
+A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted.
+
+Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log or an argument.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from batchd.cli.options import DEFAULT_CONFIG_FILE
+from batchd.config.load import ENVIRONMENT_PREFIX, load_config
+from batchd.config.tcp import default_keys_dir
+from batchd.daemon.keys import FILE_MODE, KeyDirectory, TrainerKey
+from batchd.errors import BatchdError
+from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text
+from batchd_wire.runtime import ADDRESS_VARIABLE
+
+KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _directory_options(command: _Command) -> _Command:
+    """Add ``--keys-dir`` and ``--config``; the command gets ``keys_dir`` and ``config_file``, which ``_keys`` takes."""
+    for option in (
+        click.option(
+            "-c",
+            "--config",
+            "config_file",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="The daemon's configuration, which says where its keys are. Default: batchd.toml, where there is one.",
+        ),
+        click.option(
+            "--keys-dir",
+            metavar="DIR",
+            type=click.Path(path_type=Path),
+            help=f"The directory of the keys. Default: ${KEYS_DIR_VARIABLE}, the configuration's, then the user's own.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("keys")
+def command() -> None:
+    """Make, list and revoke the keys of trainers on other hosts.
+
+    Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the public part. Changes count
+    at once, also for a daemon that runs.
+    """
+
+
+@command.command("new")
+@click.option("--name", required=True, help="Who the key is for: letters, digits, dots, dashes and underscores.")
+@click.option("--stream", "streams", metavar="NAME", multiple=True, help="Let it read only this stream. Repeatable.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the connection file there, mode 0600.",
+)
+@_directory_options
+def _new(
+    name: str, streams: tuple[str, ...], output: Path | None, keys_dir: Path | None, config_file: Path | None
+) -> None:
+    """Make a key, and print the connection file for its trainer (or write it with -o).
+
+    The secret is kept nowhere else: what is lost is made anew.
+    """
+    keys = _keys(keys_dir, config_file)
+    wanted = frozenset(streams) or None
+    if output is None:
+        _print_new(lambda: keys.new(name, wanted), lambda: keys.revoke(name))
+    else:
+        _write_new(output, lambda: keys.new(name, wanted), lambda: keys.revoke(name))
+    _explain(name, output, keys)
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
+@_directory_options
+def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> None:
+    """List who may come in, to which streams, and with which public key."""
+    keys = _keys(keys_dir, config_file)
+    trainers = keys.trainers()
+    for reason in keys.damaged().values():
+        click.echo(f"batchd: this key lets nobody in: {reason}", err=True)
+    if as_json:
+        click.echo(json.dumps([_plain(trainer) for trainer in trainers], indent=2))
+        return
+    if not trainers:
+        click.echo(f"no keys in {keys.path}; `batchd keys new --name NAME` makes one")
+        return
+    width = max(len(trainer.name) for trainer in trainers)
+    for trainer in trainers:
+        streams = "every stream" if trainer.streams is None else ", ".join(sorted(trainer.streams))
+        click.echo(f"{trainer.name.ljust(width)}  {trainer.public}  {streams}")
+
+
+@command.command("revoke")
+@click.argument("name")
+@_directory_options
+def _revoke(name: str, keys_dir: Path | None, config_file: Path | None) -> None:
+    """Take the key called NAME back: it lets nobody in any more."""
+    keys = _keys(keys_dir, config_file)
+    keys.revoke(name)
+    click.echo(f"revoked {name} in {keys.path}")
+
+
+def _keys(keys_dir: Path | None, config_file: Path | None) -> KeyDirectory:
+    """The directory that the options, the environment or the configuration name."""
+    if keys_dir is not None and config_file is not None:
+        raise click.UsageError("--keys-dir and --config both say where the keys are; give one of them")
+    if keys_dir is None:
+        keys_dir = _configured(config_file)
+    return KeyDirectory((keys_dir or default_keys_dir()).absolute())
+
+
+def _configured(config_file: Path | None) -> Path | None:
+    if config_file is not None or DEFAULT_CONFIG_FILE.is_file():
+        return load_config(config_file or DEFAULT_CONFIG_FILE).daemon.keys_dir
+    named = os.environ.get(KEYS_DIR_VARIABLE)
+    return Path(os.path.expanduser(named)) if named else None  # noqa: PTH111  as for the other paths of the environment
+
+
+def _print_new(make: Callable[[], ConnectionKey], take_back: Callable[[], None]) -> None:
+    """Make a key and print it; where it cannot be printed, it is gone, so it is taken back."""
+    text = connection_file_text(make())
+    try:
+        click.echo(text, nl=False)
+    except OSError as error:
+        take_back()
+        raise BatchdError(f"standard output cannot be written: {error.strerror}; no key was made") from None
+
+
+def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callable[[], None]) -> None:
+    """Make a key and write it to a new file; where one of them fails, neither is left."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    except FileExistsError:
+        raise click.UsageError(f"{path} exists and is not overwritten; name another file, or remove it first") from None
+    except OSError as error:
+        raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), FILE_MODE)  # whatever the umask
+            text = connection_file_text(make())
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                take_back()
+                raise BatchdError(f"{path} cannot be written: {error.strerror}; no key was made") from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
+    """Say on standard error what to do with the connection file."""
+    file = output or Path("conn.key")
+    where = f"Copy {file} to" if output else f"Keep the above as {file}, for its owner alone (chmod 600), on"
+    click.echo(f"made the key {name} in {keys.path}. {where} the trainer's host, and there:", err=True)
+    click.echo(f"    {ADDRESS_VARIABLE}=tcp://HOST:7070 {KEY_VARIABLE}={file.name} python train.py", err=True)
+
+
+def _plain(trainer: TrainerKey) -> dict[str, object]:
+    streams = None if trainer.streams is None else sorted(trainer.streams)
+    return {**asdict(trainer), "streams": streams}

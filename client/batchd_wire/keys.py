@@ -1,0 +1,152 @@
+"""What a trainer needs to come in over TCP: its key, as a file. Every process; standard library only.
+
+    name = "gpu-7"          who the daemon takes us for
+    daemon = "40 x Z85"     the daemon's public key: we talk to no other
+    public = "40 x Z85"     ours
+    secret = "40 x Z85"     ours, for nobody else
+
+``batchd keys new`` writes such a connection file. The readers here serve the daemon's own key files as well.
+
+Invariant: a file that was cut short is refused, wherever it was cut: what must not be missing stands last. No message and no
+``repr`` shows what a file holds.
+"""
+
+import json
+import os
+import re
+import stat
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KEY_VARIABLE = "BATCHD_KEY"
+"""Names the connection file of a trainer that comes over TCP."""
+KEY_CHARACTERS = 40
+KEY_FILE_BYTES_MAX = 64 << 10
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+KEY_NAME_RULE = 'a key\'s name is 1 to 64 letters, digits, ".", "_" and "-", and begins with a letter or a digit'
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""How a key file is opened: one that is a pipe must not hold us up before we can refuse it."""
+ANY_ACCESS = 0o077
+"""The mode bits that a file with a secret must not have."""
+WRITE_ACCESS = 0o022
+"""The mode bits that a file must not have which only says who may come in."""
+
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_Z85_VALUES = {character: value for value, character in enumerate(_Z85)}
+_GROUP_CHARACTERS = 5
+_GROUP_LIMIT = 1 << 32
+_NAMES = ("name", "daemon", "public", "secret")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionKey:
+    """What one trainer has in its connection file; keys are Z85 text, as ZeroMQ takes them."""
+
+    name: str
+    daemon: str
+    public: str
+    secret: str = field(repr=False)
+
+
+def connection_file_text(key: ConnectionKey) -> str:
+    """Write a connection file."""
+    return (
+        f"# Lets one trainer in at a batchd daemon over TCP. Keep it secret (chmod 600) and name it in {KEY_VARIABLE}.\n"
+        f"name = {json.dumps(key.name)}\n"
+        f"daemon = {json.dumps(key.daemon)}\n"
+        f"public = {json.dumps(key.public)}\n"
+        f"secret = {json.dumps(key.secret)}\n"
+    )
+
+
+def read_connection_key(path: Path) -> ConnectionKey:
+    """Read a connection file.
+
+    Raises ``ValueError`` saying what is wrong with it, also where others than its owner may read it, and ``OSError`` where it
+    cannot be opened.
+    """
+    descriptor = os.open(path, OPEN_FLAGS)
+    try:
+        table = read_key_table(descriptor, path, ANY_ACCESS)
+    finally:
+        os.close(descriptor)
+    check_names(table, path, _NAMES)
+    return ConnectionKey(
+        key_name(table["name"], path), *(key_text(table[name], name, path) for name in ("daemon", "public", "secret"))
+    )
+
+
+def read_key_table(descriptor: int, path: Path, refused_mode: int) -> dict[str, Any]:
+    """Read the open key file ``path`` whole. Raises ``ValueError`` where it has a mode bit of ``refused_mode``, or is no TOML."""
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError(f"{path} is no plain file")
+    if about.st_mode & refused_mode:
+        raise ValueError(
+            f"{path} is open to others than its owner (mode {stat.S_IMODE(about.st_mode):04o}); close it: chmod 600 {path}"
+        )
+    content = _read(descriptor, KEY_FILE_BYTES_MAX + 1)
+    if len(content) > KEY_FILE_BYTES_MAX:
+        raise ValueError(f"{path} is longer than {KEY_FILE_BYTES_MAX} bytes, so it is no key file")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8, so it is no key file") from None
+    except (ValueError, RecursionError):
+        # What tomllib says may quote the file.
+        raise ValueError(f"{path} is not TOML: it is damaged, or no key file") from None
+
+
+def check_names(table: dict[str, Any], path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    """Raise ``ValueError`` unless the table of ``path`` has these names and no others."""
+    missing = [name for name in required if name not in table]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: it is damaged, or no key file")
+    unknown = len(table.keys() - {*required, *optional})
+    if unknown:
+        known = ", ".join((*required, *optional))
+        raise ValueError(f"{path} has {unknown} unknown keys; known here: {known}")
+
+
+def key_name(value: object, path: Path) -> str:
+    """Take the name that stands in ``path``. Raises ``ValueError`` where it is none."""
+    if not isinstance(value, str) or not KEY_NAME.fullmatch(value):
+        raise ValueError(f"{path}: name is wrong: {KEY_NAME_RULE}")
+    return value
+
+
+def key_text(value: object, name: str, path: Path) -> str:
+    """Take the key called ``name`` of ``path``. Raises ``ValueError`` where it is no key."""
+    if not isinstance(value, str) or not is_key_text(value):
+        raise ValueError(f"{path}: {name} is not a key of {KEY_CHARACTERS} Z85 characters")
+    return value
+
+
+def is_key_text(text: str) -> bool:
+    """Is this Z85 text of 32 bytes? Such a text is the only one for its bytes."""
+    values = [_Z85_VALUES.get(character, -1) for character in text]
+    if len(values) != KEY_CHARACTERS or min(values) < 0:
+        return False
+    return all(
+        _group(values[at : at + _GROUP_CHARACTERS]) < _GROUP_LIMIT for at in range(0, len(values), _GROUP_CHARACTERS)
+    )
+
+
+def _group(values: list[int]) -> int:
+    number = 0
+    for value in values:
+        number = number * len(_Z85) + value
+    return number
+
+
+def _read(descriptor: int, count: int) -> bytes:
+    """Read up to ``count`` bytes; a file may come in pieces."""
+    content = b""
+    while len(content) < count:
+        piece = os.read(descriptor, count - len(content))
+        if not piece:
+            break
+        content += piece
+    return content

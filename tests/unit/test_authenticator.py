@@ -1,0 +1,418 @@
+"""Who is let in over TCP, with real sockets: what comes through, what does not, and what the authenticator answers."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from batchd.daemon.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
+from batchd.daemon.keys import KeyDirectory
+from batchd_wire.keys import ConnectionKey
+from support.waiting import PATIENCE_S
+
+PATIENCE_MS = int(PATIENCE_S * 1000)
+HANDSHAKE_ENDS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+Request = list[bytes]
+
+
+@pytest.fixture
+def keys(tmp_path) -> KeyDirectory:
+    return KeyDirectory(tmp_path / "keys")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context]:
+    """A context in which nothing lingers."""
+    with zmq.Context() as context:
+        context.linger = 0
+        yield context
+
+
+@pytest.fixture
+def authenticator(context, keys) -> Iterator[Authenticator]:
+    authenticator = Authenticator(context, keys)
+    yield authenticator
+    authenticator.close()
+
+
+class Server:
+    """A ROUTER on loopback as the daemon has one, with a monitor that tells how handshakes end."""
+
+    def __init__(self, context: zmq.Context, keys: KeyDirectory, authenticator: Authenticator | None) -> None:
+        self._authenticator = authenticator
+        self.router = context.socket(zmq.ROUTER)
+        self.router.curve_server = True
+        self.router.curve_secretkey = keys.make_daemon_key()[1].encode()
+        self.router.zap_domain = ZAP_DOMAIN
+        self.router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self.monitor = self.router.get_monitor_socket(HANDSHAKE_ENDS)
+        self.endpoint = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def first_sign(self) -> bytes | str:
+        """Answer ZeroMQ until a message has come through, or a handshake has failed: then which way."""
+        poller = zmq.Poller()
+        for socket in (self.router, self.monitor, *([self._authenticator.socket] if self._authenticator else [])):
+            poller.register(socket, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(PATIENCE_MS))
+            assert ready, "nothing came through, and no handshake failed"
+            if self.router in ready:
+                return self.router.recv_multipart()[-1]
+            if self.monitor in ready:
+                return zmq.Event(recv_monitor_message(self.monitor)["event"]).name
+            assert self._authenticator is not None
+            self._authenticator.answer()
+
+    def close(self) -> None:
+        self.router.disable_monitor()
+        self.router.close(0)
+
+
+@contextmanager
+def serving(context: zmq.Context, keys: KeyDirectory, authenticator: Authenticator | None) -> Iterator[Server]:
+    server = Server(context, keys, authenticator)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def knocking(endpoint: str, key: ConnectionKey | None = None, **options: bytes) -> Iterator[zmq.Socket]:
+    """Connect from a context of its own and send one message."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        if key is not None:
+            dealer.curve_serverkey, dealer.curve_publickey, dealer.curve_secretkey = (
+                text.encode() for text in (key.daemon, key.public, key.secret)
+            )
+        for name, value in options.items():
+            setattr(dealer, name, value)
+        dealer.connect(endpoint)
+        dealer.send(b"hello")
+        yield dealer
+
+
+def stranger(keys: KeyDirectory) -> ConnectionKey:
+    """Somebody who knows the daemon's public key and has a pair of his own."""
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    return ConnectionKey("a", keys.make_daemon_key()[0], public, secret)
+
+
+# --- through the door ------------------------------------------------------------------------------------------------
+
+
+def test_the_right_key_comes_in_under_its_name(context, keys, authenticator) -> None:
+    """The message's metadata says who sent it, whatever he would say himself."""
+    key = keys.new("gpu-7", frozenset({"photos"}))
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, key, routing_id=b"root"):
+        server_saw = server.first_sign()
+        assert server_saw == b"hello"
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, key):
+        authenticator_loop(server, authenticator)
+        _routing_id, content = server.router.recv_multipart(copy=False)
+        assert content.bytes == b"hello"
+        assert content.get("User-Id") == "gpu-7"
+    assert authenticator.refused == 0
+
+
+def authenticator_loop(server: Server, authenticator: Authenticator) -> None:
+    """Answer until the router has something to read."""
+    poller = zmq.Poller()
+    poller.register(server.router, zmq.POLLIN)
+    poller.register(authenticator.socket, zmq.POLLIN)
+    while server.router not in (ready := dict(poller.poll(PATIENCE_MS))):
+        assert ready
+        authenticator.answer()
+
+
+def test_a_key_that_is_made_while_the_daemon_runs_comes_in(context, keys, authenticator) -> None:
+    """Nothing has to be restarted."""
+    with serving(context, keys, authenticator) as server:
+        with knocking(server.endpoint, stranger(keys)):
+            assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+        with knocking(server.endpoint, keys.new("a")):
+            while (sign := server.first_sign()) != b"hello":
+                assert sign == "HANDSHAKE_FAILED_AUTH"
+
+
+def test_a_revoked_key_stays_out(context, keys, authenticator) -> None:
+    """It was let in a moment ago."""
+    key = keys.new("a")
+    with serving(context, keys, authenticator) as server:
+        with knocking(server.endpoint, key):
+            assert server.first_sign() == b"hello"
+        keys.revoke("a")
+        with knocking(server.endpoint, key):
+            assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+        assert authenticator.refused >= 1
+        assert server.router.poll(0) == 0
+
+
+def test_a_stranger_with_somebodys_name_stays_out(context, keys, authenticator) -> None:
+    """He knows the daemon's public key and calls himself by a name that is let in."""
+    keys.new("a")
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, stranger(keys)):
+        assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+        assert server.router.poll(0) == 0
+
+
+def test_a_public_key_without_its_secret_stays_out(context, keys, authenticator) -> None:
+    """Public keys lie about in the daemon's directory; having one is worth nothing."""
+    key, other = keys.new("a"), stranger(keys)
+    thief = ConnectionKey("a", key.daemon, key.public, other.secret)
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, thief):
+        assert server.first_sign() != b"hello"
+        assert server.router.poll(0) == 0
+
+
+def test_who_does_not_know_the_daemon_stays_out(context, keys, authenticator) -> None:
+    """His handshake is for another daemon."""
+    key = keys.new("a")
+    lost = ConnectionKey("a", stranger(keys).public, key.public, key.secret)
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, lost):
+        assert server.first_sign() != b"hello"
+        assert server.router.poll(0) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"plain_username": b"a", "plain_password": b"b"}], ids=["NULL", "PLAIN"])
+def test_who_does_not_encrypt_stays_out(context, keys, authenticator, options) -> None:
+    """The mechanism is agreed upon before a byte of ours is sent."""
+    keys.new("a")
+    with serving(context, keys, authenticator) as server, knocking(server.endpoint, **options):
+        assert server.first_sign() == "HANDSHAKE_FAILED_PROTOCOL"
+        assert server.router.poll(0) == 0
+
+
+def test_a_directory_that_cannot_be_read_lets_nobody_in(context, keys, authenticator) -> None:
+    """And the daemon goes on: when the directory is good again, so are the keys."""
+    key = keys.new("a")
+    with serving(context, keys, authenticator) as server:
+        keys.path.chmod(0o777)
+        with capture_logs() as lines, knocking(server.endpoint, key):
+            assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+        assert lines[0]["log_level"] == "error"
+        assert "chmod 700" in lines[0]["reason"]
+        keys.path.chmod(0o700)
+        with knocking(server.endpoint, key):
+            while (sign := server.first_sign()) != b"hello":
+                assert sign == "HANDSHAKE_FAILED_AUTH"
+
+
+@pytest.mark.parametrize("when", ["never there", "gone"])
+def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
+    """The socket demands one, so the right key does not help."""
+    key = keys.new("a")
+    if when == "gone":
+        Authenticator(context, keys).close()
+    with serving(context, keys, None) as server, knocking(server.endpoint, key):
+        assert server.first_sign() != b"hello"
+        assert server.router.poll(0) == 0
+
+
+def test_one_context_has_one_authenticator(context, keys, authenticator) -> None:
+    """A second one is an error at once; the first goes on."""
+    with pytest.raises(zmq.ZMQError, match="Address already in use"):
+        Authenticator(context, keys)
+    assert ask(context, authenticator, request_with(stranger(keys).public))[2] == b"400"
+
+
+# --- question and answer ---------------------------------------------------------------------------------------------
+
+
+def request_with(public: str, **changes: bytes) -> Request:
+    """A request as RFC 27 has it, for this key, with some frames changed."""
+    frames = {
+        "version": b"1.0",
+        "number": b"7",
+        "domain": ZAP_DOMAIN,
+        "address": b"10.0.0.9",
+        "identity": b"",
+        "mechanism": b"CURVE",
+        "credentials": z85.decode(public),
+    }
+    return list((frames | changes).values())
+
+
+def ask(context: zmq.Context, authenticator: Authenticator, *requests: Request) -> list[bytes]:
+    """Ask as ZeroMQ does; the answer to the last request, without the empty frame before it."""
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(ZAP_ENDPOINT)
+        for request in requests:
+            dealer.send_multipart([b"", *request])
+        for _ in requests:
+            assert authenticator.socket.poll(PATIENCE_MS)
+            authenticator.answer()
+            if dealer.poll(0):
+                break
+        answers = []
+        while len(answers) < len(requests):
+            assert dealer.poll(PATIENCE_MS)
+            answers.append(dealer.recv_multipart())
+    empty, *answer = answers[-1]
+    assert empty == b""
+    return answer
+
+
+def test_a_known_key_is_answered_with_its_name(context, keys, authenticator) -> None:
+    """Version, the number that was asked with, 200, and the name as the user id; no metadata."""
+    key = keys.new("gpu-7")
+
+    assert ask(context, authenticator, request_with(key.public)) == [b"1.0", b"7", b"200", b"OK", b"gpu-7", b""]
+    assert authenticator.refused == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": b"1.1"},
+        {"version": b""},
+        {"domain": b""},
+        {"domain": b"batchd2"},
+        {"domain": b"BATCHD"},
+        {"mechanism": b"PLAIN"},
+        {"mechanism": b"NULL"},
+        {"mechanism": b"curve"},
+        {"mechanism": b"GSSAPI"},
+        {"credentials": b""},
+        {"credentials": bytes(31)},
+        {"credentials": bytes(32)},
+        {"credentials": bytes(33)},
+        {"credentials": b"x" * 40},
+    ],
+)
+def test_whatever_differs_from_the_right_request_is_refused(context, keys, authenticator, changes) -> None:
+    """With the number that was asked with, 400 and nobody's name."""
+    key = keys.new("a")
+
+    answer = ask(context, authenticator, request_with(key.public, **changes))
+    assert answer[:3] == [b"1.0", b"7", b"400"]
+    assert answer[4:] == [b"", b""]
+    assert authenticator.refused == 1
+
+
+def test_a_request_with_too_few_or_too_many_frames_is_refused(context, keys, authenticator) -> None:
+    """Each length up to the right one, and one more."""
+    right = request_with(keys.new("a").public)
+    wrong = [right[:length] for length in range(len(right))] + [[*right, b""], [*right, right[-1]]]
+
+    for request in wrong:
+        assert ask(context, authenticator, request)[2] == b"400"
+    assert authenticator.refused == len(wrong)
+    assert ask(context, authenticator, right)[2] == b"200"
+
+
+@given(
+    request=st.lists(st.binary(max_size=40) | st.sampled_from([b"1.0", ZAP_DOMAIN, b"CURVE", bytes(32)]), max_size=9)
+)
+def test_no_request_lets_anybody_in_without_a_key(tmp_path_factory, request) -> None:
+    """Nor does any end in an error."""
+    keys = KeyDirectory(tmp_path_factory.getbasetemp() / "no-keys")
+    with zmq.Context() as context:
+        authenticator = Authenticator(context, keys)
+        try:
+            with capture_logs():
+                assert ask(context, authenticator, request)[2] == b"400"
+        finally:
+            authenticator.close()
+
+
+def test_frames_without_an_envelope_are_survived(context, keys, authenticator) -> None:
+    """Only ZeroMQ itself talks to this socket; should anything else, it gets no further."""
+    key = keys.new("a")
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(ZAP_ENDPOINT)
+        for frames in ([b""], [b"x"], request_with(key.public), [b"x", *request_with(key.public)[1:]]):
+            dealer.send_multipart(frames)
+            assert authenticator.socket.poll(PATIENCE_MS)
+            authenticator.answer()
+            assert dealer.poll(PATIENCE_MS)
+            assert b"200" not in dealer.recv_multipart()
+
+
+@pytest.mark.parametrize("failure", ["a file in its place", "an error of the disk"])
+def test_a_failing_directory_is_answered_with_500(context, keys, authenticator, monkeypatch, failure) -> None:
+    """Nobody is let in, it is logged and counted, and the text tells the peer nothing of our files."""
+    key = keys.new("a")
+    if failure == "a file in its place":
+        keys.path.rename(keys.path.with_suffix(".old"))
+        keys.path.write_text("")
+    else:
+        monkeypatch.setattr(os, "listdir", lambda _folder: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+
+    with capture_logs() as lines:
+        answer = ask(context, authenticator, request_with(key.public))
+    assert answer[2:] == [b"500", b"the daemon cannot read its keys", b"", b""]
+    assert [(line["event"], line["log_level"], line["address"]) for line in lines] == [
+        ("peer refused", "error", "10.0.0.9")
+    ]
+    assert authenticator.refused == 1
+
+
+def test_one_call_answers_a_portion(context, keys, authenticator) -> None:
+    """A crowd at the door does not hold up those inside."""
+    key = keys.new("a")
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(ZAP_ENDPOINT)
+        for _ in range(ANSWERS_MAX + 1):
+            dealer.send_multipart([b"", *request_with(key.public)])
+        answered = []
+        while len(answered) <= ANSWERS_MAX:
+            assert authenticator.socket.poll(PATIENCE_MS)
+            authenticator.answer()
+            here = 0
+            while len(answered) + here <= ANSWERS_MAX and dealer.poll(0):
+                assert dealer.recv_multipart()[3] == b"200"
+                here += 1
+            answered += [None] * here
+            assert here <= ANSWERS_MAX
+    authenticator.answer()
+
+
+def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
+    context, keys, authenticator, monkeypatch
+) -> None:
+    """Who knocks as fast as he can does not fill the disk."""
+    now_s = [1000.0]
+    monkeypatch.setattr("batchd.daemon.seldom.monotonic", lambda: now_s[0])
+    unknown = stranger(keys).public
+    keys.new("a")
+
+    with capture_logs() as lines:
+        for address in (b"10.0.0.1", b"10.0.0.2", b"10.0.0.1", b"10.0.0.1"):
+            ask(context, authenticator, request_with(unknown, address=address))
+        now_s[0] += 61
+        ask(context, authenticator, request_with(unknown, address=b"10.0.0.1"))
+    assert [line["address"] for line in lines] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    assert all(line["reason"] == f"nobody has the key {unknown}" for line in lines)
+    assert authenticator.refused == 5
+
+
+def test_the_log_shows_odd_frames_as_they_are(context, keys, authenticator) -> None:
+    """Short, and without orders to a terminal."""
+    public = stranger(keys).public
+    with capture_logs() as lines:
+        ask(context, authenticator, request_with(public, address=b"\x1b[2J\xff" + b"x" * 100, domain=b"\n"))
+
+    assert lines[0]["address"] == "?[2J\ufffd" + "x" * 59
+    assert lines[0]["reason"] == "the domain is ?"
+
+
+def test_answering_leaves_no_thread_behind(context, keys) -> None:
+    """The loop does it all."""
+    before = threading.active_count()
+    authenticator = Authenticator(context, keys)
+    ask(context, authenticator, request_with(stranger(keys).public))
+    assert threading.active_count() == before
+    authenticator.close()
+    assert authenticator.socket.closed

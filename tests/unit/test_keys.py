@@ -1,0 +1,742 @@
+"""Key files: what is written, what is read back, and that nothing odd on disk lets anybody in."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from zmq.utils import z85
+
+from batchd.config.tcp import default_keys_dir, is_loopback, parse_tcp, tcp_endpoint
+from batchd.config.tree import Config
+from batchd.daemon.keys import KeyDirectory, TrainerKey, check_tcp_keys
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, KeysInvalid
+from batchd_wire.keys import (
+    KEY_FILE_BYTES_MAX,
+    ConnectionKey,
+    connection_file_text,
+    is_key_text,
+    read_connection_key,
+)
+from support.configs import WHOLE, load
+
+STRANGER = 54_321
+PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
+KEY = ConnectionKey("gpu-7", PUBLIC, PUBLIC, SECRET)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyDirectory:
+    """A directory that is not there yet, two levels deep."""
+    return KeyDirectory(tmp_path / "batchd" / "keys")
+
+
+@pytest.fixture
+def connection_file(tmp_path: Path) -> Path:
+    """A good connection file."""
+    file = tmp_path / "conn.key"
+    file.write_text(connection_file_text(KEY))
+    file.chmod(0o600)
+    return file
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return path.lstat().st_mode & 0o777
+
+
+def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an hour pass for the reader of ``path``, so that it may remember the file."""
+    later = path.stat().st_ctime_ns + 3600 * 10**9
+    monkeypatch.setattr("batchd.daemon.keys.time_ns", lambda: later)
+
+
+# --- the text of a key -----------------------------------------------------------------------------------------------
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_every_32_bytes_are_a_key(content: bytes) -> None:
+    """Whatever ZeroMQ writes is a key for us."""
+    assert is_key_text(z85.encode(content).decode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        PUBLIC[:-1],
+        PUBLIC + "0",
+        PUBLIC[:-1] + '"',
+        PUBLIC[:-1] + "\n",
+        PUBLIC[:-1] + "٣",
+        "#" * 40,
+        PUBLIC[:-5] + "%nSc1",
+    ],
+)
+def test_other_texts_are_no_keys(text: str) -> None:
+    """Wrong length, characters that are not of Z85, and groups that are no four bytes."""
+    assert not is_key_text(text)
+
+
+def test_the_largest_group_is_the_last_one_taken() -> None:
+    """Four bytes of ones; the next text in order would wrap round to zero."""
+    assert is_key_text(z85.encode(b"\xff" * 32).decode())
+    assert z85.encode(b"\xff" * 4) == b"%nSc0"
+
+
+# --- the connection file ---------------------------------------------------------------------------------------------
+
+
+def test_a_connection_file_is_read_as_it_was_written(connection_file: Path) -> None:
+    """And no repr shows the secret."""
+    assert read_connection_key(connection_file) == KEY
+    assert SECRET not in repr(KEY)
+    assert connection_file.read_text().startswith("# ")
+
+
+def test_a_connection_file_cut_anywhere_is_refused(connection_file: Path) -> None:
+    """Only the last line's end may be missing."""
+    whole = connection_file.read_bytes()
+    for length in range(len(whole) - 1):
+        connection_file.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=str(connection_file)):
+            read_connection_key(connection_file)
+    connection_file.write_bytes(whole[:-1])
+    assert read_connection_key(connection_file) == KEY
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("daemon =", "deamon ="), "lacks daemon"),
+        (lambda text: text + "more = 1\n", "1 unknown keys; known here: name, daemon, public, secret"),
+        (lambda text: text.replace(SECRET, SECRET[:-1]), "secret is not a key of 40 Z85 characters"),
+        (lambda text: text.replace(f'"{SECRET}"', "40"), "secret is not a key of 40 Z85 characters"),
+        (lambda text: text.replace("gpu-7", "../x"), "name is wrong"),
+        (lambda text: text.replace('"gpu-7"', "7"), "name is wrong"),
+        (lambda text: text.replace("secret = ", f"{SECRET} "), "is not TOML"),
+        (lambda _text: "a = " + "[" * 20_000, "is not TOML"),
+        (lambda text: text + "\udcff", "is not UTF-8"),
+        (lambda text: text + "#" * KEY_FILE_BYTES_MAX, "is longer than 65536 bytes"),
+    ],
+)
+def test_a_wrong_connection_file_is_named_but_not_quoted(
+    connection_file: Path, change: Callable[[str], str], message: str
+) -> None:
+    """The message says which file and what is wrong with it, and shows no secret."""
+    connection_file.write_bytes(change(connection_file.read_text()).encode(errors="surrogateescape"))
+
+    with pytest.raises(ValueError, match=message) as caught:
+        read_connection_key(connection_file)
+    assert str(connection_file) in str(caught.value)
+    assert SECRET[:-1] not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o601, 0o644, 0o666])
+def test_a_connection_file_that_others_can_open_is_refused(connection_file: Path, mode: int) -> None:
+    """With the command that helps."""
+    connection_file.chmod(mode)
+
+    with pytest.raises(ValueError, match=f"mode 0{mode:o}.*chmod 600 {connection_file}"):
+        read_connection_key(connection_file)
+
+
+def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    """A pipe that nobody writes to, a directory, a device without end; and what is not there is an OSError."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ValueError, match=f"{path} is no plain file"):
+            read_connection_key(path)
+    with pytest.raises(FileNotFoundError):
+        read_connection_key(tmp_path / "none")
+
+
+def test_a_connection_file_may_be_a_link(connection_file: Path) -> None:
+    """As secrets are mounted into containers; the mode that counts is the file's."""
+    link = connection_file.with_name("link")
+    link.symlink_to(connection_file)
+
+    assert read_connection_key(link) == KEY
+    connection_file.chmod(0o640)
+    with pytest.raises(ValueError, match="chmod 600"):
+        read_connection_key(link)
+
+
+# --- the directory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_files_and_directories_have_their_modes_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    """Nobody else can read a secret at any moment, and no parent is open to be written by everybody."""
+    keys = KeyDirectory(tmp_path / "batchd" / "keys")
+    with umask(mask):
+        keys.new("a", None)
+
+    assert (mode_of(keys.path), mode_of(keys.path / "trainers")) == (0o700, 0o700)
+    assert (mode_of(keys.path / "daemon.key"), mode_of(keys.path / "trainers/a.key")) == (0o600, 0o600)
+    assert mode_of(keys.path.parent) == 0o755 & ~mask
+
+
+def test_a_file_has_its_mode_even_where_the_umask_takes_the_owners(keys: KeyDirectory) -> None:
+    """The file that was just written can be read."""
+    keys.path.mkdir(parents=True, mode=0o700)
+    with umask(0o777):
+        keys.new("a")
+
+    assert {mode_of(path) for path in keys.path.rglob("*") if path.is_file()} == {0o600}
+
+
+def test_a_new_key_is_found_and_fits_its_connection_file(keys: KeyDirectory) -> None:
+    """The pair belongs together, the daemon's is the daemon's, and the trainer's secret is not on disk."""
+    key = keys.new("gpu-7", frozenset({"photos", "val"}))
+
+    assert zmq.curve_public(key.secret.encode()).decode() == key.public
+    assert keys.daemon_key() is not None
+    assert key.daemon == keys.daemon_key()[0]
+    assert keys.find(key.public) == TrainerKey("gpu-7", key.public, frozenset({"photos", "val"}))
+    assert keys.holds("gpu-7", key.public)
+    assert all(key.secret not in path.read_text() for path in keys.path.rglob("*") if path.is_file())
+
+
+def test_the_daemons_key_stays_when_trainers_come(keys: KeyDirectory) -> None:
+    """Else every connection file would be void."""
+    made = keys.make_daemon_key()
+
+    first, second = keys.new("a"), keys.new("b")
+    assert keys.make_daemon_key() == keys.daemon_key() == made
+    assert first.daemon == second.daemon == made[0]
+    assert keys.trainers() == [TrainerKey("a", first.public, None), TrainerKey("b", second.public, None)]
+
+
+def test_a_directory_that_is_not_there_has_no_keys(keys: KeyDirectory) -> None:
+    """Looking makes nothing."""
+    assert keys.daemon_key() is None
+    assert keys.trainers() == []
+    assert keys.find(PUBLIC) is None
+    assert not keys.holds("a", PUBLIC)
+    assert not keys.path.exists()
+
+
+def test_a_name_is_given_once(keys: KeyDirectory) -> None:
+    """The key that is there stays as it is."""
+    key = keys.new("a")
+
+    with pytest.raises(KeysInvalid, match=r"there is a key a already.*trainers/a\.key") as caught:
+        keys.new("a", frozenset({"photos"}))
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert keys.trainers() == [TrainerKey("a", key.public, None)]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "-a", "_a", ".a", "a\n", "a b", "ä", "a" * 65, "a\0"])
+def test_what_cannot_be_a_name_makes_revokes_and_finds_nothing(keys: KeyDirectory, name: str) -> None:
+    """A name never leaves its directory."""
+    with pytest.raises(KeysInvalid, match="cannot name a key"):
+        keys.new(name)
+    assert not keys.path.exists()
+    keys.make_daemon_key()
+    with pytest.raises(KeysInvalid, match="has no key"):
+        keys.revoke(name)
+    assert not keys.holds(name, PUBLIC)
+    assert (keys.path / "daemon.key").exists()
+
+
+@pytest.mark.parametrize(
+    "streams", [frozenset(), frozenset({""}), frozenset({"a b"}), frozenset({"a\n"}), frozenset({"a" * 65})]
+)
+def test_a_key_is_for_streams_that_can_be(keys: KeyDirectory, streams: frozenset[str]) -> None:
+    """What no stream can be called is a mistake that is told at once."""
+    with pytest.raises(KeysInvalid, match="stream"):
+        keys.new("a", streams)
+
+
+def test_a_revoked_key_is_gone_at_once_and_its_name_is_free(
+    keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a reader that has read it before, even long ago."""
+    reader = KeyDirectory(keys.path)
+    old, other = keys.new("a"), keys.new("b")
+    settle(keys.path / "trainers/a.key", monkeypatch)
+    assert reader.find(old.public) == reader.find(old.public) == TrainerKey("a", old.public, None)
+
+    keys.revoke("a")
+    assert reader.find(old.public) is None
+    assert not reader.holds("a", old.public)
+    new = keys.new("a")
+    assert reader.find(old.public) is None
+    assert reader.find(new.public) == TrainerKey("a", new.public, None)
+    assert reader.holds("b", other.public)
+
+
+def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDirectory) -> None:
+    """Whoever mistyped finds the right one."""
+    keys.new("a")
+    keys.new("b")
+
+    with pytest.raises(KeysInvalid, match="has no key 'c'; known here: a, b"):
+        keys.revoke("c")
+    keys.revoke("a")
+    keys.revoke("b")
+    with pytest.raises(KeysInvalid, match="it has none"):
+        keys.revoke("a")
+
+
+def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storm of handshakes does not read a thousand files each time; a file changed just now is read again though."""
+    reads: list[Path] = []
+    real = sys.modules["batchd.daemon.keys"].read_key_table
+
+    def counting(descriptor: int, path: Path, refused_mode: int) -> object:
+        reads.append(path)
+        return real(descriptor, path, refused_mode)
+
+    monkeypatch.setattr("batchd.daemon.keys.read_key_table", counting)
+    key = keys.new("a")
+    reads.clear()
+    file = keys.path / "trainers/a.key"
+
+    keys.find(key.public)
+    keys.find(key.public)
+    assert reads == [file, file]
+    settle(file, monkeypatch)
+    keys.find(key.public)
+    keys.find(key.public)
+    assert keys.holds("a", key.public)
+    assert reads == [file] * 3
+
+
+def test_a_change_in_place_is_seen(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same name, same inode, same size, and even the old time of change put back."""
+    key = keys.new("a")
+    file = keys.path / "trainers/a.key"
+    settle(file, monkeypatch)
+    assert keys.find(key.public) is not None
+    about = file.stat()
+
+    changed = file.read_text().replace(key.public, PUBLIC)
+    while file.stat().st_ctime_ns == about.st_ctime_ns:
+        file.write_text(changed)
+        os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+    assert file.stat().st_mtime_ns == about.st_mtime_ns
+    assert keys.find(key.public) is None
+    assert keys.find(PUBLIC) == TrainerKey("a", PUBLIC, None)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_daemons_key_cut_anywhere_is_refused(keys: KeyDirectory) -> None:
+    """It is never replaced by a new one either."""
+    made = keys.make_daemon_key()
+    file = keys.path / "daemon.key"
+    whole = file.read_bytes()
+    for length in range(len(whole) - 1):
+        file.write_bytes(whole[:length])
+        for ask in (keys.daemon_key, keys.make_daemon_key, lambda: keys.new("a")):
+            with pytest.raises(KeysInvalid, match=str(file)):
+                ask()
+    file.write_bytes(whole[:-1])
+    assert keys.daemon_key() == made
+    assert keys.trainers() == []
+
+
+def test_a_daemons_key_that_does_not_fit_itself_is_refused(keys: KeyDirectory) -> None:
+    """Halves of two files would serve nobody, and nobody would know why."""
+    public, _secret = keys.make_daemon_key()
+    file = keys.path / "daemon.key"
+    file.write_text(file.read_text().replace(public, PUBLIC))
+
+    with pytest.raises(KeysInvalid, match="does not belong"):
+        keys.daemon_key()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_daemons_key_that_others_can_open_is_refused(keys: KeyDirectory, mode: int) -> None:
+    """It may have been read."""
+    keys.make_daemon_key()
+    (keys.path / "daemon.key").chmod(mode)
+
+    with pytest.raises(KeysInvalid, match="chmod 600"):
+        keys.daemon_key()
+
+
+def test_a_trainers_file_cut_anywhere_lets_nobody_in(keys: KeyDirectory) -> None:
+    """Above all not its trainer to streams that it may not read."""
+    key = keys.new("a", frozenset({"photos"}))
+    file = keys.path / "trainers/a.key"
+    whole = file.read_bytes()
+    for length in range(len(whole) - 1):
+        file.write_bytes(whole[:length])
+        assert keys.find(key.public) is None
+        assert not keys.holds("a", key.public)
+        assert list(keys.damaged()) == [file]
+    file.write_bytes(whole[:-1])
+    assert keys.find(key.public) == TrainerKey("a", key.public, frozenset({"photos"}))
+
+
+def _as_other_name(file: Path) -> None:
+    file.rename(file.with_name("other.key"))
+
+
+def _as_link(file: Path) -> None:
+    file.rename(file.with_suffix(".real"))
+    file.symlink_to(file.with_suffix(".real"))
+
+
+def _as_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file, 0o600)
+
+
+def _as_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _with(old: str, new: str) -> Callable[[Path], None]:
+    return lambda file: (file.write_text(file.read_text().replace(old, new)), None)[1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _as_other_name,
+        _as_link,
+        _as_pipe,
+        _as_directory,
+        lambda file: file.chmod(0o620),
+        lambda file: file.chmod(0o602),
+        lambda file: file.write_bytes(bytes(file.stat().st_size)),
+        lambda file: file.write_text(file.read_text() + "#" * KEY_FILE_BYTES_MAX),
+        _with("streams", "strems"),
+        _with('["photos"]', '"photos"'),
+        _with('["photos"]', "[1]"),
+        _with('["photos"]', '["a b"]'),
+        _with('name = "a"', 'name = "b"'),
+        _with('name = "a"', 'name = ["a"]'),
+    ],
+)
+def test_a_damaged_file_lets_nobody_in_and_is_told_once(keys: KeyDirectory, damage: Callable[[Path], None]) -> None:
+    """One line in the log, however often somebody knocks; the others come in as before."""
+    key, other = keys.new("a", frozenset({"photos"})), keys.new("z")
+    damage(keys.path / "trainers/a.key")
+
+    with capture_logs() as lines:
+        assert [keys.find(key.public) for _ in range(3)] == [None] * 3
+        assert not keys.holds("a", key.public)
+    assert [line["event"] for line in lines if line["path"].endswith(("a.key", "other.key"))][:1] == [
+        "key file lets nobody in"
+    ]
+    assert len({line["path"] for line in lines}) == len(lines)
+    assert keys.find(other.public) == TrainerKey("z", other.public, None)
+    assert len(keys.damaged()) == 1
+
+
+def test_other_files_in_the_folder_are_nobodys_keys(keys: KeyDirectory) -> None:
+    """What an editor or a killed command left there."""
+    key = keys.new("a")
+    text = (keys.path / "trainers/a.key").read_text()
+    for name in (".new", ".a.key", "a.key~", "a.key.bak"):
+        (keys.path / "trainers" / name).write_text(text)
+
+    assert keys.trainers() == [TrainerKey("a", key.public, None)]
+    assert keys.damaged() == {}
+    keys.new("b")
+    assert not (keys.path / "trainers/.new").exists()
+
+
+# --- links and strangers ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(keys: KeyDirectory) -> KeyDirectory:
+    """The directories without any key."""
+    for folder in (keys.path, keys.path / "trainers"):
+        folder.mkdir(mode=0o700, parents=True)
+    return keys
+
+
+@pytest.mark.parametrize("target", ["victim", "nothing"])
+@pytest.mark.parametrize("name", ["daemon.key", "trainers/a.key", ".lock"])
+def test_a_link_in_place_of_a_file_is_refused(folders: KeyDirectory, tmp_path: Path, name: str, target: str) -> None:
+    """Wherever it leads, nothing is written there, and the error names the directory."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (folders.path / name).symlink_to(tmp_path / target)
+
+    with pytest.raises(BatchdError, match=str(folders.path)):
+        folders.new("a")
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nothing").exists()
+    assert (folders.path / name).is_symlink()
+
+
+@pytest.mark.parametrize("target", ["victim", "nothing"])
+@pytest.mark.parametrize("name", [".new", "trainers/.new"])
+def test_a_link_in_place_of_a_file_that_is_being_written_is_removed(
+    folders: KeyDirectory, tmp_path: Path, name: str, target: str
+) -> None:
+    """Its target stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (folders.path / name).symlink_to(tmp_path / target)
+
+    key = folders.new("a")
+    assert folders.holds("a", key.public)
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["batchd", "victim"]
+    assert not any(path.is_symlink() for path in folders.path.rglob("*"))
+
+
+def test_a_link_in_place_of_the_trainers_folder_is_refused(keys: KeyDirectory, tmp_path: Path) -> None:
+    """Neither written to nor believed."""
+    elsewhere = KeyDirectory(tmp_path / "elsewhere")
+    key = elsewhere.new("a")
+    keys.path.mkdir(mode=0o700, parents=True)
+    (keys.path / "trainers").symlink_to(elsewhere.path / "trainers")
+
+    for ask in (lambda: keys.find(key.public), lambda: keys.new("b"), lambda: keys.revoke("a")):
+        with pytest.raises(BatchdError, match=f"{keys.path}/trainers cannot be used: Not a directory"):
+            ask()
+    assert not keys.holds("a", key.public)
+    assert elsewhere.trainers() == [TrainerKey("a", key.public, None)]
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+@pytest.mark.parametrize("folder", ["", "trainers"])
+def test_a_directory_that_others_may_write_to_is_refused(keys: KeyDirectory, folder: str, mode: int) -> None:
+    """They could put a key there."""
+    key = keys.new("a")
+    (keys.path / folder).chmod(mode)
+
+    for ask in (keys.trainers, lambda: keys.find(key.public), lambda: keys.new("b"), lambda: keys.revoke("a")):
+        with pytest.raises(KeysInvalid, match="chmod 700"):
+            ask()
+    assert not keys.holds("a", key.public)
+
+
+def test_a_directory_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """A file in its place, or a link that leads nowhere."""
+    (tmp_path / "file").write_text("")
+    keys = KeyDirectory(tmp_path / "file")
+    for ask in (
+        keys.trainers,
+        keys.daemon_key,
+        keys.make_daemon_key,
+        lambda: keys.find(PUBLIC),
+        lambda: keys.revoke("a"),
+    ):
+        with pytest.raises(BatchdError, match=f"{tmp_path}/file cannot be used: Not a directory"):
+            ask()
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    with pytest.raises(BatchdError, match="leads nowhere"):
+        KeyDirectory(tmp_path / "link").new("a")
+    assert not (tmp_path / "none").exists()
+
+
+@as_root
+def test_a_directory_of_another_user_cannot_be_used(keys: KeyDirectory) -> None:
+    """The message says who can."""
+    key = keys.new("a")
+    os.seteuid(STRANGER)
+    try:
+        for ask in (keys.trainers, keys.daemon_key, lambda: keys.find(key.public), lambda: keys.new("b")):
+            with pytest.raises(
+                BatchdError, match=r"cannot be used: Permission denied; .*the user that the daemon runs as"
+            ):
+                ask()
+        assert not keys.holds("a", key.public)
+    finally:
+        os.seteuid(0)
+
+
+@as_root
+def test_a_file_of_another_user_is_skipped() -> None:
+    """The others come in all the same."""
+    with TemporaryDirectory() as folder:
+        keys = KeyDirectory(Path(folder))
+        locked, other = keys.new("a"), keys.new("b")
+        for path in (keys.path, keys.path / "trainers", keys.path / "trainers/b.key"):
+            os.chown(path, STRANGER, -1)
+        os.seteuid(STRANGER)
+        try:
+            assert keys.find(locked.public) is None
+            assert keys.find(other.public) is not None
+            assert "Permission denied" in keys.damaged()[keys.path / "trainers/a.key"]
+        finally:
+            os.seteuid(0)
+
+
+def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
+    """Two names, four processes for each: one of them gets the name, and all have one daemon."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom batchd.daemon.keys import KeyDirectory\n"
+        "key = KeyDirectory(Path(sys.argv[1])).new(sys.argv[2])\nprint(key.daemon, key.public)"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(keys.path), name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in "aabbaabb"
+    ]
+    told = [process.communicate() for process in processes]
+
+    made = sorted(output.split() for output, _error in told if output)
+    daemon = keys.daemon_key()
+    assert daemon is not None
+    assert made == sorted([daemon[0], trainer.public] for trainer in keys.trainers())
+    assert len(made) == 2
+    assert all("there is a key" in error for output, error in told if not output)
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "endpoint", "loopback"),
+    [
+        ("10.0.0.5:7070", ("10.0.0.5", 7070), "tcp://10.0.0.5:7070", False),
+        ("127.0.0.1:1", ("127.0.0.1", 1), "tcp://127.0.0.1:1", True),
+        ("127.9.8.7:65535", ("127.9.8.7", 65535), "tcp://127.9.8.7:65535", True),
+        ("128.0.0.1:7070", ("128.0.0.1", 7070), "tcp://128.0.0.1:7070", False),
+        ("0.0.0.0:7070", ("0.0.0.0", 7070), "tcp://0.0.0.0:7070", False),
+        ("*:7070", ("*", 7070), "tcp://*:7070", False),
+        ("[::1]:7070", ("::1", 7070), "tcp://[::1]:7070", True),
+        ("[0:0:0:0:0:0:0:1]:7070", ("0:0:0:0:0:0:0:1", 7070), "tcp://[0:0:0:0:0:0:0:1]:7070", True),
+        ("[::]:7070", ("::", 7070), "tcp://[::]:7070", False),
+        ("[::ffff:127.0.0.1]:7070", ("::ffff:127.0.0.1", 7070), "tcp://[::ffff:127.0.0.1]:7070", False),
+        ("localhost:7070", ("localhost", 7070), "tcp://127.0.0.1:7070", True),
+        ("LocalHost:7070", ("LocalHost", 7070), "tcp://127.0.0.1:7070", True),
+        ("localhost.example:7070", ("localhost.example", 7070), "tcp://localhost.example:7070", False),
+        ("eth0:7070", ("eth0", 7070), "tcp://eth0:7070", False),
+    ],
+)
+def test_hosts_and_ports_are_read(text: str, parts: tuple[str, int], endpoint: str, loopback: bool) -> None:
+    """What is loopback, and what ZeroMQ binds."""
+    assert parse_tcp(text) == parts
+    assert tcp_endpoint(text) == endpoint
+    assert is_loopback(parts[0]) is loopback
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:0", "localhost:0", "", ":7070", "host", "host:", "host:70000", "host:-1"])
+@pytest.mark.parametrize("read", [parse_tcp, tcp_endpoint])
+def test_what_is_no_host_and_port_is_refused(text: str, read: Callable[[str], object]) -> None:
+    """With an example of one."""
+    with pytest.raises(ValueError, match=r"write for example .10\.0\.0\.5:7070"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "tcp://h:1",
+            "::1:1",
+            "[::1]",
+            "[::1",
+            "[h]:1",
+            "[1.2.3.4]:1",
+            "1.2.3:1",
+            "127.1:1",
+            "1.2.3.400:1",
+            "01.2.3.4:1",
+        ),
+        *("a b:1", "h:1\n", "h:٣", "h:+1", "h:0x1", "h:01", "h/x:1", "h;i:1", "-h:1", "h:1:2", "[::1]x:1", "**:1"),
+    ],
+)
+def test_odd_hosts_and_ports_are_refused(text: str) -> None:
+    """Nothing reaches ZeroMQ that could mean something else there."""
+    with pytest.raises(ValueError, match="write for example"):
+        parse_tcp(text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "localhost", "[::1]"])
+def test_zeromq_binds_the_endpoints_that_are_made(text: str) -> None:
+    """It would not bind the name localhost."""
+    family = socket.AF_INET6 if text.startswith("[") else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((text.strip("[]"), 0))
+            port = probe.getsockname()[1]
+    except OSError as error:
+        pytest.skip(f"this machine has no {text}: {error}")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.ipv6 = family == socket.AF_INET6
+        router.bind(tcp_endpoint(f"{text}:{port}"))
+        assert router.last_endpoint.decode().endswith(f":{port}")
+
+
+def test_the_usual_directory_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's is the system's; a relative $XDG_CONFIG_HOME counts for nothing, as its specification says."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_keys_dir() == Path("/etc/batchd/keys")
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    monkeypatch.setenv("HOME", "/home/x")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/config")
+    assert default_keys_dir() == Path("/config/batchd/keys")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    assert default_keys_dir() == Path("/home/x/.config/batchd/keys")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", "none")
+    with pytest.raises(ConfigInvalid, match="set keys_dir"):
+        default_keys_dir()
+
+
+def config_with(tmp_path: Path, tcp: str) -> Config:
+    return load(tmp_path, WHOLE, {"daemon.tcp": tcp})
+
+
+def test_beyond_loopback_the_daemon_needs_its_key_and_a_trainers(keys: KeyDirectory, tmp_path: Path) -> None:
+    """Step by step; the message has the command that helps."""
+    config = config_with(tmp_path, "10.0.0.5:7070")
+    without_daemon = check_tcp_keys(config, keys)
+    keys.make_daemon_key()
+    without_trainer = check_tcp_keys(config, keys)
+    keys.new("a")
+
+    for problem, what in ((without_daemon, "of the daemon"), (without_trainer, "of a trainer")):
+        assert problem is not None
+        assert problem.path == "daemon.tcp"
+        assert f"no key {what}; `batchd keys new --name NAME --keys-dir {keys.path}` makes one" in problem.message
+        assert problem.meaning
+    assert check_tcp_keys(config, keys) is None
+
+
+def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory, tmp_path: Path) -> None:
+    """A damaged trainer is none, and what is wrong with the daemon's is said."""
+    config = config_with(tmp_path, "eth0:7070")
+    keys.new("a")
+    file = keys.path / "trainers/a.key"
+    file.write_text("")
+    assert "no key of a trainer" in str(check_tcp_keys(config, keys))
+    (keys.path / "daemon.key").chmod(0o644)
+    assert "chmod 600" in str(check_tcp_keys(config, keys))
+
+
+def test_loopback_and_no_tcp_need_no_keys(keys: KeyDirectory, tmp_path: Path) -> None:
+    """Who is on this machine could come in anyway."""
+    for address in ("127.0.0.1:7070", "localhost:7070", "[::1]:7070"):
+        assert check_tcp_keys(config_with(tmp_path, address), keys) is None
+    assert check_tcp_keys(load(tmp_path, WHOLE), keys) is None
