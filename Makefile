@@ -53,8 +53,9 @@ wheels: setup ## Build the wheels of both distributions into dist/
 	rm -rf dist
 	$(BIN)/python -m build --quiet --wheel --outdir dist client
 	$(BIN)/python -m build --quiet --wheel --outdir dist .
+	rm -rf client/build build/lib build/bdist.*
 	@ls dist
 
 clean: ## Remove everything that the other targets made
-	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -169,9 +169,15 @@ def find_daemon(address: str | None) -> RuntimeDirectory:
     named = address or os.environ.get(ADDRESS_VARIABLE)
     if named:
         try:
-            return parse_address(named)
+            place = parse_address(named)
         except ValueError as error:
             raise DaemonUnreachable(str(error)) from None
+        if isinstance(place, RuntimeDirectory):
+            return place
+        raise DaemonUnreachable(
+            f"{place.address} is for trainers; this command asks a daemon on its own host: run it there, "
+            "with --address ipc:///run/batchd or none"
+        )
     directories = [RuntimeDirectory(path) for path in candidate_directories()]
     problems = {directory: _problem(directory) for directory in directories}
     answering = [directory for directory, problem in problems.items() if problem is None]

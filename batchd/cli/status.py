@@ -13,6 +13,8 @@ from batchd.cli.options import address_option
 from batchd.config.sizes import round_bytes
 from batchd_wire.messages import AskStatus, Status
 
+_GONE = {"name": "?", "pid": "?", "transport": "?", "sent_bytes_per_s": None}
+"""What is left of a trainer of which only batches are."""
 PIPED_COLUMNS = 200
 """Width where nobody looks at a terminal: nothing is cut."""
 
@@ -70,14 +72,17 @@ def _streams(status: Any) -> Table:
 
 def _trainers(status: Any) -> Table:
     names = {trainer["session"]: trainer for trainer in status["trainers"]}
-    table = _table("trainer", "pid", "stream", "rank", "next batch", "held", "ready ahead", "state", "waited")
+    table = _table(
+        "trainer", "pid", "from", "stream", "rank", "next batch", "held", "ready ahead", "state", "waited", "MB/s"
+    )
     for stream in status["streams"]:
         for one in stream["subscriptions"]:
-            trainer = names.get(one["session"], {"name": "?", "pid": "?"})
+            trainer = names.get(one["session"], _GONE)
             at = "at its end" if one["epoch"] is None else f"epoch {one['epoch']}, step {one['step']}"
             table.add_row(
                 trainer["name"],
                 str(trainer["pid"]),
+                _origin(trainer),
                 stream["name"],
                 f"{one['rank']} of {one['world_size']}",
                 at,
@@ -85,8 +90,16 @@ def _trainers(status: Any) -> Table:
                 f"{one['ready_ahead']} of {one['window']}",
                 "waiting" if one["waiting"] else "busy",
                 _duration(one["wait_s"]),
+                "-" if trainer["sent_bytes_per_s"] is None else f"{trainer['sent_bytes_per_s'] / 1e6:.1f}",
             )
     return table
+
+
+def _origin(trainer: Any) -> str:
+    """Where a trainer is, and so which way its batches go; with its key, where it has one."""
+    if trainer["transport"] != "tcp":
+        return str(trainer["transport"])
+    return f"tcp {trainer['host']}" + (f" ({trainer['key']})" if trainer["key"] else "")
 
 
 def _workers(status: Any) -> Table:

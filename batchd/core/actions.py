@@ -74,8 +74,12 @@ class AdmitSubscription:
 
 @dataclass(frozen=True, slots=True)
 class GrantLease:
-    """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``."""
+    """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``.
 
+    ``is_remote``: as bytes; ``BatchSent`` says when the slot is read no more.
+    """
+
+    stream: int
     session: int
     subscription: int
     sequence: int
@@ -85,6 +89,7 @@ class GrantLease:
     generation: int
     first: int
     count: int
+    is_remote: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReserveSlot
 from batchd.core.admission import refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
-from batchd.core.events import Pulled, SubscriptionAsked
+from batchd.core.events import BatchSent, Pulled, SubscriptionAsked
 from batchd.core.pace import Pace
 from batchd.core.plan import Plan, Position
 from batchd.core.ring import NEVER, Ring, Slot
@@ -83,7 +83,9 @@ class Delivery:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
         window = asked.window or self.spec.window
-        subscription = Subscription(asked.subscription, asked.session, course, window, asked.is_spectator)
+        subscription = Subscription(
+            asked.subscription, asked.session, course, window, asked.is_spectator, asked.is_remote
+        )
         self._make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
         self._recount(subscription)
@@ -109,6 +111,15 @@ class Delivery:
             self._advance(subscription, actions)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
+        self._forget_if_over(subscription)
+        self.wake(actions)
+
+    def sent(self, sent: BatchSent, actions: list[Action]) -> None:
+        """End the lease of a batch that was sent as bytes; the next one may follow."""
+        subscription = self.subscriptions[sent.subscription]
+        self._release(subscription, sent.sequence, sent.generation)
+        if not subscription.ended:
+            self._advance(subscription, actions)
         self._forget_if_over(subscription)
         self.wake(actions)
 
@@ -238,7 +249,11 @@ class Delivery:
 
     def _may_grant(self, subscription: Subscription) -> bool:
         """May a claim become a lease, which cannot be taken back? For a batch read ahead only if a newcomer still finds room."""
-        if subscription.waiting or len(subscription.leases) < ENTITLEMENT_SLOTS or self._has_spare_slot:
+        if len(subscription.leases) < ENTITLEMENT_SLOTS:
+            return True
+        if subscription.is_remote:
+            return False
+        if subscription.waiting or self._has_spare_slot:
             return True
         self._kept.add(subscription.number)
         return False
@@ -286,6 +301,7 @@ class Delivery:
         self.shared_batches += slot.grants == 2  # noqa: PLR2004  the second reader makes it shared
         actions.append(
             GrantLease(
+                self.spec.number,
                 subscription.session,
                 subscription.number,
                 claim.sequence,
@@ -295,6 +311,7 @@ class Delivery:
                 slot.generation,
                 first,
                 count,
+                subscription.is_remote,
             )
         )
 
@@ -365,8 +382,8 @@ class Delivery:
         """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""
         if self.stopped is not None:
             problem = (ErrorCode.STREAM_STOPPED, self.stopped)
-        elif subscription.claims or subscription.course.at(subscription.granted) is None:
-            return  # what is claimed will come; and after the last batch nothing does
+        elif subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
+            return  # what is claimed will come, what is being sent goes; and after the last batch nothing does
         else:
             slots, held = self.ring.slots_max, len(subscription.leases)
             others = sum(

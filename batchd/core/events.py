@@ -23,6 +23,8 @@ class SubscriptionAsked:
     end_epoch: int | None
     fingerprint: str | None
     is_spectator: bool
+    is_remote: bool = False
+    """It gets its batches as bytes; the daemon gives the slots back when they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,16 @@ class Pulled:
     waiting: bool
     wait_us: int
     released: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSent:
+    """The bytes of a batch have left for another host, or never will: the daemon reads its slot no more."""
+
+    session: int
+    subscription: int
+    sequence: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,7 @@ class DrainAsked:
 Event = (
     SubscriptionAsked
     | Pulled
+    | BatchSent
     | SubscriptionEnded
     | SessionEnded
     | SessionCutOff

@@ -12,6 +12,7 @@ from typing import Any
 from batchd.core.actions import Action, OrderChunk, Refuse
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import (
+    BatchSent,
     ChunkDone,
     DrainAsked,
     Event,
@@ -56,6 +57,7 @@ class DaemonState:
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             SubscriptionAsked: self._subscribe,
             Pulled: self._pulled,
+            BatchSent: self._sent,
             SubscriptionEnded: self._end_subscription,
             SessionEnded: self._end_session,
             SessionCutOff: self._end_session,
@@ -114,6 +116,13 @@ class DaemonState:
         delivery, _subscription = found
         delivery.pull(event, actions)
         self._forget_if_over(event.subscription)
+
+    def _sent(self, event: BatchSent, _now: float, actions: list[Action]) -> None:
+        found = self._find(event.session, event.subscription)
+        if found is not None:
+            delivery, _subscription = found
+            delivery.sent(event, actions)
+            self._forget_if_over(event.subscription)
 
     def _end_subscription(self, event: SubscriptionEnded, _now: float, actions: list[Action]) -> None:
         found = self._find(event.session, event.subscription)

@@ -45,6 +45,8 @@ class Subscription:
     window: int
     is_spectator: bool = False
     """Nobody waits for it."""
+    is_remote: bool = False
+    """Its leases last until its batches are sent, so two at a time keep its connection full."""
     served_s: float = 0.0
     consumed: int = 0
     granted: int = 0

@@ -38,10 +38,12 @@ from batchd.core.actions import (
 from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.network import Network
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers import WorkerProcesses
+from batchd_wire.codec import Message
 from batchd_wire.messages import Handle, Refused, Subscribed
 from batchd_wire.orders import FillChunk, Quarantine, UseSlot
 from batchd_wire.slot import SlotHeader
@@ -75,13 +77,16 @@ class Loop:
             ReportStopped: self._report_stopped,
         }
 
-    def attach(self, sessions: Sessions, workers: WorkerProcesses) -> None:
-        """Give the loop its two sides, which were made with the loop's ``enqueue``."""
+    def attach(self, sessions: Sessions, workers: WorkerProcesses, network: Network | None) -> None:
+        """Give the loop its sides, which were made with the loop's ``enqueue``."""
         self._sessions = sessions
         self._workers = workers
+        self._network = network
         self._poller = zmq.Poller()
         self._poller.register(sessions.router, zmq.POLLIN)
         self._poller.register(self._watch.fileno(), zmq.POLLIN)
+        if network is not None:
+            network.register(self._poller)
 
     def enqueue(self, event: Event) -> None:
         """Take an event in; it is handled when the loop comes to it."""
@@ -106,6 +111,8 @@ class Loop:
         while not self._is_over():
             ready = dict(self._poller.poll(0 if more or self._queue else self._patience_ms()))
             more = self._sessions.router in ready and self._sessions.receive()
+            if self._network is not None:
+                more = self._network.receive(ready) or more
             if self._watch.fileno() in ready:
                 self._watch.dispatch()
             self._tick()
@@ -135,6 +142,8 @@ class Loop:
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
             return
         self._next_tick_s = now + TICK_S
+        if self._network is not None:
+            self._network.remote.tick()
         self._queue.append(Ticked())
         for worker in self._workers.pids():
             self._queue.append(WorkerObserved(worker, self._workers.note(worker)))
@@ -200,7 +209,7 @@ class Loop:
     def _admit(self, action: AdmitSubscription) -> None:
         stream = self._streams[action.stream]
         course = action.course
-        self._sessions.send(
+        self._send(
             action.session,
             Subscribed(
                 request=action.request,
@@ -218,7 +227,19 @@ class Loop:
         )
         failpoints.passing("daemon.subscribed")
 
+    def _send(self, session: int, message: Message) -> None:
+        """Send to a trainer, whichever way it came."""
+        if self._network is not None and session in self._network.remote:
+            self._network.remote.send(session, message)
+        else:
+            self._sessions.send(session, message)
+
     def _grant(self, action: GrantLease) -> None:
+        if action.is_remote:
+            assert self._network is not None
+            self._network.remote.deliver(action, self._streams[action.stream].layout)
+            failpoints.passing("daemon.parcel.sent")
+            return
         slot = action.slot
         self._sessions.share_slot(action.session, slot, self._memory.slot_bytes(slot), self._memory.readable(slot))
         self._sessions.send(
@@ -237,7 +258,7 @@ class Loop:
         failpoints.passing("daemon.handle.sent")
 
     def _refuse(self, action: Refuse) -> None:
-        self._sessions.send(action.session, Refused(action.request, action.subscription, action.error, action.text))
+        self._send(action.session, Refused(action.request, action.subscription, action.error, action.text))
 
     def _report_bad(self, action: ReportBad) -> None:
         stream = self._streams[action.stream]

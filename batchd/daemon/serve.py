@@ -19,19 +19,26 @@ from time import monotonic
 import structlog
 
 from batchd import __version__, failpoints
+from batchd.config.tcp import default_keys_dir, tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.state import DaemonState
+from batchd.daemon.authenticator import Authenticator
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.memory import available_bytes, shortage
+from batchd.daemon.network import Network
+from batchd.daemon.outbox import Outbox
+from batchd.daemon.remote import RemoteSessions
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.runtime import hold
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.speech import Desk, Numbers
 from batchd.daemon.status import plain_status
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers import WorkerProcesses
-from batchd.errors import MemoryTooSmall, Problem
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd_wire.codec import ITEMS_MAX, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
@@ -91,13 +98,19 @@ def serve(config: Config, options: ServeOptions) -> None:
         stack.callback(memory.close)
         loop = Loop(state, streams, memory, watch)
         workers.enqueue = loop.enqueue
-        desk = _Desk(state, streams, memory, workers, started_s)
-        sessions = Sessions(watch, loop.enqueue, desk.answer, config.daemon.sessions_max)
-        desk.sessions = sessions
+        clerk = _Clerk(state, streams, memory, workers, started_s)
+        desk = Desk(loop.enqueue, clerk.answer, Numbers())
+        sessions = clerk.sessions = Sessions(watch, desk, config.daemon.sessions_max)
         stack.callback(sessions.close)
+        network = None
+        if config.daemon.tcp is not None:
+            network = _open_network(config, watch, desk, memory)
+            stack.callback(network.close)
+            clerk.remote = network.remote
+            network.remote.bind(tcp_endpoint(config.daemon.tcp), held.names.address)
         sessions.bind(held.names.lifeline_path, held.names.zmq_path)
         failpoints.passing("daemon.bound")
-        loop.attach(sessions, workers)
+        loop.attach(sessions, workers, network)
         stack.callback(Signals(watch, _signal_handler(loop, config.daemon.drain_timeout_s)).close)
         if options.lifeline is not None:
             watch.add(options.lifeline, loop.stop)
@@ -110,6 +123,19 @@ def serve(config: Config, options: ServeOptions) -> None:
         options.ready(held.names.address)
         loop.run()
         _log.info("stopping", drained=state.is_drained)
+
+
+def _open_network(config: Config, watch: Watch, desk: Desk, memory: SlotMemory) -> Network:
+    """Make the TCP side. Where there are keys they are asked for, on loopback too; without any, loopback alone is served."""
+    keys = KeyDirectory(config.daemon.keys_dir or default_keys_dir())
+    problem = check_tcp_keys(config, keys)
+    if problem is not None:
+        raise ConfigInvalid([problem])
+    outbox = Outbox(watch, memory, desk.enqueue)
+    if keys.daemon_key() is None:
+        return Network(RemoteSessions(desk, outbox, config.daemon.sessions_max, None), outbox, None)
+    remote = RemoteSessions(desk, outbox, config.daemon.sessions_max, keys)
+    return Network(remote, outbox, Authenticator(remote.context, keys))
 
 
 def _allow_descriptors() -> None:
@@ -141,7 +167,7 @@ def _signal_handler(loop: Loop, drain_timeout_s: float) -> Callable[[int], None]
 
 
 @dataclass(slots=True)
-class _Desk:
+class _Clerk:
     """Answers people's questions."""
 
     state: DaemonState
@@ -150,6 +176,7 @@ class _Desk:
     workers: WorkerProcesses
     started_s: float
     sessions: Sessions | None = None
+    remote: RemoteSessions | None = None
 
     def answer(self, question: AskStatus | AskBad) -> Message:
         """Answer at once, from what is known."""
@@ -163,7 +190,8 @@ class _Desk:
             "memory_bytes": self.memory.total_bytes,
             "decoders": self.workers.decoders,
         }
-        status = plain_status(self.state.statistics(), daemon, self.sessions.everybody(), self.workers.pids())
+        trainers = self.sessions.everybody() + (self.remote.everybody() if self.remote is not None else [])
+        status = plain_status(self.state.statistics(), daemon, trainers, self.workers.pids())
         return Status(question.request, status)
 
     def _bad(self, question: AskBad) -> Message:

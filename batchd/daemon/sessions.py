@@ -12,18 +12,27 @@ Invariant: a session lives exactly as long as its lifeline.
 import os
 import secrets
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 import zmq
 
-from batchd import __version__, failpoints
-from batchd.core.events import Event, Pulled, SessionCutOff, SessionEnded, SubscriptionAsked, SubscriptionEnded
+from batchd import __version__
+from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.peers import Peer, may_connect, peer_of
 from batchd.daemon.seldom import Seldom
+from batchd.daemon.speech import (
+    HANDSHAKE_TIMEOUT_MS,
+    MESSAGE_BYTES_MAX,
+    MESSAGES_AT_ONCE,
+    UNREAD_MAX,
+    Desk,
+    event_of,
+    printable,
+    wrong_version,
+)
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
@@ -36,11 +45,8 @@ from batchd_wire.messages import (
     Hello,
     Open,
     Opened,
-    Pull,
     Refused,
     SlotShared,
-    Subscribe,
-    Unsubscribe,
     Welcome,
 )
 
@@ -48,13 +54,6 @@ _log = structlog.get_logger()
 
 SECRET_BYTES = 16
 BACKLOG = 256
-MESSAGE_BYTES_MAX = 64 * 1024
-"""Longest message from a trainer that ZeroMQ lets through."""
-HANDSHAKE_TIMEOUT_MS = 5_000
-UNREAD_MAX = 4_096
-"""Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
-MESSAGES_AT_ONCE = 64
-NAME_CHARACTERS_MAX = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -75,18 +74,12 @@ class Session:
 
 
 class Sessions:
-    """Owns both sockets. ``answer`` answers questions that need no event; ``readable`` gives a slot's descriptor and size."""
+    """Owns both sockets."""
 
-    def __init__(
-        self,
-        watch: Watch,
-        enqueue: Callable[[Event], None],
-        answer: Callable[[AskStatus | AskBad], Message],
-        sessions_max: int,
-    ) -> None:
+    def __init__(self, watch: Watch, desk: Desk, sessions_max: int) -> None:
         self._watch = watch
-        self._enqueue = enqueue
-        self._answer = answer
+        self._desk = desk
+        self._enqueue = desk.enqueue
         self._sessions_max = sessions_max
         self._context = zmq.Context()
         self.router = self._context.socket(zmq.ROUTER)
@@ -94,8 +87,6 @@ class Sessions:
         self._by_number: dict[int, Session] = {}
         self._by_routing: dict[bytes, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
-        self._last_session = 0
-        self._last_subscription = 0
         self._seldom = Seldom()
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
@@ -186,8 +177,7 @@ class Sessions:
             text = f"{self._sessions_max} trainers are connected already; raise sessions_max in [daemon]"
             self._turn_away(lifeline, peer, text)
         else:
-            self._last_session += 1
-            session = Session(self._last_session, lifeline, peer.pid, peer.user)
+            session = Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user)
             self._by_number[session.number] = session
             self._watch.add(lifeline.fileno(), lambda: self._hear(session))
 
@@ -218,13 +208,13 @@ class Sessions:
         if session.secret is not None:
             self._cut_off(session, "said Hello twice")
         elif message.version != PROTOCOL_VERSION:
-            _say_last_word(session.lifeline, _wrong_version(message.version))
+            _say_last_word(session.lifeline, wrong_version(message.version))
             self._cut_off(session, f"speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
         else:
             self._welcome(session, message.name)
 
     def _welcome(self, session: Session, name: str) -> None:
-        session.name = "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])
+        session.name = printable(name)
         session.secret = secrets.token_bytes(SECRET_BYTES)
         self._by_secret[session.secret] = session
         try:
@@ -292,7 +282,7 @@ class Sessions:
             self._send_to(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
         if message.version != PROTOCOL_VERSION:
-            self._send_to(routing, _wrong_version(message.version), None)
+            self._send_to(routing, wrong_version(message.version), None)
             return
         session = self._by_secret.get(message.secret)
         if session is None or session.routing is not None:
@@ -303,31 +293,14 @@ class Sessions:
         self._send_to(routing, Opened(__version__), session)
 
     def _understand(self, session: Session, message: Message) -> None:
-        match message:
-            case Pull():
-                if message.released:
-                    failpoints.passing("daemon.release.received")
-                released = [(sequence, generation) for sequence, generation in message.released]
-                self._enqueue(
-                    Pulled(
-                        session.number,
-                        message.subscription,
-                        message.consumed,
-                        message.waiting,
-                        message.wait_us,
-                        released,
-                    )
-                )
-            case Subscribe():
-                self._last_subscription += 1
-                self._enqueue(_asked(session.number, self._last_subscription, message))
-            case Unsubscribe():
-                self._enqueue(SubscriptionEnded(session.number, message.subscription, message.consumed))
-            case AskStatus() | AskBad():
-                self.send(session.number, self._answer(message))
-            case _:
-                text = f"{type(message).__name__} is not expected in an open session"
-                self._reject(b"", session, ErrorCode.UNEXPECTED_MESSAGE, text)
+        event = event_of(session.number, message, self._desk.numbers)
+        if event is not None:
+            self._enqueue(event)
+        elif isinstance(message, AskStatus | AskBad):
+            self.send(session.number, self._desk.answer(message))
+        else:
+            text = f"{type(message).__name__} is not expected in an open session"
+            self._reject(b"", session, ErrorCode.UNEXPECTED_MESSAGE, text)
 
     def _reject(self, routing: bytes, session: Session | None, error: ErrorCode, text: str) -> None:
         """Answer nonsense with its number; say so in the log, but not for each."""
@@ -336,29 +309,6 @@ class Sessions:
         self._send_to(routing, Refused(0, 0, error, text), session)
         if self._seldom.now(f"reject {error}"):
             _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
-
-
-def _asked(session: int, subscription: int, message: Subscribe) -> SubscriptionAsked:
-    return SubscriptionAsked(
-        session=session,
-        subscription=subscription,
-        request=message.request,
-        stream=message.stream,
-        rank=message.rank,
-        world_size=message.world_size,
-        window=message.window,
-        epoch=message.epoch,
-        step=message.step,
-        end_epoch=message.end_epoch,
-        fingerprint=message.fingerprint,
-        is_spectator=message.is_spectator,
-    )
-
-
-def _wrong_version(theirs: int) -> Refused:
-    older = "client" if theirs < PROTOCOL_VERSION else "daemon"
-    text = f"the daemon speaks version {PROTOCOL_VERSION} of the protocol, the client {theirs}: upgrade the {older}"
-    return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
 
 
 def _say_last_word(lifeline: socket.socket, message: Message) -> None:

@@ -1,22 +1,44 @@
 """What ``batchd status`` shows, as plain data: the core's statistics and what only the daemon knows. DAEMON process."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from time import monotonic
 
 from batchd.core.statistics import DaemonStatistics
+from batchd.daemon.remote import RemoteSession
 from batchd.daemon.sessions import Session
 
 Plain = dict[str, object]
 
 
 def plain_status(
-    statistics: DaemonStatistics, daemon: Plain, sessions: list[Session], worker_pids: dict[int, int]
+    statistics: DaemonStatistics,
+    daemon: Plain,
+    trainers: Sequence[Session | RemoteSession],
+    worker_pids: dict[int, int],
 ) -> Plain:
     """Join them: ``{"daemon": …, "workers": […], "trainers": […], "streams": […]}``; keys with units, as in the statistics."""
     return {
         "daemon": {**daemon, "worker_deaths": statistics.worker_deaths, "draining": statistics.draining},
         "workers": [{**asdict(worker), "pid": worker_pids.get(worker.number)} for worker in statistics.workers],
-        "trainers": [{"session": one.number, "name": one.name, "pid": one.pid, "user": one.user} for one in sessions],
+        "trainers": [_trainer(one) for one in trainers],
         "streams": [_plain(asdict(stream)) for stream in statistics.streams],
+    }
+
+
+def _trainer(one: Session | RemoteSession) -> Plain:
+    """Who it is, and which way it gets its batches."""
+    facts: Plain = {"session": one.number, "name": one.name, "pid": one.pid}
+    if isinstance(one, RemoteSession):
+        key = one.key.name if one.key is not None else None
+        rate = one.bytes_per_s(monotonic())
+        return facts | {"user": None, "transport": "tcp", "host": one.host, "key": key, "sent_bytes_per_s": rate}
+    return facts | {
+        "user": one.user,
+        "transport": "shared memory",
+        "host": None,
+        "key": None,
+        "sent_bytes_per_s": None,
     }
 
 

@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from batchd_client.errors import BatchReleased
 from batchd_client.memory import SlotMemory
+from batchd_client.remote import ReceiveBuffer
 from batchd_wire.fields import PlacedField
-from batchd_wire.messages import Handle
+from batchd_wire.messages import Handle, Parcel
 
 
 class FieldView(NamedTuple):
@@ -60,7 +61,9 @@ class Lease:
 
     __slots__ = ("__weakref__", "_ended", "lifeline", "memory", "token")
 
-    def __init__(self, memory: SlotMemory, lifeline: object, ended: deque[LeaseToken], handle: Handle) -> None:
+    def __init__(
+        self, memory: SlotMemory | ReceiveBuffer, lifeline: object, ended: deque[LeaseToken], handle: Handle | Parcel
+    ) -> None:
         self.memory = memory
         self.lifeline = lifeline
         self._ended = ended
@@ -101,7 +104,7 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
 
     __slots__ = ("_arrays", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
 
-    def __init__(self, stream: str, fields: dict[str, FieldView], lease: Lease, handle: Handle) -> None:
+    def __init__(self, stream: str, fields: dict[str, FieldView], lease: Lease, handle: Handle | Parcel) -> None:
         self._stream = stream
         self._fields = fields
         self._lease: Lease | None = lease

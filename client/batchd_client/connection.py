@@ -22,19 +22,22 @@ from batchd_client.errors import (
     ConnectTimeout,
     DaemonClosed,
     ForkedConnection,
+    PermissionDenied,
     ProtocolError,
     ReconnectTimeout,
     ReentrantCall,
 )
 from batchd_client.lifeline import DaemonBusy, SessionLost
-from batchd_client.session import Context, Session, open_session
-from batchd_wire.runtime import RuntimeDirectory
+from batchd_client.session import Context, Session, Target, open_session
 
 PAUSE_S = 0.02
 PAUSE_MAX_S = 1.0
 TURN_S = 0.05
 """Longest wait before a waiting thread looks whether other threads released batches or received its own."""
 EXIT_WAIT_S = 1.0
+
+_WORTH_WAITING = (OSError, DaemonBusy, ConnectTimeout, PermissionDenied)
+"""What a daemon that was there before may answer for a while: it is away, or its operator is changing keys."""
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -54,18 +57,18 @@ class Deadlines:
 
 
 class Connection:
-    """See above. ``session`` is the one just opened; the context and the session belong to the connection from now on."""
+    """See above. ``session`` is the one just opened; it and the target's context belong to the connection from now on."""
 
-    def __init__(self, context: Context, directory: RuntimeDirectory, session: Session, deadlines: Deadlines) -> None:
-        self.directory = directory
+    def __init__(self, target: Target, session: Session, deadlines: Deadlines) -> None:
+        self.place = target.place
+        self._target = target
         self.deadlines = deadlines
         self.reconnects = 0
-        self._context = context
         self._session: Session | None = session
         self._lock = threading.Lock()
         self._owner = 0
         self._process = os.getpid()
-        self._end = finalize(self, _destroy, context, self._lock, self._process)
+        self._end = finalize(self, _destroy, target.context, self._lock, self._process)
 
     def run(self, operation: Callable[[Session], T]) -> T:
         """Do something with the session, again with a new one where the daemon went away meanwhile.
@@ -139,10 +142,10 @@ class Connection:
     def _reopen(self, session: Session, give_up: float) -> Session:
         session.leave()
         try:
-            self._session = patiently_open(self._context, self.directory, give_up, self.deadlines.connect_timeout_s)
-        except (OSError, DaemonBusy, ConnectTimeout) as error:
+            self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s)
+        except _WORTH_WAITING as error:
             raise ReconnectTimeout(
-                f"the daemon at {self.directory.address} went away and did not come back within "
+                f"the daemon at {self.place.address} went away and did not come back within "
                 f"{self.deadlines.reconnect_timeout_s:g} s; the last try ended with: {first_line(error)}"
             ) from error
         self.reconnects += 1
@@ -153,21 +156,20 @@ class Connection:
         if session is not None:
             session.leave()
         if self._end.detach():
-            self._context.destroy()
+            self._target.context.destroy()
 
 
 def patiently_open(
-    context: Context,
-    directory: RuntimeDirectory,
+    target: Target,
     give_up: float,
     attempt_s: float,
-    retry: tuple[type[Exception], ...] = (OSError, DaemonBusy, ConnectTimeout),
+    retry: tuple[type[Exception], ...] = _WORTH_WAITING,
 ) -> Session:
     """Try until a session opens or ``give_up`` is near, with growing pauses of random length. Raises the last try's error."""
     pause = PAUSE_S
     while True:
         try:
-            return open_session(context, directory, min(give_up, time.monotonic() + attempt_s))
+            return open_session(target, min(give_up, time.monotonic() + attempt_s))
         except retry:
             if time.monotonic() + pause >= give_up:
                 raise

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_daemon
+from batchd_client.discovery import find_daemon, find_key
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.session import Session, make_context
 from batchd_client.stream import Stream
@@ -39,27 +39,29 @@ class BadReport:
 def connect(
     address: str | None = None,
     *,
+    key: str | None = None,
     connect_timeout_s: float = 10.0,
     reconnect_timeout_s: float = 60.0,
     batch_timeout_s: float = 300.0,
 ) -> "Daemon":
-    """Connect to the batchd daemon on this machine.
+    """Connect to a batchd daemon.
 
-    ``address`` is its runtime directory, as in ``ipc:///run/batchd``. Default: ``$BATCHD_ADDRESS``, else the first of
-    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where one answers.
+    ``address`` is its runtime directory on this machine, as in ``ipc:///run/batchd``, or its place in the network, as in
+    ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd``
+    where one answers. ``key``: the connection file for a daemon in the network; default: ``$BATCHD_KEY``.
 
     ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a daemon may be away (loops
     just wait longer meanwhile), ``batch_timeout_s`` how long a living daemon may take for one batch.
 
-    Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid`` or
-    ``ProtocolError``.
+    Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``
+    or ``ProtocolError``.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
     context = make_context()
     connection = None
     try:
-        directory, session = find_daemon(context, address, connect_timeout_s)
-        connection = Connection(context, directory, session, deadlines)
+        target, session = find_daemon(context, address, find_key(key), connect_timeout_s)
+        connection = Connection(target, session, deadlines)
     finally:
         if connection is None:
             context.destroy()
@@ -75,7 +77,7 @@ class Daemon:
     @property
     def address(self) -> str:
         """Where the daemon is: what ``connect`` takes."""
-        return self._connection.directory.address
+        return self._connection.place.address
 
     def stream(  # noqa: PLR0913  what a trainer may say of a stream, each by its name
         self,

@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd_client.connection import first_line, patiently_open
-from batchd_client.errors import AddressInvalid, ConnectTimeout, DaemonNotFound, PermissionDenied
+from batchd_client.errors import AddressInvalid, ConnectTimeout, DaemonNotFound, KeyInvalid, PermissionDenied
 from batchd_client.lifeline import DaemonBusy
-from batchd_client.session import Context, Session
+from batchd_client.session import Context, Place, Session, Target
+from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
     RuntimeDirectory,
+    TcpAddress,
     candidate_directories,
     parse_address,
     runtime_directory,
 )
 
 
-def find_daemon(context: Context, address: str | None, connect_timeout_s: float) -> tuple[RuntimeDirectory, Session]:
+def find_daemon(
+    context: Context, address: str | None, key: ConnectionKey | None, connect_timeout_s: float
+) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or wherever one answers first.
 
     Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
@@ -32,16 +36,33 @@ def find_daemon(context: Context, address: str | None, connect_timeout_s: float)
     """
     give_up = time.monotonic() + connect_timeout_s
     failures: list[_Failure] = []
-    for directory in _directories(address):
+    for place in _places(address):
+        retry = (DaemonBusy, OSError) if isinstance(place, TcpAddress) else (DaemonBusy,)
         try:
-            return directory, patiently_open(context, directory, give_up, connect_timeout_s, retry=(DaemonBusy,))
+            target = Target(context, place, key)
+            return target, patiently_open(target, give_up, connect_timeout_s, retry)
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
-            reason = f"{directory.path}: {_reason(directory, error)}"
+            reason = _reason(place, error)
             failures.append(_Failure(reason, isinstance(error, PermissionError)))
     tried = "no batchd daemon could be reached; tried " + "; ".join(failure.reason for failure in failures)
     raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
+
+
+def find_key(path: str | None) -> ConnectionKey | None:
+    """Read the connection file that the program or ``$BATCHD_KEY`` names. Raises ``KeyInvalid``."""
+    origin, given = "connect(key=)", path
+    if given is None:
+        origin, given = f"${KEY_VARIABLE}", os.environ.get(KEY_VARIABLE) or None
+    if given is None:
+        return None
+    try:
+        return read_connection_key(Path(given))
+    except OSError as error:
+        raise KeyInvalid(f"{origin}: {given} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise KeyInvalid(f"{origin}: {error}") from None
 
 
 class _Failure(NamedTuple):
@@ -51,7 +72,7 @@ class _Failure(NamedTuple):
     denied: bool
 
 
-def _directories(address: str | None) -> Sequence[RuntimeDirectory]:
+def _places(address: str | None) -> Sequence[Place]:
     origin, given = "connect()", address
     if given is None:
         origin, given = f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
@@ -63,7 +84,13 @@ def _directories(address: str | None) -> Sequence[RuntimeDirectory]:
         raise AddressInvalid(f"{origin}: {error}") from None
 
 
-def _reason(directory: RuntimeDirectory, error: OSError) -> str:
+def _reason(place: Place, error: OSError) -> str:
+    if isinstance(place, TcpAddress):
+        return f"{place.address}: {first_line(error)}"
+    return f"{place.path}: {_local_reason(place, error)}"
+
+
+def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
     match error:
         case PermissionError():
             return f"permission denied{_group(directory.path)}"

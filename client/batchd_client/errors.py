@@ -6,10 +6,13 @@
     +-- Closed                   you closed it: stop using it
     |   +-- DaemonClosed         BatchReleased         StreamClosed
     +-- DaemonUnavailable        the other side is not there or broke: start it, or try later
-    |   +-- DaemonNotFound       PermissionDenied      VersionMismatch
+    |   +-- DaemonNotFound       VersionMismatch
+    |   +-- PermissionDenied
+    |   |   +-- KeyRefused
     |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
-    |   +-- AddressInvalid       ForkedConnection      ReentrantCall
+    |   +-- AddressInvalid       KeyInvalid
+    |   +-- ForkedConnection      ReentrantCall
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
     |   +-- RingTooSmall
@@ -87,6 +90,13 @@ class PermissionDenied(DaemonUnavailable):
     """
 
 
+class KeyRefused(PermissionDenied):
+    """The daemon does not let this key in, or not at what was asked for.
+
+    Ask its operator for a connection file (`batchd keys new --name NAME` on its host) and set BATCHD_KEY to it.
+    """
+
+
 class VersionMismatch(DaemonUnavailable):
     """Daemon and client speak different versions of the protocol.
 
@@ -128,6 +138,13 @@ class AddressInvalid(Misused):
     """The address is none.
 
     Write the daemon's runtime directory, as in ipc:///run/batchd.
+    """
+
+
+class KeyInvalid(Misused):
+    """The connection file holds no key, or is open to others.
+
+    Give the file that `batchd keys new` printed on the daemon's host, readable by its owner alone.
     """
 
 
@@ -247,6 +264,7 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.MALFORMED_MESSAGE: ProtocolError,
     ErrorCode.UNEXPECTED_MESSAGE: ProtocolError,
     ErrorCode.UNKNOWN_SESSION: DaemonUnavailable,
+    ErrorCode.KEY_REFUSED: KeyRefused,
     ErrorCode.UNKNOWN_STREAM: StreamUnknown,
     ErrorCode.RANK_OUT_OF_RANGE: RankInvalid,
     ErrorCode.POSITION_OUT_OF_RANGE: PositionInvalid,

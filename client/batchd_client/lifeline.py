@@ -78,7 +78,7 @@ class Lifeline:
         """Say who we are and get the secret that opens the session; see ``open_lifeline``."""
         try:
             with suppress(ChannelClosed):  # whoever was turned away already finds the reason in the daemon's last words
-                send_message(self._socket, Hello(PROTOCOL_VERSION, _program(), os.getpid()))
+                send_message(self._socket, Hello(PROTOCOL_VERSION, program(), os.getpid()))
             if not self.wait(deadline):
                 raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
             message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
@@ -118,6 +118,6 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def _program() -> str:
+def program() -> str:
     """What `batchd status` shows for this trainer."""
     return (os.path.basename(sys.argv[0]) if sys.argv else "")[:PROGRAM_CHARACTERS_MAX] or "python"  # noqa: PTH119

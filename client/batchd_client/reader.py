@@ -25,10 +25,12 @@ from batchd_client.errors import (
     StreamChanged,
     error_for_code,
 )
+from batchd_client.memory import SlotMemory
+from batchd_client.remote import HELD_MAX
 from batchd_client.session import Session
 from batchd_client.subscription import Claim, Subscription
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import Handle, Refused, Subscribed
+from batchd_wire.messages import Handle, Parcel, Refused, Subscribed
 from batchd_wire.slot import UNFINISHED, holds_generation
 
 ANNOUNCE_AGAIN_S = 1.0
@@ -134,6 +136,8 @@ class Reader:
         connection, deadlines = self._connection, self._connection.deadlines
         self._began_s = time.monotonic()
         self._waited_in_vain = False
+        if len(self.subscription.lent) >= HELD_MAX and self.subscription.held >= HELD_MAX:
+            raise RingExhausted(f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}")
         self.subscription.announced_s = 0.0
         give_up = self._began_s + deadlines.batch_timeout_s
         reconnects = connection.reconnects
@@ -155,7 +159,7 @@ class Reader:
         if self._accept(session, self.subscription):
             return True
         if self._waited_in_vain:
-            session.check_lifeline()
+            session.check_link()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
 
     def _accept(self, session: Session, subscription: Subscription) -> bool:
@@ -190,7 +194,7 @@ class Reader:
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
-    def _lease(self, session: Session, subscription: Subscription, handle: Handle) -> Batch:
+    def _lease(self, session: Session, subscription: Subscription, handle: Handle | Parcel) -> Batch:
         """Make a batch of a handle, believing nothing that can be checked."""
         due, layout = subscription.leased, subscription.terms.layout
         if handle.sequence != due or not subscription.course.expects(due, handle.epoch, handle.step):
@@ -200,6 +204,18 @@ class Reader:
             )
         if handle.first + handle.count > layout.rows:
             raise ProtocolError(f"rows {handle.first}+{handle.count} of a slot that has {layout.rows}")
+        if type(handle) is Parcel:
+            buffer = subscription.lent[due] = subscription.received.popleft()
+            lease = Lease(buffer, None, subscription.ended, handle)
+        else:
+            assert type(handle) is Handle
+            lease = Lease(self._slot(session, handle), session.link, subscription.ended, handle)
+        subscription.add_lease(lease)
+        return Batch(self.claim.stream, subscription.fields, lease, handle)
+
+    def _slot(self, session: Session, handle: Handle) -> SlotMemory:
+        """Find the memory that a handle names, with the batch in it."""
+        layout = self.subscription.terms.layout
         memory = session.slot(handle.slot)
         if memory.slot_bytes != layout.slot_bytes:
             raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")
@@ -207,9 +223,7 @@ class Reader:
             raise ProtocolError(
                 f"slot {handle.slot} does not hold generation {handle.generation} that its handle names"
             )
-        lease = Lease(memory, session.lifeline, subscription.ended, handle)
-        subscription.add_lease(lease)
-        return Batch(self.claim.stream, subscription.fields, lease, handle)
+        return memory
 
     # --- why there is none --------------------------------------------------------------------------------------------
 
@@ -224,7 +238,7 @@ class Reader:
         silent_s = time.monotonic() - connection.session.heard_s if connection.session else 0.0
         return BatchTimeout(
             f"no batch of stream {self.claim.stream!r} at epoch {position.epoch}, step {position.step} within "
-            f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.directory.address} is alive (its lifeline is "
+            f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.place.address} is alive (its lifeline is "
             f"open), its last word came {silent_s:.0f} s ago, and {self.subscription.held} batches of the stream are alive "
             "in this program"
         )

@@ -10,25 +10,42 @@ Invariant: what is read is either wholly taken note of, or the session is torn.
 """
 
 import itertools
+import logging
 import os
 import select
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import zmq
 
+from batchd_client.diagnosis import explain
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
-from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, open_lifeline
+from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, open_lifeline, program
 from batchd_client.memory import SlotMemory
+from batchd_client.remote import RemoteLink, remote_socket
 from batchd_client.subscription import OwnerToken, Subscription
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import TO_TRAINER, Handle, Open, Opened, Refused, Subscribed, Unsubscribe
-from batchd_wire.runtime import RuntimeDirectory
+from batchd_wire.keys import ConnectionKey
+from batchd_wire.messages import (
+    TO_TRAINER,
+    TO_TRAINER_REMOTE,
+    Greet,
+    Greeted,
+    Handle,
+    Open,
+    Opened,
+    Parcel,
+    Refused,
+    Subscribed,
+    Unsubscribe,
+)
+from batchd_wire.pieces import pieces
+from batchd_wire.runtime import RuntimeDirectory, TcpAddress, host_id
 
 SLOT_WAIT_S = 10.0
 """How much later than the handle that names it a slot's memory may come."""
@@ -39,14 +56,32 @@ CLOSE_LINGER_MS = 100
 OPENING = 0
 """In place of a request's number: ``Open`` has none."""
 
+DIAGNOSIS_S = 1.0
+DIAGNOSIS_MAX_S = 3.0
+"""How long finding out why there is no session may take; the shorter one also past the deadline."""
+
+_log = logging.getLogger("batchd_client")
+_told: set[str] = set()
+
 Context = zmq.Context[zmq.Socket[bytes]]
+Place = RuntimeDirectory | TcpAddress
+
+
+class Target(NamedTuple):
+    """Which daemon, and what reaching it takes. ``context`` is whose sockets it gets; ``key`` counts over TCP alone."""
+
+    context: Context
+    place: Place
+    key: ConnectionKey | None
+
+
 M = TypeVar("M", bound=Message)
 
 
 class Session:
     """See the drawing above. Used by one thread at a time; only ``wait`` may run beside the other methods."""
 
-    def __init__(self, socket: zmq.Socket[bytes], lifeline: Lifeline, endpoint: str) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], link: Lifeline | RemoteLink, endpoint: str) -> None:
         self._socket = socket
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._numbers = itertools.count(OPENING + 1)
@@ -59,7 +94,8 @@ class Session:
         """Numbers of subscriptions that were admitted and not adopted: their owner gave up, or was interrupted."""
         self.forgotten: deque[OwnerToken] = deque()
         """Subscriptions that nobody has closed, or has any more; appended to in any thread, at any moment."""
-        self.lifeline = lifeline
+        self.link = link
+        self._vocabulary = TO_TRAINER if isinstance(link, Lifeline) else TO_TRAINER_REMOTE
         self.endpoint = endpoint
         self.daemon_version = ""
         self._slots: dict[int, SlotMemory] = {}
@@ -95,6 +131,8 @@ class Session:
     def close(self, linger_ms: int = 0) -> None:
         """Close the ZeroMQ side; the lifeline closes once no lease needs it."""
         self._lost = self._lost or "the session has been closed"
+        if isinstance(self.link, RemoteLink):
+            self.link.close()
         self._socket.close(linger=linger_ms)
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
@@ -175,7 +213,7 @@ class Session:
             self.torn = False
             return False
         try:
-            message = TO_TRAINER.decode(data)
+            message = self._vocabulary.decode(data)
         except MalformedMessage as error:
             raise ProtocolError(f"on {self.endpoint}: {error}") from None
         self.heard_s = time.monotonic()
@@ -183,6 +221,8 @@ class Session:
             subscription = self._subscriptions.get(message.subscription)
             if subscription is not None:
                 subscription.add_handle(message)
+        elif type(message) is Parcel:
+            self._receive_parcel(message)
         else:
             self._take(message)
         self.torn = False
@@ -195,14 +235,14 @@ class Session:
         """
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        poll.register(self.lifeline.descriptor, select.POLLIN)
+        poll.register(self.link.descriptor, select.POLLIN)
         poll.poll(max(0.0, seconds) * 1000)
 
-    def check_lifeline(self) -> None:
+    def check_link(self) -> None:
         """Take the slots that were shared. Raises ``SessionLost`` where the daemon is gone."""
         self.torn = True
         try:
-            self.lifeline.receive_slots(self._slots)
+            self.link.receive_slots(self._slots)
         except SessionLost as lost:
             self._lost = str(lost)
             raise
@@ -214,14 +254,21 @@ class Session:
         if memory is None:
             deadline = time.monotonic() + SLOT_WAIT_S
             while (memory := self._slots.get(number)) is None:
-                if not self.lifeline.wait(deadline):
+                if not isinstance(self.link, Lifeline) or not self.link.wait(deadline):
                     raise ProtocolError(f"a handle names slot {number}, whose memory never came on the lifeline")
-                self.check_lifeline()
+                self.check_link()
         return memory
 
     def open(self, secret: bytes, deadline: float) -> None:
         """Tie the ZeroMQ connection to the lifeline: the first exchange of a session."""
         self.daemon_version = self._exchange(OPENING, Open(PROTOCOL_VERSION, secret), Opened, deadline).daemon
+
+    def greet(self, deadline: float) -> str:
+        """Begin a session over TCP: its first exchange. Gives the daemon's local address, where that is on this host."""
+        greet = Greet(PROTOCOL_VERSION, program(), os.getpid(), host_id())
+        greeted = self._exchange(OPENING, greet, Greeted, deadline)
+        self.daemon_version = greeted.daemon
+        return greeted.ipc_address
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -240,10 +287,11 @@ class Session:
                 raise ConnectTimeout(
                     f"{type(message).__name__} was not answered on {self.endpoint}"
                     if sent
-                    else f"{self.endpoint} does not take the connection that {self.lifeline.path} began"
+                    else f"{self.endpoint} does not take the connection that {self.link.path} began"
                 )
+            self.check_link()  # before waiting, too: ZeroMQ's descriptors tell only what came after the last look
             self.wait(seconds)
-            self.check_lifeline()
+            self.check_link()
         reply = self._answers.pop()
         if type(reply) is Refused:
             raise error_for_code(reply.error, reply.text)
@@ -251,12 +299,33 @@ class Session:
             raise ProtocolError(f"{type(reply).__name__} came in answer to {type(message).__name__}")
         return reply
 
+    def _receive_parcel(self, parcel: Parcel) -> None:
+        """Copy the bytes of a batch to where they stay, believing no length. All frames of a message come together."""
+        subscription = self._subscriptions.get(parcel.subscription)
+        if subscription is None:
+            while self._socket.getsockopt(zmq.RCVMORE):
+                self._socket.recv_into(bytearray(), flags=zmq.NOBLOCK)
+            return
+        layout = subscription.terms.layout
+        if parcel.first + parcel.count > layout.rows:
+            raise ProtocolError(f"rows {parcel.first}+{parcel.count} of a batch that has {layout.rows}")
+        buffer = subscription.buffers.take()
+        for start, end in pieces(layout, parcel.first, parcel.count):
+            if not self._socket.getsockopt(zmq.RCVMORE):
+                raise ProtocolError(f"a batch of stream number {parcel.subscription} came in part")
+            received = self._socket.recv_into(buffer.page[start:end], flags=zmq.NOBLOCK)
+            if received != end - start:
+                raise ProtocolError(f"{received} bytes came where {end - start} were due")
+        if self._socket.getsockopt(zmq.RCVMORE):
+            raise ProtocolError("more came than the rows of a batch")
+        subscription.add_parcel(parcel, buffer)
+
     def _take(self, message: Message) -> None:
         if type(message) is Subscribed:
             self._unadopted.append(message.subscription)
         if type(message) is Refused and message.request == 0:
             self._take_refusal(message)
-        elif type(message) is Opened:
+        elif type(message) in {Opened, Greeted}:
             if self._awaited != OPENING or self.daemon_version:
                 raise ProtocolError("the session was opened twice")
             self._answers.append(message)
@@ -294,8 +363,15 @@ def make_context() -> Context:
     return context
 
 
-def open_session(context: Context, directory: RuntimeDirectory, deadline: float) -> Session:
-    """Begin a session. Raises what ``open_lifeline`` raises; ``DaemonBusy`` and ``OSError`` are worth another try."""
+def open_session(target: Target, deadline: float) -> Session:
+    """Begin a session. ``DaemonBusy`` and ``OSError`` are worth another try; what else is raised says why not."""
+    if isinstance(target.place, TcpAddress):
+        return _open_remote(target.context, target.place, target.key, deadline)
+    return _open_local(target.context, target.place, deadline)
+
+
+def _open_local(context: Context, directory: RuntimeDirectory, deadline: float) -> Session:
+    """On this host. Raises what ``open_lifeline`` raises."""
     lifeline, secret = open_lifeline(directory.lifeline_path, deadline)
     session = Session(_dealer(context, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
     opened = False
@@ -308,6 +384,33 @@ def open_session(context: Context, directory: RuntimeDirectory, deadline: float)
         if not opened:
             session.close()
     return session
+
+
+def _open_remote(context: Context, address: TcpAddress, key: ConnectionKey | None, deadline: float) -> Session:
+    """On another host. Raises ``PermissionDenied`` where keys do not fit, and ``OSError`` saying what stands in the way."""
+    socket = remote_socket(context, key)
+    link = RemoteLink(socket, address)
+    session = Session(socket, link, address.endpoint)
+    ipc_address = None
+    try:
+        socket.connect(address.endpoint)
+        ipc_address = session.greet(deadline)
+    except (SessionLost, ConnectTimeout, zmq.ZMQError):
+        left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
+        raise explain(address, key, left_s, key_refused=link.is_key_refused) from None
+    finally:
+        if ipc_address is None:
+            session.close()
+    if ipc_address:
+        tell_once(f"the daemon at {address.address} runs on this host: {ipc_address} is faster, as it shares memory")
+    return session
+
+
+def tell_once(text: str) -> None:
+    """Say something to the user's log, and not again in this program."""
+    if text not in _told:
+        _told.add(text)
+        _log.info(text)
 
 
 def _dealer(context: Context, endpoint: str) -> zmq.Socket[bytes]:

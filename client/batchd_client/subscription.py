@@ -15,8 +15,9 @@ from weakref import ref
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_view
 from batchd_client.course import Course, Position
 from batchd_client.errors import ProtocolError
+from batchd_client.remote import ReceiveBuffer, ReceiveBuffers
 from batchd_wire.fields import SlotLayout, layout_from_wire
-from batchd_wire.messages import Handle, Pull, Refused, Subscribe, Subscribed
+from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 
 RELEASED_MAX = 1024
 """Leases given back by one message, so that it stays well below the longest that a daemon takes."""
@@ -76,14 +77,17 @@ class Subscription:
 
     __slots__ = (
         "announced_s",
+        "buffers",
         "course",
         "ended",
         "fields",
         "handles",
         "leased",
+        "lent",
         "number",
         "outstanding",
         "owner",
+        "received",
         "refusal",
         "taken",
         "terms",
@@ -99,7 +103,12 @@ class Subscription:
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
         self.fields: dict[str, FieldView] = {field.name: field_view(field) for field in self.terms.layout.fields}
-        self.handles: deque[Handle] = deque()
+        self.handles: deque[Handle | Parcel] = deque()
+        self.buffers = ReceiveBuffers(self.terms.layout.slot_bytes)
+        self.received: deque[ReceiveBuffer] = deque()
+        """What came with the parcels among ``handles``, in their order."""
+        self.lent: dict[int, ReceiveBuffer] = {}
+        """By sequence: the buffers of the batches that came as bytes and are not over."""
         self.owner: OwnerToken | None = None
         self.refusal: Refused | None = None
         self.taken = 0
@@ -128,7 +137,12 @@ class Subscription:
         self.owner = OwnerToken(owner, forgotten.append)
         self.owner.number = self.number
 
-    def add_handle(self, handle: Handle) -> None:
+    def add_parcel(self, parcel: Parcel, buffer: ReceiveBuffer) -> None:
+        """Keep a batch that came as bytes until the user's loop wants it."""
+        self.received.append(buffer)
+        self.add_handle(parcel)
+
+    def add_handle(self, handle: Handle | Parcel) -> None:
         """Keep a handle that has arrived until the user's loop wants it."""
         if len(self.handles) >= HANDLES_MAX:
             raise ProtocolError(f"more than {HANDLES_MAX} batches that were never asked for")
@@ -150,6 +164,9 @@ class Subscription:
         """Forget the leases that a pull gave back."""
         for sequence, _generation in pull.released:
             self.outstanding.pop(sequence, None)
+            buffer = self.lent.pop(sequence, None)
+            if buffer is not None:
+                self.buffers.give_back(buffer)
             self.ended.popleft()
 
 

@@ -7,7 +7,10 @@ orders     daemon and worker, over their private socket pair
 codec      how a message becomes bytes, and the one place where arriving bytes are checked
 channel    messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket
 codes      error codes, never reused
+pieces     how a batch is cut into the frames that carry it to another host
 runtime    the runtime directory and the addresses in it
+keys       the connection file, with which a trainer on another host is let in
+tcp        how soon a silent peer is given up
 views      numpy arrays over a slot (the only module that needs numpy)
 """
 

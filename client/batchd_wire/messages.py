@@ -17,6 +17,18 @@ Two sockets in the runtime directory make a session on one host:
 The lifeline proves who the trainer is (``SO_PEERCRED``) and that it lives: its end of file, which the kernel sends when
 the last copy of the trainer's end is gone, gives back every lease of the session. A routing id is only an address.
 
+From another host there is no lifeline and no shared memory. Then one TCP connection is the session, from its first byte to
+its end, and the bytes travel behind their header:
+
+    trainer                                              daemon
+       |  -- ZeroMQ DEALER -> ROUTER, TCP, CURVE ------->  |   Greet
+       |  <----------------------------------------------  |   Greeted           | Refused
+       |     Subscribe, Pull, Unsubscribe as above         |
+       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.pieces``
+
+The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is not
+looked at.
+
 ``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never differences, so it may be
 repeated or overtaken without harm.
 """
@@ -126,6 +138,16 @@ class AskBad(Message):
     stream: str
 
 
+@message(16)
+class Greet(Message):
+    """The first word on a TCP connection, in place of ``Hello`` and ``Open``. ``host`` tells machines apart; see ``host_id``."""
+
+    version: int
+    name: str
+    pid: int
+    host: str
+
+
 # --- daemon to trainer, over ZeroMQ ----------------------------------------------------------------------------------
 
 
@@ -199,7 +221,30 @@ class BadSamples(Message):
     samples: list[tuple[int, str, str, int]]
 
 
+@message(26)
+class Greeted(Message):
+    """The TCP connection is a session. ``ipc_address``: where a trainer on the daemon's own host finds it, else empty."""
+
+    daemon: str
+    ipc_address: str
+
+
+@message(27)
+class Parcel(Message):
+    """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``), in pieces that follow as frames."""
+
+    subscription: int
+    sequence: int
+    epoch: int
+    step: int
+    generation: int
+    first: int
+    count: int
+
+
 TO_DAEMON_LIFELINE = Vocabulary(Hello)
 TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, Refused)
 TO_DAEMON = Vocabulary(Open, Subscribe, Pull, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples)
+TO_DAEMON_REMOTE = Vocabulary(Greet, Subscribe, Pull, Unsubscribe, AskStatus, AskBad)
+TO_TRAINER_REMOTE = Vocabulary(Greeted, Subscribed, Parcel, Refused, Status, BadSamples)

@@ -5,7 +5,7 @@
         lifeline.sock             AF_UNIX SOCK_SEQPACKET: who are you, descriptors, end of file
         lock                      held with flock by the living daemon; never removed
 
-An address is that directory: ``ipc:///run/batchd`` or the plain path.
+An address is that directory, ``ipc:///run/batchd`` or the plain path, or a place in the network, ``tcp://bigbox:7070``.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 
 SYSTEM_DIRECTORY = Path("/run/batchd")
 ADDRESS_VARIABLE = "BATCHD_ADDRESS"
+PORTS = 1 << 16
 SOCKET_PATH_BYTES_MAX = 107
 """``sun_path`` of unix(7) holds 108 bytes with the closing zero."""
 
@@ -50,6 +51,24 @@ class RuntimeDirectory:
         return f"ipc://{self.path}"
 
 
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A daemon on another host."""
+
+    host: str
+    port: int
+
+    @property
+    def endpoint(self) -> str:
+        """As ZeroMQ writes it."""
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """What a trainer puts into ``BATCHD_ADDRESS``."""
+        return self.endpoint
+
+
 def runtime_directory(path: Path) -> RuntimeDirectory:
     """Name the runtime directory at ``path``. Raises ``ValueError`` where its sockets' paths would be too long for the kernel."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links, and /run/batchd may be one
@@ -62,16 +81,29 @@ def runtime_directory(path: Path) -> RuntimeDirectory:
     return RuntimeDirectory(absolute)
 
 
-def parse_address(address: str) -> RuntimeDirectory:
-    """Read ``ipc:///run/batchd`` or ``/run/batchd``. Raises ``ValueError`` for anything else."""
+def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
+    """Read ``ipc:///run/batchd``, ``/run/batchd`` or ``tcp://host:port``. Raises ``ValueError`` for anything else."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         scheme, rest = "ipc", address
+    if scheme == "tcp":
+        host, colon, port = rest.rpartition(":")
+        if not host or not colon or not port.isdecimal() or not 0 < int(port) < PORTS:
+            raise ValueError(f"the address {address!r} is not of the form tcp://host:7070")
+        return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
     if scheme != "ipc":
-        raise ValueError(f"the address {address!r} is not of the form ipc:///run/batchd")
+        raise ValueError(f"the address {address!r} is not of the form ipc:///run/batchd or tcp://host:7070")
     if not rest:
         raise ValueError(f"the address {address!r} names no directory; write for example ipc:///run/batchd")
     return runtime_directory(Path(rest))
+
+
+def host_id() -> str:
+    """What tells this machine, as long as it is up, from others; empty where the kernel does not say. Containers share it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def user_directory() -> Path | None:

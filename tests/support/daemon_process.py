@@ -48,6 +48,7 @@ class DaemonProcess:
         daemon = {"runtime_dir": str(self.runtime_dir), "workers": 2, "memory": MEMORY, **daemon}
         self.config = write_settings(self.folder / "batchd.toml", streams, daemon)
         self.address = f"ipc://{self.runtime_dir}"
+        self.tcp_address = f"tcp://{daemon['tcp']}" if "tcp" in daemon else None
         self._marker = f"{MARKER_VARIABLE}={self.folder}"
         self._environment = {**clean_environment(), MARKER_VARIABLE: str(self.folder)}
         self._ledger = self.folder / "faults"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,14 +27,23 @@ class TrainerFailed(Exception):  # noqa: N818  it is what the trainer reports
 class TrainerProcess:
     """One trainer of one stream. Orders that take long are begun by ``begin`` and ended by ``finish``."""
 
-    def __init__(self, address: str, stream: str = "photos", *, connect: dict[str, Any] | None = None, **claim: Any):
+    def __init__(
+        self,
+        address: str,
+        stream: str = "photos",
+        *,
+        connect: dict[str, Any] | None = None,
+        through: Sequence[str] = (),
+        **claim: Any,
+    ):
+        """``through``: words before the command, such as those that run it on another host."""
         options = {
             "connect": {"address": address, **(connect or {})},
             "stream": {"name": stream, "epochs": 1, **claim},
         }
         environment = {**clean_environment(), "PYTHONPATH": str(PROGRAM.parents[1])}
         self._process = subprocess.Popen(
-            [sys.executable, PROGRAM, json.dumps(options)],
+            [*through, sys.executable, PROGRAM, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

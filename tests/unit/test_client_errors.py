@@ -105,7 +105,7 @@ def test_environment_says_where_the_daemon_is(fake, monkeypatch) -> None:
         batchd_client.connect()
 
 
-@pytest.mark.parametrize("address", ["tcp://host:1", "ipc://", "/x" * 60])
+@pytest.mark.parametrize("address", ["tcp://host", "ipc://", "/x" * 60])
 def test_address_that_is_none_is_refused_with_its_origin(address: str, monkeypatch) -> None:
     """A typing error in a job's environment is found there."""
     with pytest.raises(AddressInvalid, match=r"connect\(\)"):

@@ -49,7 +49,7 @@ def test_a_whole_batch_is_committed_and_handed_out():
     world.subscribe()
     assert world.fill(1) == [
         act.CommitSlot(1, 1, 1, Position(0, 0), 3),
-        act.GrantLease(1, 1, 0, 0, 0, 1, 1, 0, 3),
+        act.GrantLease(1, 1, 1, 0, 0, 0, 1, 1, 0, 3, is_remote=False),
     ]
 
 

@@ -1,0 +1,349 @@
+"""The front end for trainers on other hosts: a ROUTER over TCP. DAEMON process.
+
+    connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected: the trainer is gone
+
+A session is one TCP connection: ZeroMQ's monitor tells when it ends, which heartbeats see to within ``VANISHED_S`` even where
+the other host has fallen silent. A routing id is only an address; what a message may do is decided by the connection that it
+came over, named by its descriptor and its key.
+
+Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by what the trainer says.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import monotonic
+
+import structlog
+import zmq
+
+from batchd import __version__, failpoints
+from batchd.core.actions import GrantLease
+from batchd.core.events import BatchSent, SessionCutOff, SubscriptionEnded
+from batchd.daemon.authenticator import ZAP_DOMAIN
+from batchd.daemon.keys import KeyDirectory, TrainerKey
+from batchd.daemon.outbox import Outbox
+from batchd.daemon.seldom import Seldom
+from batchd.daemon.speech import (
+    HANDSHAKE_TIMEOUT_MS,
+    MESSAGE_BYTES_MAX,
+    MESSAGES_AT_ONCE,
+    UNREAD_MAX,
+    Desk,
+    event_of,
+    printable,
+    wrong_version,
+)
+from batchd.errors import BatchdError
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.fields import SlotLayout
+from batchd_wire.messages import (
+    TO_DAEMON_REMOTE,
+    AskBad,
+    AskStatus,
+    Greet,
+    Greeted,
+    Parcel,
+    Refused,
+    Status,
+    Subscribe,
+    Unsubscribe,
+)
+from batchd_wire.runtime import host_id
+from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
+
+_log = structlog.get_logger()
+
+_FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+SUBSCRIPTIONS_MAX = 64
+"""Claims that one trainer may have at a time."""
+RATE_MARKS = 10
+"""Ticks of the loop over which a rate is taken."""
+
+
+@dataclass(slots=True, eq=False)
+class RemoteSession:
+    """One trainer on another host, from its ``Greet`` to the end of its connection."""
+
+    number: int
+    routing: bytes
+    descriptor: int
+    host: str
+    name: str
+    pid: int
+    key: TrainerKey | None
+    sent_bytes: int = 0
+    marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
+    """How much had been sent when, every now and then."""
+    subscriptions: int = 0
+
+    def may_read(self, stream: str) -> bool:
+        """Does its key open this stream?"""
+        return self.key is None or self.key.streams is None or stream in self.key.streams
+
+    def bytes_per_s(self, now: float) -> float:
+        """What went out lately, by the second."""
+        then_s, then_bytes = self.marks[0]
+        return (self.sent_bytes - then_bytes) / max(now - then_s, 1e-3)
+
+
+class RemoteSessions:
+    """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
+
+    def __init__(self, desk: Desk, outbox: Outbox, sessions_max: int, keys: KeyDirectory | None) -> None:
+        self._desk = desk
+        self._enqueue = desk.enqueue
+        self._outbox = outbox
+        self._sessions_max = sessions_max
+        self._keys = keys
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.monitor = self.router.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES)
+        self._by_number: dict[int, RemoteSession] = {}
+        self._by_routing: dict[bytes, RemoteSession] = {}
+        self._by_descriptor: dict[int, RemoteSession] = {}
+        self._seldom = Seldom()
+        self.failed_handshakes = 0
+        self._ipc_address = ""
+
+    def bind(self, endpoint: str, ipc_address: str) -> None:
+        """Listen. Raises ``BatchdError`` saying why that cannot be."""
+        self._ipc_address = ipc_address
+        for name, value in SOCKET_OPTIONS.items():
+            self.router.setsockopt(getattr(zmq, name), value)
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
+            (zmq.SNDHWM, UNREAD_MAX),
+        ):
+            self.router.setsockopt(option, value)
+        if self._keys is not None:
+            self._guard(self._keys)
+        try:
+            self.router.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise BatchdError(
+                f"daemon.tcp: {endpoint} cannot be listened on: {error.strerror}; choose another address or port"
+            ) from None
+
+    def close(self) -> None:
+        """End every session."""
+        self.router.disable_monitor()
+        self.monitor.close(linger=0)
+        self.context.destroy(linger=0)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._by_number
+
+    def everybody(self) -> list[RemoteSession]:
+        """All sessions."""
+        return list(self._by_number.values())
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, number: int, message: Message) -> None:
+        """Send to a trainer; nothing where it is gone."""
+        session = self._by_number.get(number)
+        if session is not None:
+            if isinstance(message, Refused) and message.request:
+                session.subscriptions -= 1
+            self._send(session, [message.encode()])
+
+    def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
+        """Send the rows of a lease. ``BatchSent`` follows, also where the trainer is gone."""
+        session = self._by_number.get(grant.session)
+        sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
+        if session is None:
+            self._enqueue(sent)
+            return
+        parcel = Parcel(
+            grant.subscription,
+            grant.sequence,
+            grant.epoch,
+            grant.step,
+            grant.generation,
+            grant.first,
+            grant.count,
+        )
+        frames = self._outbox.frames(grant.slot, layout, grant.first, grant.count, sent)
+        session.sent_bytes += sum(map(len, frames))
+        self._send(session, [parcel.encode(), *frames])
+
+    def tick(self) -> None:
+        """Time has passed: note what was sent until now, and end the sessions of keys that have been revoked."""
+        for session in self._by_number.values():
+            session.marks.append((monotonic(), session.sent_bytes))
+        if self._keys is None:
+            return
+        for session in self.everybody():
+            if session.key is None or not self._keys.holds(session.key.name, session.key.public):
+                self._send(session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode()])
+                self._end(session, "its key has been revoked")
+
+    def _send(self, session: RemoteSession, frames: list[bytes | memoryview]) -> None:
+        try:
+            self.router.send_multipart([session.routing, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._end(session, f"it left {UNREAD_MAX} messages unread")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._end(session, "")
+
+    def _answer_stranger(self, routing: bytes, message: Message) -> None:
+        try:
+            self.router.send_multipart([routing, message.encode()], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
+                raise
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def receive(self) -> bool:
+        """Read what trainers say, a bounded portion at a time; true where there may be more."""
+        self.note_ends()
+        for _ in range(MESSAGES_AT_ONCE):
+            try:
+                frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return False
+            self._take(frames)
+        return True
+
+    def note_ends(self) -> None:
+        """Take note of the connections that have ended."""
+        while True:
+            try:
+                event, descriptor = unpack_monitor_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                return
+            if event & _FAILED_HANDSHAKES:
+                self.failed_handshakes += 1
+                if self._seldom.now("handshake"):
+                    advice = "it may have a key for another daemon, or none"
+                    _log.warning("remote handshake failed", advice=advice, failed=self.failed_handshakes)
+                continue
+            session = self._by_descriptor.get(descriptor)
+            if session is not None:
+                self._end(session, "")
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        routing, last = frames[0].bytes, frames[-1]
+        descriptor = last.get(zmq.SRCFD)
+        session = self._by_routing.get(routing)
+        if session is not None and session.descriptor != descriptor:
+            self._end(session, "")  # another connection calls itself the same: the first one is gone
+            session = None
+        try:
+            if len(frames) != 2:  # noqa: PLR2004  address and message
+                raise MalformedMessage(f"{len(frames) - 1} frames instead of one")
+            message = TO_DAEMON_REMOTE.decode(last.buffer)
+        except MalformedMessage as error:
+            self._reject(routing, last, ErrorCode.MALFORMED_MESSAGE, str(error))
+            return
+        if session is None:
+            self._greet(routing, last, message)
+        else:
+            self._understand(session, last, message)
+
+    def _greet(self, routing: bytes, frame: zmq.Frame, message: Message) -> None:
+        if not isinstance(message, Greet):
+            self._answer_stranger(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
+            return
+        if message.version != PROTOCOL_VERSION:
+            self._answer_stranger(routing, wrong_version(message.version))
+            return
+        if len(self._by_number) >= self._sessions_max:
+            text = f"{self._sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
+            return
+        key = self._key_of(frame)
+        if self._keys is not None and key is None:
+            self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
+            return
+        number, host = self._desk.numbers.next_session(), _host(frame)
+        session = RemoteSession(number, routing, frame.get(zmq.SRCFD), host, printable(message.name), message.pid, key)
+        session.marks.append((monotonic(), 0))
+        former = self._by_descriptor.get(session.descriptor)
+        if former is not None:
+            self._end(former, "")
+        self._by_number[number] = self._by_routing[routing] = self._by_descriptor[session.descriptor] = session
+        ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
+        _log.info("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
+        self._send(session, [Greeted(__version__, ipc_address).encode()])
+        failpoints.passing("daemon.remote.greeted")
+
+    def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
+        if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
+            text = f"the key does not open stream {message.stream!r}"
+            self._send(session, [Refused(message.request, 0, ErrorCode.KEY_REFUSED, text).encode()])
+            return
+        if isinstance(message, Subscribe):
+            session.subscriptions += 1
+            if session.subscriptions > SUBSCRIPTIONS_MAX:
+                text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
+                self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
+                return
+        if isinstance(message, AskStatus | AskBad):
+            self._send(session, [self._without_secrets(session, self._desk.answer(message)).encode()])
+            return
+        event = event_of(session.number, message, self._desk.numbers, is_remote=True)
+        if event is None:
+            text = f"{type(message).__name__} is not expected in an open session"
+            self._reject(session.routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
+        elif isinstance(message, Unsubscribe):
+            # Its batches go back when they are sent, whatever the trainer has seen of them.
+            session.subscriptions = max(0, session.subscriptions - 1)
+            self._enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
+        else:
+            self._enqueue(event)
+
+    def _without_secrets(self, session: RemoteSession, answer: Message) -> Message:
+        """A key that opens some streams shows no others."""
+        if isinstance(answer, Status) and session.key is not None and session.key.streams is not None:
+            streams = answer.status["streams"]
+            assert isinstance(streams, list)
+            shown = [stream for stream in streams if session.may_read(stream["name"])]
+            return Status(answer.request, answer.status | {"streams": shown})
+        return answer
+
+    def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
+        """Answer nonsense with its number; say so in the log, but not for each."""
+        host = _host(frame)
+        self._answer_stranger(routing, Refused(0, 0, error, text))
+        if self._seldom.now(f"reject {host}"):
+            _log.warning("remote message rejected", error=int(error), reason=text, host=host)
+
+    def _end(self, session: RemoteSession, fault: str) -> None:
+        """The connection is gone, or not listened to any more."""
+        if self._by_number.pop(session.number, None) is None:
+            return
+        self._by_routing.pop(session.routing, None)
+        self._by_descriptor.pop(session.descriptor, None)
+        _log.info(
+            "remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {})
+        )
+        self._enqueue(SessionCutOff(session.number))  # what is being sent to it keeps its slots until ZeroMQ lets go
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def _guard(self, keys: KeyDirectory) -> None:
+        pair = keys.daemon_key()
+        assert pair is not None, "checked at the start"
+        self.router.curve_server = True
+        self.router.curve_secretkey = pair[1].encode()
+        self.router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self.router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def _key_of(self, frame: zmq.Frame) -> TrainerKey | None:
+        if self._keys is None:
+            return None
+        name = frame.get("User-Id")
+        return next((key for key in self._keys.trainers() if key.name == name), None)
+
+
+def _host(frame: zmq.Frame) -> str:
+    """Where a message came from; addresses of version 4 as they are usually written."""
+    return str(frame.get("Peer-Address") or "").removeprefix("::ffff:")

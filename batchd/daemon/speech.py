@@ -1,0 +1,96 @@
+"""What trainers say, as events; the same on this host and over TCP. DAEMON process.
+
+Invariant: every session and every subscription of the daemon has a number of its own, whichever way its trainer came.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from batchd import failpoints
+from batchd.core.events import Event, Pulled, SubscriptionAsked, SubscriptionEnded
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.codec import Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import AskBad, AskStatus, Pull, Refused, Subscribe, Unsubscribe
+
+NAME_CHARACTERS_MAX = 64
+UNREAD_MAX = 4_096
+"""Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
+MESSAGE_BYTES_MAX = 64 * 1024
+"""Longest message from a trainer that ZeroMQ lets through."""
+HANDSHAKE_TIMEOUT_MS = 5_000
+MESSAGES_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Gives numbers that were never used, from 1 on."""
+
+    sessions: int = 0
+    subscriptions: int = 0
+
+    def next_session(self) -> int:
+        """A number for a trainer."""
+        self.sessions += 1
+        return self.sessions
+
+    def next_subscription(self) -> int:
+        """A number for a claim."""
+        self.subscriptions += 1
+        return self.subscriptions
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where what trainers say goes: events to the core, questions of people to ``answer``, which answers at once."""
+
+    enqueue: Callable[[Event], None]
+    answer: Callable[[AskStatus | AskBad], Message]
+    numbers: Numbers
+
+
+def event_of(session: int, message: Message, numbers: Numbers, *, is_remote: bool = False) -> Event | None:
+    """What a trainer's message means to the core; None where it is no message of an open session."""
+    match message:
+        case Pull():
+            if message.released:
+                failpoints.passing("daemon.release.received")
+            # What is sent as bytes is given back by the daemon itself.
+            released = [] if is_remote else [(sequence, generation) for sequence, generation in message.released]
+            return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
+        case Subscribe():
+            return _asked(session, numbers.next_subscription(), message, is_remote=is_remote)
+        case Unsubscribe():
+            return SubscriptionEnded(session, message.subscription, message.consumed)
+        case _:
+            return None
+
+
+def _asked(session: int, subscription: int, message: Subscribe, *, is_remote: bool) -> SubscriptionAsked:
+    return SubscriptionAsked(
+        session=session,
+        subscription=subscription,
+        request=message.request,
+        stream=message.stream,
+        rank=message.rank,
+        world_size=message.world_size,
+        window=message.window,
+        epoch=message.epoch,
+        step=message.step,
+        end_epoch=message.end_epoch,
+        fingerprint=message.fingerprint,
+        is_spectator=message.is_spectator,
+        is_remote=is_remote,
+    )
+
+
+def wrong_version(theirs: int) -> Refused:
+    """Tell a peer of another protocol version which side is the older."""
+    older = "client" if theirs < PROTOCOL_VERSION else "daemon"
+    text = f"the daemon speaks version {PROTOCOL_VERSION} of the protocol, the client {theirs}: upgrade the {older}"
+    return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
+
+
+def printable(name: str) -> str:
+    """A trainer's name for itself, fit to be shown."""
+    return "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])

@@ -1,0 +1,98 @@
+"""A session over TCP: its connection's life, and the memory that batches are received into. Runs in the trainer.
+
+    frames of a Parcel --(copied once)--> ReceiveBuffer --> Lease, Batch, arrays --(lease ends)--> used again
+
+Invariant: a buffer is filled by one batch at a time, and not before the lease of the one before has ended.
+"""
+
+import mmap
+from typing import Any
+
+import numpy as np
+import zmq
+
+from batchd_client.lifeline import SessionLost
+from batchd_client.memory import SlotMemory
+from batchd_wire.keys import ConnectionKey
+from batchd_wire.runtime import TcpAddress
+from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
+
+HELD_MAX = 32
+"""Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""
+
+_ENDINGS: dict[int, str] = {
+    zmq.EVENT_DISCONNECTED: "the connection to the daemon was lost",
+    zmq.EVENT_CLOSED: "no connection could be made",
+    zmq.EVENT_CONNECT_RETRIED: "no connection could be made",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the handshake failed",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the daemon does not accept the key",
+}
+
+
+class ReceiveBuffer:
+    """Page-aligned memory of this process, laid out as a slot is, so that its fields are read the same way."""
+
+    __slots__ = ("address", "page", "slot_bytes")
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.page = memoryview(mmap.mmap(-1, slot_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self.slot_bytes = slot_bytes
+        self.address: int = np.frombuffer(self.page, dtype=np.uint8).__array_interface__["data"][0]
+
+
+class ReceiveBuffers:
+    """The buffers of one subscription: made when they are first needed, used again when their batches are over."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        self._slot_bytes = slot_bytes
+        self._free: list[ReceiveBuffer] = []
+
+    def take(self) -> ReceiveBuffer:
+        """A buffer for one batch. Paired with ``give_back``."""
+        return self._free.pop() if self._free else ReceiveBuffer(self._slot_bytes)
+
+    def give_back(self, buffer: ReceiveBuffer) -> None:
+        """Nobody reads the buffer any more."""
+        self._free.append(buffer)
+
+
+class RemoteLink:
+    """The life of one TCP connection, as ZeroMQ's monitor tells it; in the place of the lifeline."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", address: TcpAddress) -> None:
+        self._socket = socket
+        self._monitor: zmq.Socket[Any] = socket.get_monitor_socket(sum(_ENDINGS))
+        self.path = address.endpoint
+        self.descriptor = int(self._monitor.getsockopt(zmq.FD))
+        self.is_key_refused = False
+
+    def receive_slots(self, _slots: dict[int, SlotMemory]) -> None:
+        """No slot comes this way. Raises ``SessionLost`` where the connection has ended."""
+        try:
+            event, _value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+        except zmq.Again:
+            return
+        self.is_key_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        raise SessionLost(_ENDINGS.get(event, "the connection ended"))
+
+    def close(self) -> None:
+        """Stop listening to the monitor, before the connection's own socket is closed. Closing twice does nothing."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+
+
+def remote_socket(context: "zmq.Context[zmq.Socket[bytes]]", key: ConnectionKey | None) -> "zmq.Socket[bytes]":
+    """Make a socket that connects once: whether to try again is for the connection to decide."""
+    socket = context.socket(zmq.DEALER)
+    for name, value in SOCKET_OPTIONS.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.RCVHWM, 0)  # what may come is bounded by the window
+    if key is not None:
+        socket.curve_serverkey = key.daemon.encode()
+        socket.curve_publickey = key.public.encode()
+        socket.curve_secretkey = key.secret.encode()
+    return socket

@@ -1,0 +1,158 @@
+"""Two hosts, made of network namespaces, and a cable that is pulled: positions stay exact, and who has vanished is noticed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from support.expected import Expected
+from support.network import TwoHosts, two_hosts
+from support.settings import folder_stream
+from support.trainer_process import TrainerFailed, TrainerProcess
+from support.waiting import wait_until
+
+PORT = 7071
+VANISHED_S = 20.0
+"""Fifteen that are promised, and what a busy machine may add."""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two hosts and a cable."""
+    with two_hosts() as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def key(tmp_path):
+    """Where the keys of a daemon are, and a connection file."""
+    file = tmp_path / "conn.key"
+    keys = tmp_path / "keys"
+    new_key(keys, "gpu-box", file)
+    return keys, file
+
+
+def new_key(keys, name, file):
+    """Make a key as an operator does."""
+    command = [sys.executable, "-m", "batchd", "keys", "new", "--name", name, "--keys-dir", str(keys), "-o", str(file)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def revoke(keys, name):
+    """Revoke it as an operator does."""
+    command = [sys.executable, "-m", "batchd", "keys", "revoke", name, "--keys-dir", str(keys)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def start_far(hosts, key):
+    """Start trainers on the other host, which end with the test."""
+    trainers = []
+
+    def start(**options):
+        connect = {"key": str(key[1]), "connect_timeout_s": 5.0, **options.pop("connect", {})}
+        trainer = TrainerProcess(
+            f"tcp://{TwoHosts.OURS}:{PORT}", connect=connect, through=hosts.on_the_other(), **options
+        )
+        trainers.append(trainer)
+        return trainer
+
+    yield start
+    for trainer in trainers:
+        trainer.close()
+
+
+@pytest.fixture
+def daemon(hosts, start_daemon, key, photos):
+    """Listen on the cable."""
+    return start_daemon(
+        {"photos": folder_stream(photos, batch_size=2)}, tcp=f"{hosts.OURS}:{PORT}", keys_dir=str(key[0])
+    )
+
+
+def claims(daemon):
+    """How many trainers the stream has."""
+    return len(daemon.stream_status()["subscriptions"])
+
+
+def test_a_trainer_on_another_host_reads_an_epoch(daemon, start_far):
+    """With its key, over a real network."""
+    assert start_far().ready().take() == Expected(daemon.config).epoch(0)
+
+
+def test_a_cable_pulled_for_a_while_only_takes_longer(hosts, daemon, start_far):
+    """Shorter than the heartbeats' patience: TCP sends again what was lost."""
+    trainer = start_far().ready()
+    seen = trainer.take(3)
+    hosts.pull_cable()
+    trainer.begin(do="take")
+    hosts.plug_in()
+    assert seen + trainer.finish()[0] == Expected(daemon.config).epoch(0)
+
+
+def test_a_vanished_host_is_noticed_and_goes_on_where_it_was(hosts, daemon, start_far):
+    """Half-open on both sides: the daemon frees what it had, and the trainer finds it again when the cable is mended."""
+    trainer = start_far(epochs=2).ready()
+    seen = trainer.take(3)
+    assert claims(daemon) == 1
+    hosts.pull_cable()
+    trainer.begin(do="take")
+    wait_until(lambda: claims(daemon) == 0, "the daemon gave it up", VANISHED_S)
+    hosts.plug_in()
+    expected = Expected(daemon.config)
+    assert seen + trainer.finish()[0] == expected.epoch(0) + expected.epoch(1)
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_network_that_never_comes_back_is_an_error_in_the_end(hosts, start_far):
+    """After ``reconnect_timeout_s``, with the reason."""
+    trainer = start_far(connect={"reconnect_timeout_s": 2.0}).ready()
+    trainer.take(1)
+    hosts.pull_cable()
+    with pytest.raises(TrainerFailed, match=r"ReconnectTimeout[\s\S]*no answer"):
+        trainer.take()
+    hosts.plug_in()
+
+
+def test_a_restarted_daemon_is_found_over_the_network(daemon, start_far):
+    """Killed, and started again: the trainer goes on at its position."""
+    trainer = start_far(epochs=2).ready()
+    seen = trainer.take(5)
+    daemon.kill()
+    trainer.begin(do="take")
+    daemon.start()
+    expected = Expected(daemon.config)
+    assert seen + trainer.finish()[0] == expected.epoch(0) + expected.epoch(1)
+
+
+def test_a_revoked_key_ends_its_session_and_a_new_one_of_its_name_does_not_help_it(daemon, start_far, key):
+    """Without a restart; the trainer is told why, and does not come in again."""
+    keys, file = key
+    trainer = start_far(connect={"reconnect_timeout_s": 2.0}).ready()
+    trainer.take(1)
+    revoke(keys, "gpu-box")
+    wait_until(lambda: claims(daemon) == 0, "its session has ended")
+    new_key(keys, "gpu-box", file.with_name("other.key"))
+    with pytest.raises(TrainerFailed, match="KeyRefused: the daemon says: the key has been revoked"):
+        trainer.take()
+    with pytest.raises(TrainerFailed, match=r"KeyRefused: .* does not know the key 'gpu-box'"):
+        start_far().ready()
+
+
+def test_a_daemon_whose_keys_are_swapped_and_swapped_back_is_waited_for(daemon, start_far, key):
+    """Its trainers cannot come in with the old ones, and go on where they were when these are there again."""
+    keys, _file = key
+    trainer = start_far(epochs=2).ready()
+    seen = trainer.take(5)
+    daemon.kill()
+    trainer.begin(do="take")
+    kept = keys.rename(keys.with_name("kept"))
+    new_key(keys, "somebody", keys.with_name("somebody.key"))
+    daemon.start()
+    wait_until(lambda: daemon.log_lines("remote handshake failed"), "it was refused with the old key")
+    daemon.kill()
+    keys.rename(keys.with_name("others"))
+    kept.rename(keys)
+    daemon.start()
+    expected = Expected(daemon.config)
+    assert seen + trainer.finish()[0] == expected.epoch(0) + expected.epoch(1)

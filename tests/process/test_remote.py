@@ -1,0 +1,253 @@
+"""Trainers over TCP: the same bytes in the same places as on the daemon's own host, whatever happens to either side."""
+
+import logging
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client import session as client_session
+from batchd_client.errors import DaemonNotFound, RingExhausted
+from batchd_client.remote import HELD_MAX
+from support.expected import Expected
+from support.network import Proxy, free_port
+from support.seen import look_at, samples, see
+from support.settings import SLOT_BYTES, folder_stream
+from support.waiting import wait_until
+
+
+@pytest.fixture
+def start_remote(start_daemon):
+    """Start daemons that listen on a port of loopback."""
+
+    def start(streams=None, **daemon):
+        return start_daemon(streams, tcp=f"127.0.0.1:{free_port()}", **daemon)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """Serve forty samples, over TCP too."""
+    return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}")
+
+
+@pytest.fixture(scope="module")
+def expected(daemon):
+    """What is at each position of that daemon's stream."""
+    return Expected(daemon.config)
+
+
+def port_of(daemon):
+    """Where it listens."""
+    return int(daemon.tcp_address.rpartition(":")[2])
+
+
+def idle(daemon):
+    """Nobody has a claim, and no slot is held."""
+    status = daemon.stream_status()
+    return not status["subscriptions"] and status["leased_slots"] == 0
+
+
+def test_a_remote_trainer_reads_what_a_local_one_reads(daemon, expected):
+    """Epoch for epoch, byte for byte, with the same state."""
+    with batchd_client.connect(daemon.tcp_address) as far, batchd_client.connect(daemon.address) as near:
+        remote, local = far.stream("photos", epochs=3), near.stream("photos", epochs=3)
+        for epoch in range(3):
+            assert see(remote) == see(local) == expected.epoch(epoch)
+        assert remote.state_dict() == local.state_dict()
+        assert (len(remote), remote.classes, dict(remote.schema)) == (len(local), local.classes, dict(local.schema))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 16])
+def test_remote_ranks_read_their_shares(daemon, world_size):
+    """Whole batches, and parts of those that are shared in the last round."""
+    with batchd_client.connect(daemon.tcp_address) as far:
+        streams = [far.stream("photos", rank, world_size, epochs=1) for rank in range(2)]
+        shares = [see(stream) for stream in streams]
+        others = [far.stream("photos", rank, world_size, epochs=1) for rank in range(2, world_size)]
+        for stream in streams:
+            stream.close()
+        shares += [see(stream) for stream in others[:2]]
+    assert all(len(share) == len(shares[0]) for share in shares)
+
+
+def test_a_state_goes_from_a_local_trainer_to_a_remote_one_and_back(daemon, expected):
+    """Three times, at any step."""
+    state, seen = None, []
+    for address in (daemon.address, daemon.tcp_address, daemon.address):
+        with batchd_client.connect(address) as connection:
+            stream = connection.stream("photos", epochs=1, state=state)
+            seen += see(stream, 4)
+            state = stream.state_dict()
+    with batchd_client.connect(daemon.tcp_address) as connection:
+        seen += see(connection.stream("photos", epochs=1, state=state))
+    assert seen == expected.epoch(0)
+
+
+def test_batches_are_read_only_and_buffers_are_used_again(daemon, expected):
+    """What a trainer keeps stays as it is; what it gives back is filled anew."""
+    with batchd_client.connect(daemon.tcp_address) as far:
+        stream = far.stream("photos", epochs=2)
+        kept = [batch for batch, _ in zip(stream, range(3), strict=False)]
+        addresses = set()
+        for batch in stream:
+            with batch:
+                addresses.add(batch["image"].__array_interface__["data"][0])
+                assert not batch["image"].flags.writeable
+        assert [look_at(batch) for batch in kept] == expected.epoch(0)[:3]
+        assert len(addresses) <= 3
+        assert all(address % 64 == 0 for address in addresses)
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0]["image"][0] = 0
+        array = kept[0]["image"]
+        before = array.copy()
+        kept.clear()
+        see(stream)
+        np.testing.assert_array_equal(array, before)
+        del batch, array
+
+
+def test_a_remote_hoarder_is_told(start_remote, photos):
+    """There is no ring that would stop it, so there is a number; after releasing, the loop goes on."""
+    daemon = start_remote({"photos": folder_stream(photos, batch_size=1)})
+    with batchd_client.connect(daemon.tcp_address) as far:
+        stream = far.stream("photos", epochs=1)
+        hoard = []
+        with pytest.raises(RingExhausted, match=f"holds {HELD_MAX} batches of stream 'photos'"):
+            hoard.extend(stream)
+        seen = [look_at(batch) for batch in hoard]
+        for batch in hoard:
+            batch.release()
+        assert seen + see(stream) == Expected(daemon.config).epoch(0)
+
+
+def test_status_shows_who_came_which_way(daemon):
+    """Shared memory or TCP, from where, with which key."""
+    with batchd_client.connect(daemon.tcp_address) as far, batchd_client.connect(daemon.address) as near:
+        see(far.stream("photos", epochs=1))
+        trainers = {one["transport"]: one for one in near.status()["trainers"]}
+    assert set(trainers) == {"tcp", "shared memory"}
+    assert trainers["tcp"]["host"] == "127.0.0.1"
+    assert trainers["tcp"]["sent_bytes_per_s"] > 0
+    assert trainers["shared memory"]["pid"] == os.getpid()
+
+
+def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog, monkeypatch):
+    """At INFO, with the address, and not at every connection."""
+    monkeypatch.setattr(client_session, "_told", set())
+    with caplog.at_level(logging.INFO, "batchd_client"):
+        for _ in range(2):
+            batchd_client.connect(daemon.tcp_address).close()
+    assert [record.message for record in caplog.records if daemon.address in record.message] == [
+        f"the daemon at {daemon.tcp_address} runs on this host: {daemon.address} is faster, as it shares memory"
+    ]
+
+
+def test_a_killed_remote_trainer_leaves_nothing(start_remote, start_trainer):
+    """The end of its connection ends its claims; what was being sent to it is free again."""
+    daemon = start_remote()
+    trainer = start_trainer(daemon.tcp_address)
+    trainer.take(2)
+    trainer.kill()
+    wait_until(lambda: idle(daemon), "nothing is held for it")
+
+
+def test_a_stopped_remote_trainer_costs_others_nothing_and_goes_on(start_remote, start_trainer, photos):
+    """Two slots are all that it may keep busy; it finds its place again after SIGCONT."""
+    daemon = start_remote({"photos": folder_stream(photos, memory=6 * SLOT_BYTES)})
+    expected = Expected(daemon.config)
+    everything = expected.epoch(0) + expected.epoch(1)
+    stopped, other = (start_trainer(daemon.tcp_address, epochs=2) for _ in range(2))
+    seen = stopped.take(2)
+    stopped.stop()
+    assert other.take() == everything
+    stopped.go_on()
+    assert seen + stopped.take() == everything
+
+
+def test_remote_trainers_finish_exactly_across_a_restart(start_remote, start_trainer, photos):
+    """The daemon is killed while they read; they find its successor and go on where they are."""
+    daemon = start_remote({"photos": folder_stream(photos, batch_size=2)})
+    expected = Expected(daemon.config)
+    everything = expected.epoch(0) + expected.epoch(1)
+    trainers = [start_trainer(daemon.tcp_address, epochs=2) for _ in range(2)]
+    seen = [trainer.take(count) for trainer, count in zip(trainers, (3, 11), strict=True)]
+    for trainer in trainers:
+        trainer.begin(do="take")
+    daemon.restart()
+    assert [first + trainer.finish()[0] for first, trainer in zip(seen, trainers, strict=True)] == [everything] * 2
+
+
+def test_a_worker_killed_for_a_remote_trainer_changes_nothing(start_remote, photos):
+    """As for local ones."""
+    daemon = start_remote({"photos": folder_stream(photos, batch_size=2)}, chunk_rows=1)
+    with batchd_client.connect(daemon.tcp_address) as far:
+        stream = far.stream("photos", epochs=1)
+        seen = []
+        for _ in range(5):
+            seen += see(stream, 2)
+            os.kill(min(wait_until(daemon.worker_pids, "a worker lives")), signal.SIGKILL)
+        seen += see(stream)
+    assert samples(seen) == list(range(40))
+    assert seen == Expected(daemon.config).epoch(0)
+
+
+@pytest.mark.parametrize("cut_after", [0, 1, 63, 64, 100, 300, 1000, 5_000, 20_000, 100_000])
+def test_a_connection_cut_at_any_byte_repeats_and_loses_nothing(daemon, expected, cut_after):
+    """In the greeting, in a header, in the middle of pixels: the trainer connects again and goes on."""
+    with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
+        stream = far.stream("photos", epochs=2)
+        seen = see(stream, 1)
+        proxy.cut_after = cut_after
+        proxy.drop()
+        with ThreadPoolExecutor(1) as background:
+            rest = background.submit(lambda: see(stream) + see(stream))
+            before = proxy.connections
+            wait_until(lambda: rest.done() or proxy.connections >= before + 3, "it was cut three times, or got through")
+            proxy.cut_after = None
+            seen += rest.result(60)
+    assert seen == expected.epoch(0) + expected.epoch(1)
+
+
+def test_a_connection_cut_between_any_two_batches_repeats_and_loses_nothing(daemon, expected):
+    """After each batch that the trainer takes; what had come before is not asked for again."""
+    with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
+        stream = far.stream("photos", epochs=2)
+        seen = []
+        for _ in range(2 * len(stream)):
+            seen += see(stream, 1)
+            proxy.drop()
+        connections = proxy.connections
+    assert seen == expected.epoch(0) + expected.epoch(1)
+    assert connections > 2
+
+
+def test_a_slow_network_only_takes_longer(daemon, expected):
+    """Each part of what is sent comes late."""
+    with Proxy(port_of(daemon)) as proxy, batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}") as far:
+        proxy.delay_s = 0.005
+        assert see(far.stream("photos", epochs=1)) == expected.epoch(0)
+
+
+def test_nobody_listening_is_said_with_what_to_check():
+    """After ``connect_timeout_s``, during which a daemon may start."""
+    with pytest.raises(DaemonNotFound, match=r"nobody listens on port \d+: is the daemon running, with tcp = set"):
+        batchd_client.connect(f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.3)
+
+
+def test_a_host_that_does_not_exist_is_said():
+    """The name is what is wrong."""
+    with pytest.raises(DaemonNotFound, match=r"the host 'no-such-host\.invalid' is not known here"):
+        batchd_client.connect("tcp://no-such-host.invalid:7070", connect_timeout_s=0.3)
+
+
+def test_somebody_else_who_listens_is_no_daemon():
+    """A web server, say: it talks, but not our language."""
+    with Proxy(free_port()) as proxy:
+        proxy.is_open = False
+        with pytest.raises(DaemonNotFound, match="no batchd daemon"):
+            batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", connect_timeout_s=0.3)
