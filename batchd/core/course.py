@@ -74,8 +74,7 @@ class Course:
         return passed + turn
 
     def _rounds_from(self, base: int) -> int:
-        full, rest = divmod(self.plan.steps - base, self.world_size)
-        return full + (1 if rest and not self.plan.drop_last else 0)
+        return rounds_from(self.plan, self.world_size, base)
 
     def _share(self, epoch: int, base: int, turn: int) -> Share:
         start = base + turn * self.world_size
@@ -84,9 +83,32 @@ class Course:
             step = start + self.rank
             return Share(Position(epoch, step), 0, self.plan.rows(step))
         batch = self.rank * left // self.world_size
-        first_member = -(-batch * self.world_size // left)
-        next_member = -(-(batch + 1) * self.world_size // left)
-        members, member = next_member - first_member, self.rank - first_member
+        sharers = _sharers(batch, left, self.world_size)
+        members, member = len(sharers), self.rank - sharers.start
         rows = self.plan.rows(start + batch)
         first, end = rows * member // members, rows * (member + 1) // members
         return Share(Position(epoch, start + batch), first, max(1, end - first))
+
+
+def rounds_from(plan: Plan, world_size: int, base: int) -> int:
+    """Batches per rank in an epoch that is read from step ``base`` on."""
+    full, rest = divmod(plan.steps - base, world_size)
+    return full + (1 if rest and not plan.drop_last else 0)
+
+
+def readers_of(plan: Plan, world_size: int, base: int, step: int) -> tuple[int, range] | None:
+    """In which round from step ``base`` on ``step`` is read, and by which ranks; None where it is not."""
+    if step < base:
+        return None
+    turn, batch = divmod(step - base, world_size)
+    left = plan.steps - (step - batch)
+    if left >= world_size:
+        return turn, range(batch, batch + 1)
+    if plan.drop_last:
+        return None
+    return turn, _sharers(batch, left, world_size)
+
+
+def _sharers(batch: int, batches: int, world_size: int) -> range:
+    """The ranks that share batch number ``batch`` of the ``batches`` in a last round."""
+    return range(-(-batch * world_size // batches), -(-(batch + 1) * world_size // batches))

@@ -21,7 +21,8 @@ from batchd.core.course import Course
 from batchd.core.events import BatchSent, Pulled, SubscriptionAsked
 from batchd.core.pace import Pace
 from batchd.core.plan import Plan, Position
-from batchd.core.ring import NEVER, Ring, Slot
+from batchd.core.readers import Readers
+from batchd.core.ring import Ring, Slot
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
 
@@ -50,7 +51,8 @@ class Delivery:
 
     def __init__(self, spec: StreamSpec, new_slot: Callable[[], int]) -> None:
         self.spec = spec
-        self.ring = Ring(spec.slots_max)
+        self._readers = Readers(spec.plan, repeats=spec.repeats)
+        self.ring = Ring(spec.slots_max, self._readers)
         self.subscriptions: dict[int, Subscription] = {}
         self.stopped: str | None = None
         self.decoded_batches = 0
@@ -88,6 +90,7 @@ class Delivery:
         )
         self._make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
+        self._next_is(subscription)
         self._recount(subscription)
         self._stands(subscription)
         actions.append(
@@ -136,6 +139,7 @@ class Delivery:
         """Every row is in the slot: hand it to those who claimed it."""
         assert slot.position is not None
         slot.fill = None
+        self.ring.let_go(slot)
         self.decoded_batches += 1
         rows = self.spec.plan.rows(slot.position.step)
         actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
@@ -233,6 +237,7 @@ class Delivery:
                 return
             claim = Claim(subscription.next_sequence, share)
             subscription.claims.append(claim)
+            self._next_is(subscription)
             self._recount(subscription)
             self._place(subscription, claim, actions)
 
@@ -271,7 +276,7 @@ class Delivery:
         position = self._key(claim.share.position)
         slot = self.ring.find(position)
         if slot is None:
-            slot = self.ring.choose(self._next_use)
+            slot = self.ring.choose()
             if slot is None and self.ring.can_grow:
                 slot = self.ring.add(self._new_slot())
                 actions.append(CreateSlot(self.spec.number, slot.number))
@@ -281,7 +286,7 @@ class Delivery:
             self.ring.take(slot, position, self.spec.plan.rows(position.step))
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
-        slot.claim(subscription.number)
+        self.ring.claim(slot, subscription.number)
 
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:
         """The first claim becomes a lease; the usage stays the same."""
@@ -337,6 +342,7 @@ class Delivery:
         del subscription.leases[sequence]
         self._recount(subscription)
         lease.slot.leases -= 1
+        self.ring.let_go(lease.slot)
         subscription.released += 1
 
     def _end(self, subscription: Subscription, leases_from: int | None) -> None:
@@ -346,6 +352,8 @@ class Delivery:
             subscription.waiting = False
             self._recount(subscription)
             self._pace.forget(subscription.number)
+            self._readers.forget(subscription.number)
+            self.ring.idle.forget(subscription.number)
             self._stop_waiting(subscription)
         if leases_from is not None:
             for sequence, lease in list(subscription.leases.items()):
@@ -357,8 +365,10 @@ class Delivery:
         """Take back the farthest claims until ``keep`` are left."""
         while len(subscription.claims) > keep:
             claim = subscription.claims.pop()
+            self._next_is(subscription)
             if claim.slot is not None:
                 claim.slot.unclaim(subscription.number)
+                self.ring.let_go(claim.slot)
         self._recount(subscription)
 
     def _recount(self, subscription: Subscription) -> None:
@@ -414,16 +424,6 @@ class Delivery:
         """What names the bytes: where every epoch has the same, the step alone does."""
         return Position(0, position.step) if self.spec.repeats else position
 
-    def _next_use(self, key: Position) -> float:
-        """How many batches until somebody reads ``key``; ``NEVER`` where nobody will."""
-        nearest = NEVER
-        for one in self.subscriptions.values():
-            share = None if one.ended else one.course.at(one.next_sequence)
-            if share is None:
-                continue
-            epochs = (share.position.epoch, share.position.epoch + 1) if self.spec.repeats else (key.epoch,)
-            for epoch in epochs:
-                sequence = one.course.sequence_of(Position(epoch, key.step))
-                if sequence is not None and sequence >= one.next_sequence:
-                    nearest = min(nearest, sequence - one.next_sequence)
-        return nearest
+    def _next_is(self, subscription: Subscription) -> None:
+        """Keep what each reads next, whenever a claim was made or taken back."""
+        self._readers.move(subscription.number, subscription.course, subscription.next_sequence)

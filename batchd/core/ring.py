@@ -5,15 +5,14 @@
               +-------(not claimed, no order under way)-----------------------------+
 
 Invariants: a slot is taken only when nobody leases or claims it and no worker has an order for it; each position is in at
-most one slot; a slot's generation grows by one at each taking.
+most one slot; a slot's generation grows by one at each taking; ``idle`` has the slots that may be taken, and no others.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from batchd.core.idle import Idle
 from batchd.core.plan import Position
-
-NEVER = float("inf")
+from batchd.core.readers import Readers
 
 
 class Fill:
@@ -98,11 +97,12 @@ class Slot:
 
 
 class Ring:
-    """The slots of one stream, made one by one up to ``slots_max``."""
+    """The slots of one stream, made one by one up to ``slots_max``. ``readers`` are those who need what is in them."""
 
-    def __init__(self, slots_max: int) -> None:
+    def __init__(self, slots_max: int, readers: Readers) -> None:
         self.slots_max = slots_max
         self.slots: dict[int, Slot] = {}
+        self.idle = Idle(readers)
         self._by_position: dict[Position, Slot] = {}
 
     def find(self, position: Position) -> Slot | None:
@@ -113,10 +113,12 @@ class Ring:
         """Make room for one more slot."""
         assert len(self.slots) < self.slots_max, "the ring is full"
         slot = self.slots[number] = Slot(number)
+        self.let_go(slot)
         return slot
 
     def remove(self, slot: Slot) -> None:
         """Forget a slot whose memory could not be had, and do not ask for that much again."""
+        self.idle.remove(slot.number)
         del self.slots[slot.number]
         if slot.position is not None:
             del self._by_position[slot.position]
@@ -127,23 +129,15 @@ class Ring:
         """May one more slot be made?"""
         return len(self.slots) < self.slots_max
 
-    def choose(self, next_use: Callable[[Position], float]) -> Slot | None:
+    def choose(self) -> Slot | None:
         """The idle slot whose position is needed last (Bélády's rule), or None where none is idle.
 
-        ``next_use`` tells how far away the next reading is, ``NEVER`` where there is none. A slot that is needed again is
-        given up only when the ring cannot grow.
+        A slot that is needed again is given up only when the ring cannot grow.
         """
-        best: Slot | None = None
-        best_use = -1.0
-        for slot in self.slots.values():
-            if not slot.is_idle:
-                continue
-            use = NEVER if slot.position is None or slot.fill is not None else next_use(slot.position)
-            if use == NEVER:
-                return slot
-            if use > best_use:
-                best, best_use = slot, use
-        return None if self.can_grow else best
+        number = self.idle.unneeded()
+        if number is None and not self.can_grow:
+            number = self.idle.needed_last()
+        return None if number is None else self.slots[number]
 
     def take(self, slot: Slot, position: Position, rows: int) -> None:
         """Begin to fill ``position`` into an idle slot."""
@@ -155,3 +149,14 @@ class Ring:
         slot.fill = Fill(rows)
         slot.grants = 0
         self._by_position[position] = slot
+        self.let_go(slot)
+
+    def claim(self, slot: Slot, subscription: int) -> None:
+        """A subscription will read what is in a slot, which is idle no more."""
+        slot.claim(subscription)
+        self.idle.remove(slot.number)
+
+    def let_go(self, slot: Slot) -> None:
+        """A lease, a claim, an order or the filling of a slot has ended: it may be idle now."""
+        if slot.is_idle:
+            self.idle.put(slot.number, slot.position if slot.is_ready else None)

@@ -45,6 +45,7 @@ class Stream:
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.finish(order.number)
+        self.delivery.ring.let_go(order.slot)
         self._blank_deaths = 0
         self._measure(order, done.busy_us)
         if self.suspects.has_open:
@@ -121,6 +122,7 @@ class Stream:
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.put_back(order.number, parts)
+        self.delivery.ring.let_go(order.slot)
         self.delivery.wake(actions)
 
     def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:

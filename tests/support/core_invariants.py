@@ -1,22 +1,41 @@
 """What must be true of the core after each event, looked at from the inside and from the world outside. Tests only."""
 
 from batchd.core.actions import Action
-from batchd.core.delivery import Delivery
+from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import Event
 from batchd.core.fleet import ORDERS_MAX, WorkerState
+from batchd.core.ring import Slot
 from batchd.core.stream import Stream
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Subscription
+from support.core_eviction import check_choice
 from support.core_world import World
 
 
 class CheckedWorld(World):
-    """A world in which everything is as it must be after every event."""
+    """A world in which everything is as it must be after every event, and each slot that is chosen is the right one."""
+
+    def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
+        super().__init__(specs, workers, chunk_rows_max)
+        for stream in self.state.streams.values():
+            _check_choices(stream.delivery)
 
     def do(self, event: Event) -> list[Action]:
         """Let one event happen, perform and check what follows, then look at everything."""
         actions = super().do(event)
         check_invariants(self)
         return actions
+
+
+def _check_choices(delivery: Delivery) -> None:
+    """Have the ring's choices compared with a slow look at all slots."""
+    choose = delivery.ring.choose
+
+    def checked() -> Slot | None:
+        chosen = choose()
+        check_choice(delivery, chosen)
+        return chosen
+
+    delivery.ring.choose = checked  # type: ignore[method-assign]
 
 
 def check_invariants(world: World) -> None:
@@ -47,6 +66,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     ring, subscriptions = stream.delivery.ring, stream.delivery.subscriptions.values()
     assert len(ring.slots) <= ring.slots_max == world.slots_max[stream.spec.number]
     assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
+    assert ring.idle.slots == {slot.number for slot in ring.slots.values() if slot.is_idle}
     positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():

@@ -3,8 +3,10 @@
 import random
 
 from batchd.core import actions as act
-from batchd.core.plan import Position
-from batchd.core.ring import NEVER, Ring
+from batchd.core.course import Course
+from batchd.core.plan import Plan, Position
+from batchd.core.readers import Readers
+from batchd.core.ring import Fill, Ring
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick
 
@@ -16,13 +18,18 @@ def world_of(**changes) -> CheckedWorld:
     return world
 
 
-def ring_of(slots_max: int, *steps: int) -> Ring:
-    """A ring that holds whole batches of epoch 0."""
-    ring = Ring(slots_max)
+def ring_of(slots_max: int, *steps: int, readers_at: tuple[int, ...] = ()) -> Ring:
+    """A ring that holds whole batches of epoch 0, and trainers that read epoch 0 from these steps on."""
+    plan = Plan(60, 3, 0, shuffle=False, drop_last=False)
+    readers = Readers(plan, repeats=False)
+    for number, step in enumerate(readers_at, 1):
+        readers.move(number, Course(plan, 0, 1, 0, 0, 1), step)
+    ring = Ring(slots_max, readers)
     for number, step in enumerate(steps, 1):
         slot = ring.add(number)
         ring.take(slot, Position(0, step), 3)
         slot.fill = None
+        ring.let_go(slot)
     return ring
 
 
@@ -41,39 +48,43 @@ def read_on(world: CheckedWorld, number: int, batches: int) -> list[act.Action]:
 
 
 def test_the_batch_that_is_needed_last_gives_way():
-    """A full ring gives up step 1, which is read later than the others."""
-    ring = ring_of(3, 0, 1, 2)
-    chosen = ring.choose({Position(0, 0): 2.0, Position(0, 1): 9.0, Position(0, 2): 4.0}.__getitem__)
-    assert chosen is ring.slots[2]
+    """A full ring gives up step 7, five batches before its reader; step 9 is only one before another."""
+    ring = ring_of(3, 3, 7, 9, readers_at=(2, 8))
+    assert ring.choose() is ring.slots[2]
 
 
 def test_a_batch_that_nobody_needs_gives_way_first():
     """Also while the ring could still grow: memory that was never touched stays untouched."""
-    ring = ring_of(8, 0, 1, 2)
-    assert ring.choose(lambda position: NEVER if position.step == 1 else 100.0) is ring.slots[2]
+    ring = ring_of(8, 5, 1, 6, readers_at=(2,))
+    assert ring.choose() is ring.slots[2]
 
 
 def test_a_batch_that_is_needed_stays_while_the_ring_can_grow():
     """However late it is needed."""
-    assert ring_of(4, 0, 1, 2).choose(lambda _position: 1000.0) is None
+    assert ring_of(4, 0, 1, 19, readers_at=(0,)).choose() is None
 
 
 def test_what_is_read_claimed_or_written_never_gives_way():
     """A lease, a claim or an order keeps a slot from being chosen, whatever it holds."""
     ring = ring_of(3, 0, 1, 2)
+    for slot in ring.slots.values():
+        ring.claim(slot, 7)
     ring.slots[1].leases = 1
-    ring.slots[2].claim(7)
-    ring.take(ring.slots[3], Position(0, 5), 3)
+    ring.slots[1].unclaim(7)
+    ring.let_go(ring.slots[1])
+    ring.slots[3].fill = Fill(3)
     ring.slots[3].fill.cut(order=1, rows_max=1)
-    assert ring.choose(lambda _position: NEVER) is None
+    ring.slots[3].unclaim(7)
+    ring.let_go(ring.slots[3])
+    assert ring.choose() is None
 
 
 def test_an_abandoned_filling_gives_way_before_whole_batches():
     """Half a batch is worth less than any that is whole and needed, and than memory that was never touched."""
     for slots_max in (3, 4):
-        ring = ring_of(slots_max, 0, 1, 2)
+        ring = ring_of(slots_max, 0, 1, 2, readers_at=(0,))
         ring.take(ring.slots[2], Position(0, 7), 3)
-        assert ring.choose(lambda _position: 1.0) is ring.slots[2]
+        assert ring.choose() is ring.slots[2]
 
 
 def test_a_trainer_leaves_behind_what_a_slower_one_will_read():

@@ -1,0 +1,148 @@
+"""Who reads a position next, and how soon: the places of one stream's readers, kept in order. Nobody's process; integers only.
+
+Ranks of one world size that read an epoch from the same step on (counted modulo the world size) read it in the same rounds: they
+share a grid. On a grid a position is read at one turn, ``epoch * rounds + round``, by one rank, or by a few in a shared last
+round; and a reader stands at the turn of its next batch. So on the line of each rank, where readers stand in order,
+
+    line of rank 0   --o------o--------------x--------o--->  turns
+                              |--- batches --|
+                       the nearest reader of x is the last one that is not beyond it
+
+A reader that starts in mid-epoch stands on two grids until that epoch is over: on its first epoch's own, and on the one of all
+whole epochs, as far before the next epoch as it has batches left. Where every epoch has the same bytes, turns are counted
+within an epoch, and whoever is beyond a position comes to it in the next one.
+
+Invariant: ``nearest`` is what asking the course of each reader would give.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from batchd.core.course import Course, readers_of, rounds_from
+from batchd.core.plan import Plan, Position
+
+
+class Reading(NamedTuple):
+    """A position will be read by ``reader`` when it has read ``batches`` others."""
+
+    batches: int
+    reader: int
+
+
+class _Place(NamedTuple):
+    """Where a reader stands on a line, and in which epochs it reads there (of a stream that repeats: laps from its own on)."""
+
+    turn: int
+    reader: int
+    first_epoch: int
+    end_epoch: float
+
+
+_Line = list[_Place]
+
+
+class _Grid:
+    """The lines of the ranks that read epochs from step ``start`` on, in rounds of ``world_size`` batches."""
+
+    def __init__(self, plan: Plan, world_size: int, start: int, *, repeats: bool) -> None:
+        self.world_size, self.start = world_size, start
+        self.rounds = rounds_from(plan, world_size, start)
+        self._plan, self._repeats = plan, repeats
+        self.lines: dict[int, _Line] = {}
+
+    def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _Place:
+        """Where a reader stands whose next batch is at ``turn``."""
+        if not self._repeats:
+            return _Place(turn, reader, first_epoch, end_epoch)
+        epoch, within = divmod(turn, self.rounds)
+        return _Place(within, reader, first_epoch - epoch, end_epoch - epoch)
+
+    def nearest(self, key: Position) -> Reading | None:
+        """The reader of this grid that comes to ``key`` first."""
+        read = readers_of(self._plan, self.world_size, self.start, key.step)
+        if read is None:
+            return None
+        turn, ranks = read
+        best: Reading | None = None
+        few = ranks if len(ranks) <= len(self.lines) else self.lines
+        for line in [self.lines[rank] for rank in few if rank in ranks and rank in self.lines]:
+            for epoch in (0, 1) if self._repeats else (key.epoch,):
+                found = _last_before(line, epoch * self.rounds + turn, epoch)
+                if found is not None:
+                    best = found if best is None else min(best, found)
+                    break
+        return best
+
+
+def _last_before(line: _Line, turn: int, epoch: int) -> Reading | None:
+    """The nearest reader that is not beyond ``turn`` and has that epoch in its course."""
+    at = bisect_left(line, (turn + 1,))
+    while at:
+        at -= 1
+        stands, reader, first_epoch, end_epoch = line[at]
+        if first_epoch <= epoch < end_epoch:
+            return Reading(turn - stands, reader)
+    return None
+
+
+class Readers:
+    """See the module. ``repeats``: every epoch has the same bytes, and is asked for as epoch 0."""
+
+    def __init__(self, plan: Plan, *, repeats: bool) -> None:
+        self._plan = plan
+        self._repeats = repeats
+        self._grids: dict[tuple[int, int], _Grid] = {}
+        """By world size and start."""
+        self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _Place]]]] = {}
+        """By reader: its rank, and where it stands on which grids."""
+        self.next_sequence: dict[int, int] = {}
+        """How far each reader is in its course."""
+
+    def move(self, reader: int, course: Course, sequence: int) -> None:
+        """A reader will read place ``sequence`` of its course next; at the end of the course it reads nothing any more."""
+        self.forget(reader)
+        self.next_sequence[reader] = sequence
+        end_epoch = inf if course.end_epoch is None else course.end_epoch
+        start, left = course.base % course.world_size, course.first_rounds - sequence
+        next_turn = (course.epoch + 1) * course.rounds
+        if next_turn - left >= end_epoch * course.rounds:
+            return
+        whole = self._grid(course, 0)
+        stands = [(whole, whole.place(reader, next_turn - left, course.epoch + (start > 0), end_epoch))]
+        if start and left > 0:
+            first = self._grid(course, start)
+            turn = (course.epoch + 1) * first.rounds - left
+            stands.append((first, first.place(reader, turn, course.epoch, course.epoch + 1)))
+        for grid, place in stands:
+            insort(grid.lines.setdefault(course.rank, []), place)
+        self._stands[reader] = course.rank, stands
+
+    def forget(self, reader: int) -> None:
+        """A reader wants no more."""
+        self.next_sequence.pop(reader, None)
+        rank, stands = self._stands.pop(reader, (0, ()))
+        for grid, place in stands:
+            line = grid.lines[rank]
+            del line[bisect_left(line, place)]
+            if not line:
+                del grid.lines[rank]
+                if not grid.lines:
+                    del self._grids[grid.world_size, grid.start]
+
+    def nearest(self, key: Position) -> Reading | None:
+        """Who reads ``key`` first, or None where nobody will."""
+        best: Reading | None = None
+        for grid in self._grids.values():
+            found = grid.nearest(key)
+            if found is not None and (best is None or found < best):
+                best = found
+        return best
+
+    def _grid(self, course: Course, start: int) -> _Grid:
+        key = course.world_size, start
+        grid = self._grids.get(key)
+        if grid is None:
+            grid = self._grids[key] = _Grid(self._plan, *key, repeats=self._repeats)
+        return grid

@@ -1,0 +1,120 @@
+"""The nearest reader of a position, against asking every course; and the idle slot that is needed last, against a look at all."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.core.course import Course, readers_of
+from batchd.core.idle import Idle
+from batchd.core.plan import Plan, Position
+from batchd.core.readers import Readers
+from support.core_eviction import NEVER, next_use
+
+EPOCHS = 5
+
+
+@st.composite
+def courses(draw, plan: Plan) -> Course:
+    """Any start, also in mid-epoch and at its end; most go on for ever."""
+    world_size = draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4, 7, 15]))
+    base = draw(st.just(0) | st.integers(0, plan.steps))
+    end_epoch = draw(st.none() | st.integers(0, EPOCHS))
+    return Course(plan, draw(st.integers(0, world_size - 1)), world_size, draw(st.integers(0, 3)), base, end_epoch)
+
+
+@st.composite
+def streams(draw) -> tuple[Plan, bool, list[Course]]:
+    """A plan of 1 to 24 batches in an epoch, whether it repeats, and the courses of its readers."""
+    plan = Plan(draw(st.integers(2, 24)), draw(st.integers(1, 2)), 0, shuffle=False, drop_last=draw(st.booleans()))
+    chosen = draw(st.lists(courses(plan), min_size=1, max_size=8))
+    return plan, draw(st.booleans()), [course for course in chosen if course.rounds]
+
+
+def all_keys(plan: Plan, *, repeats: bool) -> list[Position]:
+    """Everything that a slot of the first epochs may hold."""
+    return [Position(epoch, step) for epoch in range(1 if repeats else EPOCHS + 1) for step in range(plan.steps)]
+
+
+@given(stream=streams(), data=st.data())
+def test_the_nearest_reader_is_the_one_that_asking_all_of_them_finds(stream, data):
+    """For every position, wherever the readers are, also after moving on, back and away."""
+    plan, repeats, chosen = stream
+    readers = Readers(plan, repeats=repeats)
+    places: dict[int, tuple[Course, int]] = {}
+    for number, course in enumerate(chosen):
+        for _ in range(data.draw(st.integers(1, 2))):
+            places[number] = course, data.draw(st.integers(0, 3 * plan.steps))
+            readers.move(number, *places[number])
+        if data.draw(st.integers(0, 5)) == 0:
+            readers.forget(number)
+            del places[number]
+    for key in all_keys(plan, repeats=repeats):
+        reading = readers.nearest(key)
+        assert (reading.batches if reading else NEVER) == next_use(places.values(), key, repeats=repeats)
+        if reading is not None:
+            assert next_use([places[reading.reader]], key, repeats=repeats) == reading.batches
+
+
+@given(stream=streams())
+def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
+    """In whole rounds one, in a shared last round some, where it is left out none."""
+    plan, _repeats, chosen = stream
+    for course in chosen:
+        ranks = [Course(plan, rank, course.world_size, 0, course.base, None) for rank in range(course.world_size)]
+        for step in range(plan.steps):
+            found = {
+                rank: turn for rank, one in enumerate(ranks) if (turn := one.sequence_of(Position(0, step))) is not None
+            }
+            read = readers_of(plan, course.world_size, course.base, step)
+            assert found == ({} if read is None else dict.fromkeys(read[1], read[0]))
+
+
+@given(stream=streams(), data=st.data())
+def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(stream, data):
+    """Slots become idle and are used, readers move a batch on or back, newcomers come nearer, others leave."""
+    plan, repeats, chosen = stream
+    readers = Readers(plan, repeats=repeats)
+    idle = Idle(readers)
+    keys = all_keys(plan, repeats=repeats)
+    held: dict[int, Position] = {}
+    places: dict[int, tuple[Course, int]] = {}
+    for move in data.draw(st.lists(st.integers(0, 7), min_size=10, max_size=60)):
+        slot = data.draw(st.integers(0, len(keys) - 1))
+        reader = data.draw(st.integers(0, len(chosen)))
+        if move < 3:
+            idle.put(slot, keys[slot])
+            held[slot] = keys[slot]
+        elif reader == len(chosen):
+            continue
+        elif reader not in places:
+            places[reader] = chosen[reader], data.draw(st.integers(0, 2 * plan.steps))
+            readers.move(reader, *places[reader])
+        elif move == 7:
+            del places[reader]
+            readers.forget(reader)
+            idle.forget(reader)
+        else:
+            course, sequence = places[reader]
+            back = move == 6 and sequence > 0
+            share = course.at(sequence - back)
+            if share is not None:
+                places[reader] = course, sequence + (-1 if back else 1)
+                readers.move(reader, *places[reader])
+                taken = Position(0, share.position.step) if repeats else share.position
+                for number in [number for number, key in held.items() if key == taken]:
+                    del held[number]
+                    idle.remove(number)
+        assert idle.slots == set(held)
+        check(idle, held, places, repeats=repeats)
+
+
+def check(idle: Idle, held: dict[int, Position], places: dict[int, tuple[Course, int]], *, repeats: bool) -> None:
+    """What is found is as good as the best of all."""
+    uses = {slot: next_use(places.values(), key, repeats=repeats) for slot, key in held.items()}
+    unneeded = idle.unneeded()
+    if NEVER in uses.values():
+        assert unneeded is not None
+        assert uses[unneeded] == NEVER
+        return
+    assert unneeded is None
+    last = idle.needed_last()
+    assert (None if last is None else uses[last]) == max(uses.values(), default=None)
