@@ -111,6 +111,18 @@ def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
     assert reached < stream.decoded_batches < reached + world.trainers[2].granted
 
 
+def test_what_only_a_trainer_that_left_would_have_read_gives_way():
+    """A full ring kept batches 0 and 1 for the slower one; when it goes, the other's next batches take their slots."""
+    world = world_of(window=1, slots_max=5, samples=60)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    read_on(world, 1, 10)
+    assert {0, 1} <= steps_held(world)
+    world.end(2)
+    read_on(world, 1, 4)
+    assert not {0, 1} & steps_held(world)
+
+
 def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
     """Where every epoch has the same bytes and the ring holds an epoch, later epochs need no worker."""
     world = world_of(repeats=True, slots_max=6)
