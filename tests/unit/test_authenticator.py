@@ -22,6 +22,8 @@ PATIENCE_MS = int(PATIENCE_S * 1000)
 HANDSHAKE_ENDS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+FAILURES = {"HANDSHAKE_FAILED_AUTH", "HANDSHAKE_FAILED_PROTOCOL", "HANDSHAKE_FAILED_NO_DETAIL"}
+"""Which of them it is can depend on who hangs up first."""
 Request = list[bytes]
 
 
@@ -75,6 +77,7 @@ class Server:
 
     def close(self) -> None:
         self.router.disable_monitor()
+        self.monitor.close(0)
         self.router.close(0)
 
 
@@ -116,9 +119,6 @@ def test_the_right_key_comes_in_under_its_name(context, keys, authenticator) -> 
     """The message's metadata says who sent it, whatever he would say himself."""
     key = keys.new("gpu-7", frozenset({"photos"}))
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, key, routing_id=b"root"):
-        server_saw = server.first_sign()
-        assert server_saw == b"hello"
-    with serving(context, keys, authenticator) as server, knocking(server.endpoint, key):
         authenticator_loop(server, authenticator)
         _routing_id, content = server.router.recv_multipart(copy=False)
         assert content.bytes == b"hello"
@@ -143,7 +143,7 @@ def test_a_key_that_is_made_while_the_daemon_runs_comes_in(context, keys, authen
             assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
         with knocking(server.endpoint, keys.new("a")):
             while (sign := server.first_sign()) != b"hello":
-                assert sign == "HANDSHAKE_FAILED_AUTH"
+                assert sign in FAILURES
 
 
 def test_a_revoked_key_stays_out(context, keys, authenticator) -> None:
@@ -172,7 +172,7 @@ def test_a_public_key_without_its_secret_stays_out(context, keys, authenticator)
     key, other = keys.new("a"), stranger(keys)
     thief = ConnectionKey("a", key.daemon, key.public, other.secret)
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, thief):
-        assert server.first_sign() != b"hello"
+        assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
 
 
@@ -181,7 +181,7 @@ def test_who_does_not_know_the_daemon_stays_out(context, keys, authenticator) ->
     key = keys.new("a")
     lost = ConnectionKey("a", stranger(keys).public, key.public, key.secret)
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, lost):
-        assert server.first_sign() != b"hello"
+        assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
 
 
@@ -190,7 +190,7 @@ def test_who_does_not_encrypt_stays_out(context, keys, authenticator, options) -
     """The mechanism is agreed upon before a byte of ours is sent."""
     keys.new("a")
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, **options):
-        assert server.first_sign() == "HANDSHAKE_FAILED_PROTOCOL"
+        assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
 
 
@@ -206,7 +206,7 @@ def test_a_directory_that_cannot_be_read_lets_nobody_in(context, keys, authentic
         keys.path.chmod(0o700)
         with knocking(server.endpoint, key):
             while (sign := server.first_sign()) != b"hello":
-                assert sign == "HANDSHAKE_FAILED_AUTH"
+                assert sign in FAILURES
 
 
 @pytest.mark.parametrize("when", ["never there", "gone"])
@@ -216,7 +216,7 @@ def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
     if when == "gone":
         Authenticator(context, keys).close()
     with serving(context, keys, None) as server, knocking(server.endpoint, key):
-        assert server.first_sign() != b"hello"
+        assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
 
 
@@ -244,22 +244,15 @@ def request_with(public: str, **changes: bytes) -> Request:
     return list((frames | changes).values())
 
 
-def ask(context: zmq.Context, authenticator: Authenticator, *requests: Request) -> list[bytes]:
-    """Ask as ZeroMQ does; the answer to the last request, without the empty frame before it."""
+def ask(context: zmq.Context, authenticator: Authenticator, request: Request) -> list[bytes]:
+    """Ask as ZeroMQ does; the answer without the empty frame before it."""
     with context.socket(zmq.DEALER) as dealer:
         dealer.connect(ZAP_ENDPOINT)
-        for request in requests:
-            dealer.send_multipart([b"", *request])
-        for _ in requests:
-            assert authenticator.socket.poll(PATIENCE_MS)
-            authenticator.answer()
-            if dealer.poll(0):
-                break
-        answers = []
-        while len(answers) < len(requests):
-            assert dealer.poll(PATIENCE_MS)
-            answers.append(dealer.recv_multipart())
-    empty, *answer = answers[-1]
+        dealer.send_multipart([b"", *request])
+        assert authenticator.socket.poll(PATIENCE_MS)
+        authenticator.answer()
+        assert dealer.poll(PATIENCE_MS)
+        empty, *answer = dealer.recv_multipart()
     assert empty == b""
     return answer
 

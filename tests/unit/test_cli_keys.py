@@ -1,0 +1,200 @@
+"""`batchd keys` and what `batchd check` says of keys, as a person sees it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from batchd.cli.main import cli, main
+from batchd.daemon.keys import KeyDirectory, TrainerKey
+from batchd_wire.keys import read_connection_key
+from support.configs import WHOLE
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory; nothing of the user's own is in reach."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BATCHD_KEYS_DIR", raising=False)
+    monkeypatch.setattr("batchd.cli.keys.default_keys_dir", lambda: tmp_path / "usual")
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli, ["keys", *arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run as the console script does; the exit code and what stands on standard error."""
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return int(caught.value.code or 0), captured.err
+
+
+def test_a_new_key_is_printed_and_its_use_is_explained(folder: Path) -> None:
+    """Standard output is the file and nothing else; the hint stands on standard error and has no secret."""
+    result = run("new", "--name", "gpu-7", "--keys-dir", "keys", "--stream", "photos", "--stream", "val")
+
+    file = folder / "conn.key"
+    file.touch(0o600)
+    file.write_text(result.stdout)
+    key = read_connection_key(file)
+    assert KeyDirectory(folder / "keys").trainers() == [TrainerKey("gpu-7", key.public, frozenset({"photos", "val"}))]
+    assert "BATCHD_ADDRESS=tcp://HOST:7070 BATCHD_KEY=conn.key python train.py" in result.stderr
+    assert key.secret not in result.stderr
+
+
+def test_a_new_key_is_written_for_its_owner_alone(folder: Path) -> None:
+    """Whatever the umask; then it can be read as it is."""
+    before = os.umask(0)
+    try:
+        result = run("new", "--name", "a", "--keys-dir", "keys", "-o", "a.key")
+    finally:
+        os.umask(before)
+
+    assert result.stdout == ""
+    assert (folder / "a.key").stat().st_mode & 0o777 == 0o600
+    assert KeyDirectory(folder / "keys").holds("a", read_connection_key(folder / "a.key").public)
+    assert "BATCHD_KEY=a.key" in result.stderr
+
+
+@pytest.mark.parametrize("target", ["a file", "a link", "a link to nothing"])
+def test_nothing_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    """Then no key is made either."""
+    (folder / "precious").write_text("precious")
+    if target != "a file":
+        (folder / "link").symlink_to("precious" if target == "a link" else "nothing")
+    output = "precious" if target == "a file" else "link"
+
+    code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "keys", "-o", output)
+    assert code == 2
+    assert f"{output} exists and is not overwritten" in text
+    assert (folder / "precious").read_text() == "precious"
+    assert not (folder / "nothing").exists()
+    assert KeyDirectory(folder / "keys").trainers() == []
+
+
+def test_a_key_that_cannot_be_made_leaves_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is taken, and a folder for the output that is not there."""
+    run("new", "--name", "a", "--keys-dir", "keys")
+
+    code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "keys", "-o", "a.key")
+    assert (code, "there is a key a already" in text) == (2, True)
+    assert not (folder / "a.key").exists()
+    code, text = fail(capsys, "keys", "new", "--name", "b", "--keys-dir", "keys", "-o", "none/b.key")
+    assert (code, text) == (1, "batchd: none/b.key cannot be written: No such file or directory\n")
+    assert [trainer.name for trainer in KeyDirectory(folder / "keys").trainers()] == ["a"]
+
+
+def test_a_key_that_cannot_be_delivered_is_taken_back(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has its secret, so it would stand there for ever."""
+    file = folder / "full.key"
+
+    def full(descriptor: int) -> None:
+        if file.exists() and file.stat().st_ino == os.fstat(descriptor).st_ino:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "keys", "-o", "full.key")
+
+    assert (code, text) == (1, "batchd: full.key cannot be written: No space left on device; no key was made\n")
+    assert not file.exists()
+    assert KeyDirectory(folder / "keys").trainers() == []
+
+
+def test_keys_are_listed_for_people_and_for_programs(folder: Path) -> None:
+    """Names, public keys and streams; no secret, because there is none."""
+    assert "no keys in" in run("list", "--keys-dir", "keys").stdout
+    keys = KeyDirectory(folder / "keys")
+    one, other = keys.new("gpu-7", frozenset({"val", "photos"})), keys.new("b")
+
+    assert run("list", "--keys-dir", "keys").stdout == (
+        f"b      {other.public}  every stream\ngpu-7  {one.public}  photos, val\n"
+    )
+    assert json.loads(run("list", "--json", "--keys-dir", "keys").stdout) == [
+        {"name": "b", "public": other.public, "streams": None},
+        {"name": "gpu-7", "public": one.public, "streams": ["photos", "val"]},
+    ]
+
+
+def test_a_damaged_file_is_told_beside_the_list(folder: Path) -> None:
+    """The list itself stays what a program can read; the damaged key can be revoked."""
+    KeyDirectory(folder / "keys").new("a")
+    (folder / "keys/trainers/a.key").write_text("")
+
+    result = run("list", "--json", "--keys-dir", "keys")
+    assert json.loads(result.stdout) == []
+    assert "lets nobody in" in result.stderr
+    assert "a.key lacks name, public" in result.stderr
+    run("revoke", "a", "--keys-dir", "keys")
+    assert run("list", "--json", "--keys-dir", "keys").stderr == ""
+
+
+def test_a_key_is_revoked_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown one is told with the known ones."""
+    keys = KeyDirectory(folder / "keys")
+    key = keys.new("a")
+    keys.new("b")
+
+    assert fail(capsys, "keys", "revoke", "c", "--keys-dir", "keys") == (
+        2,
+        f"batchd: {keys.path} has no key 'c'; known here: a, b\n",
+    )
+    assert run("revoke", "a", "--keys-dir", "keys").stdout == f"revoked a in {keys.path}\n"
+    assert keys.find(key.public) is None
+
+
+def test_the_directory_is_the_nearest_that_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Option, environment, configuration (batchd.toml by itself), the usual one; two options at once are a mistake."""
+
+    def place(*arguments: str) -> str:
+        return run("list", *arguments).stdout.split()[3].rstrip(";")
+
+    assert place() == str(folder / "usual")
+    other = folder / "other.toml"
+    other.write_text(WHOLE.replace("[daemon]", '[daemon]\nkeys_dir = "from-other"'))
+    (folder / "batchd.toml").write_text(WHOLE.replace("[daemon]", '[daemon]\nkeys_dir = "from-file"'))
+    assert place() == str(folder / "from-file")
+    assert place("--config", "other.toml") == str(folder / "from-other")
+    monkeypatch.setenv("BATCHD_KEYS_DIR", "from-environment")
+    assert place() == place("-c", "other.toml") == str(folder / "from-environment")
+    (folder / "batchd.toml").unlink()
+    assert place() == str(folder / "from-environment")
+    assert place("--keys-dir", "from-option") == str(folder / "from-option")
+    code, text = fail(capsys, "keys", "list", "--keys-dir", "x", "--config", "other.toml")
+    assert (code, "give one of them" in text) == (2, True)
+
+
+def test_a_directory_that_cannot_be_used_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what helps."""
+    (folder / "file").write_text("")
+
+    code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "file")
+    assert code == 1
+    assert text.startswith(f"batchd: {folder}/file cannot be used: Not a directory; keys are for the user")
+
+
+def test_check_says_that_tcp_needs_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its line and the command; with keys, or on loopback, the file is fine."""
+    (folder / "photos").mkdir()
+    (folder / "run").mkdir()
+    text = WHOLE.replace("[daemon]", '[daemon]\nruntime_dir = "run"\ntcp = "10.0.0.5:7070"\nkeys_dir = "keys"')
+    (folder / "batchd.toml").write_text(text)
+
+    code, said = fail(capsys, "check")
+    assert code == 2
+    assert "batchd.toml:3: daemon.tcp: 10.0.0.5:7070 can be reached from other hosts" in said
+    assert f"`batchd keys new --name NAME --keys-dir {folder}/keys` makes one" in said
+    assert CliRunner().invoke(cli, ["check", "--set", "daemon.tcp=localhost:7070"]).exit_code == 0
+    run("new", "--name", "a")
+    assert CliRunner().invoke(cli, ["check"]).exit_code == 0
