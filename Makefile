@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-wheels check format bench wheels clean
+.PHONY: help setup demo test test-slow test-wheels check format docs bench wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,10 @@ check: setup ## Lint, format check, types, import contracts
 format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+docs: setup ## Write the pages that are made from the code: docs/configuration.md, docs/protocol.md
+	$(BIN)/batchd config --reference > docs/configuration.md
+	$(BIN)/python docs/make_protocol.py > docs/protocol.md
 
 bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
 	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')

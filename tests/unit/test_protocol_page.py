@@ -1,0 +1,110 @@
+"""docs/protocol.md says what the code speaks, all of it and nothing else."""
+
+import inspect
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from batchd_wire import PROTOCOL_VERSION, messages, orders
+from batchd_wire.codec import ITEMS_MAX, Message, Vocabulary, message
+from batchd_wire.codes import ErrorCode
+
+DOCS = Path(__file__).parents[2] / "docs"
+KINDS = [
+    kind
+    for module in (messages, orders)
+    for _name, kind in inspect.getmembers(module, inspect.isclass)
+    if issubclass(kind, Message) and kind is not Message
+]
+
+
+@pytest.fixture(scope="module")
+def maker():
+    """The script that writes the page."""
+    spec = spec_from_file_location("make_protocol", DOCS / "make_protocol.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def page(maker):
+    """The page as it should be."""
+    return maker.protocol_markdown()
+
+
+def section(page, title):
+    """The part of the page under a title, up to the next."""
+    _, found, rest = page.partition(f"\n{title}\n")
+    assert found, f"there is no section {title!r}"
+    return rest.partition("\n#")[0]
+
+
+def test_the_page_is_up_to_date(page):
+    """The page in the repository is what the script gives."""
+    assert (DOCS / "protocol.md").read_text() == page, "docs/protocol.md is not what the code says; run `make docs`"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_has_its_number_its_way_and_each_field_with_a_meaning(page, kind):
+    """Also those that are added: a field whose meaning nobody wrote shows here, not in the page's reader's question."""
+    text = section(page, f"### {kind.code} `{kind.__name__}`")
+
+    assert text.lstrip().startswith("*"), "nobody may receive it"
+    for name in kind.field_names:
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        meaning = row.split("|")[3].strip()
+        assert meaning, f"say what {kind.__name__}.{name} means in the docstring of {kind.__name__}"
+
+
+@pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
+def test_every_error_code_has_its_number(page, code):
+    """With the exception that it becomes in Python."""
+    assert f"| {code.value} | `{code.name}` | `" in section(page, "### `ErrorCode`")
+
+
+def test_the_drawings_and_the_limits_are_there(page):
+    """As they stand in the modules: the slot's header, a session, and what the codec refuses."""
+    assert "| magic BATCHD01 | generation    | slot id        | epoch          |" in section(
+        page, "## `batchd_wire.slot`"
+    )
+    assert "SlotShared + file descriptor" in section(page, "## `batchd_wire.messages`")
+    assert f"| `ITEMS_MAX` | {ITEMS_MAX} |" in section(page, "## `batchd_wire.codec`")
+    assert f"Version {PROTOCOL_VERSION}." in page
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "way"),
+    [
+        (messages, "TO_DAEMON_LIFELINE", ("trainer", "daemon", "lifeline")),
+        (messages, "TO_TRAINER", ("daemon", "trainer", "ZeroMQ")),
+        (orders, "TO_WORKER", ("daemon", "worker", "worker channel")),
+        (orders, "TO_DAEMON_FROM_WORKER", ("worker", "daemon", "worker channel")),
+    ],
+)
+def test_the_way_of_a_message_is_read_from_its_vocabulary(maker, module, name, way):
+    """Sender, receiver and socket."""
+    assert maker.way_of(module, name) == way
+
+
+def test_a_message_that_is_added_comes_onto_the_page(maker, monkeypatch):
+    """Once it is in a vocabulary, whatever that is called."""
+
+    @message(99)
+    class Whisper(Message):
+        """Said quietly. ``loudness`` is in decibels."""
+
+        loudness: int | None
+        echoes: list[tuple[str, bytes]]
+
+    Whisper.__module__ = messages.__name__
+    monkeypatch.setattr(messages, "Whisper", Whisper, raising=False)
+    monkeypatch.setattr(messages, "TO_TRAINER_REMOTE", Vocabulary(Whisper), raising=False)
+
+    text = maker.protocol_markdown()
+
+    assert "| 99 | [`Whisper`](#99-whisper) | daemon | trainer | remote |" in text
+    assert "*daemon to trainer, remote.* Said quietly." in text
+    assert "| `loudness` | number or nil | in decibels |" in text
+    assert "| `echoes` | array of (text, bytes) |" in text
