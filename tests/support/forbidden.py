@@ -1,0 +1,136 @@
+"""Finds, in the source text of a module, whatever could turn data into code or read memory as it likes. For one unit test.
+
+It reads the syntax tree and follows names through imports (``import yaml as y``, ``from os import system``), so that what is
+found is the full name of the thing, wherever it is mentioned, called or not.
+"""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MODULES = {
+    "_pickle", "pickle", "pickletools", "cPickle", "dill", "cloudpickle", "joblib", "jsonpickle", "copyreg", "shelve", "dbm",
+    "marshal", "builtins", "code", "codeop", "runpy", "imp", "importlib.util", "importlib.machinery", "importlib.abc",
+    "multiprocessing", "_multiprocessing", "concurrent.futures.process", "xmlrpc", "logging.config", "ctypes", "_ctypes", "cffi",
+}  # fmt: skip
+"""Nothing of these may be imported: they load objects or code from bytes, or reach past every check of memory."""
+BUILTINS = {"eval", "exec", "compile", "__import__", "__builtins__"}
+NAMES = {
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
+    "concurrent.futures.ProcessPoolExecutor", "logging.handlers.SocketHandler", "yaml.load", "yaml.load_all",
+    "yaml.full_load", "yaml.full_load_all", "yaml.unsafe_load", "yaml.unsafe_load_all", "pandas.read_pickle", "torch.load",
+    "types.FunctionType", "types.CodeType",
+}  # fmt: skip
+"""These load objects, start a shell, or use something that does."""
+METHODS = {"recv_pyobj", "send_pyobj", "from_address"}
+"""Of any object: ZeroMQ's sockets pickle with the first two, ctypes reads any address with the last."""
+ARRAY_LOADERS = {"numpy.load", "numpy.lib.format.read_array", "numpy.lib.npyio.NpzFile", "numpy.lib.npyio.load"}
+IMPORTERS = {"importlib.import_module", "importlib.reload"}
+
+
+class Finding(NamedTuple):
+    """Something that may not be there: its full name, and its line."""
+
+    name: str
+    line: int
+
+
+def forbidden_in(source: str) -> list[Finding]:
+    """Everything in the text of a module that may not be there."""
+    tree = ast.parse(source)
+    names = dict(_imported_names(tree))
+    return sorted({finding for node in ast.walk(tree) for finding in _findings(node, names)}, key=lambda one: one.line)
+
+
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Each name that an import binds anywhere, with the full name of what it stands for."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    yield (alias.asname, alias.name) if alias.asname else (top, top)
+            case ast.ImportFrom(module=str(module), level=0):
+                for alias in node.names:
+                    yield alias.asname or alias.name, f"{module}.{alias.name}"
+
+
+def _findings(node: ast.AST, names: dict[str, str]) -> Iterator[Finding]:
+    for name in _forbidden_names(node, names):
+        yield Finding(name, node.lineno)
+
+
+def _forbidden_names(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    match node:
+        case ast.Import():
+            yield from (alias.name for alias in node.names if _is_of(alias.name, MODULES))
+        case ast.ImportFrom():
+            yield from _forbidden_from(node)
+        case ast.Name(id=name) if name in BUILTINS:
+            yield name
+        case ast.Name() | ast.Attribute():
+            full = _full_name(node, names)
+            if full is not None and (_is_of(full, MODULES) or _is_of(full, NAMES)):
+                yield full
+            if isinstance(node, ast.Attribute) and node.attr in METHODS:
+                yield node.attr
+        case ast.Call():
+            yield from _forbidden_call(node, names)
+
+
+def _forbidden_from(node: ast.ImportFrom) -> Iterator[str]:
+    for alias in node.names:
+        full = f"{node.module or ''}.{alias.name}"
+        if alias.name == "*" or node.level:
+            yield f"from {'.' * node.level}{node.module or ''} import {alias.name}"  # we could not follow its names
+        elif _is_of(full, MODULES) or _is_of(full, NAMES):
+            yield full
+
+
+def _forbidden_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
+    full = _full_name(node.func, names)
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    if full in ARRAY_LOADERS and not _is_false(keywords.get("allow_pickle")):
+        yield f"{full} without allow_pickle=False"
+    if "allow_pickle" in keywords and not _is_false(keywords["allow_pickle"]):
+        yield "allow_pickle"
+    if "shell" in keywords and not _is_false(keywords["shell"]):
+        yield "shell"
+    if full is not None and full.startswith("subprocess.") and None in keywords:
+        yield f"{full} with keywords that do not stand there"
+    if full in IMPORTERS:
+        match node.args:
+            case [ast.Constant(value=str(module)), *_]:
+                if _is_of(module, MODULES):
+                    yield module
+            case _:
+                yield full
+    match node:
+        case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(attribute)), *_]):
+            owner_name = _full_name(owner, names)
+            if attribute in METHODS or (
+                owner_name is not None and _is_of(f"{owner_name}.{attribute}", MODULES | NAMES)
+            ):
+                yield f"getattr {attribute}"
+
+
+def _full_name(node: ast.expr, names: dict[str, str]) -> str | None:
+    """What a name, or a chain of attributes that starts with one, stands for; None where no import bound it."""
+    match node:
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.Attribute(value=value, attr=attribute):
+            owner = _full_name(value, names)
+            return None if owner is None else f"{owner}.{attribute}"
+        case _:
+            return None
+
+
+def _is_of(name: str, forbidden: set[str]) -> bool:
+    """Is it one of these, or inside one of these?"""
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in forbidden for count in range(1, len(parts) + 1))
+
+
+def _is_false(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False

@@ -1,0 +1,148 @@
+"""No pickle, marshal, eval or the like stands anywhere in our source, so none can be reached from a socket or a data file.
+
+What the libraries that we use contain is another matter; ``tests/faults/test_nothing_runs_from_data.py`` looks at what happens while
+a daemon is attacked.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import batchd
+import batchd_client
+import batchd_wire
+from support.forbidden import forbidden_in
+
+ALLOWED = {
+    ("batchd.worker.__main__", "ctypes"): "prctl(2) has no other door",
+    (
+        "batchd.worker.__main__",
+        "ctypes.CDLL",
+    ): "of the C library that is loaded already; two numbers go in, nothing is cast",
+    (
+        "batchd.cli.main",
+        "importlib.import_module",
+    ): "a command's module; the name is a key of COMMANDS, and is looked up first",
+}
+"""What may stand in which module, and why."""
+READERS_OF_MSGPACK = {"batchd_wire.codec"}
+
+
+def sources():
+    """The text of every module of the three packages, by its name; nothing is imported for it."""
+    found = {}
+    for package in (batchd, batchd_wire, batchd_client):
+        (root,) = map(Path, package.__path__)
+        for file in sorted(root.rglob("*.py")):
+            parts = [package.__name__, *file.relative_to(root).with_suffix("").parts]
+            found[".".join(parts).removesuffix(".__init__")] = file.read_text()
+    return found
+
+
+SOURCES = sources()
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_a_module_has_no_way_to_make_code_from_data(module):
+    """Nor a shell, a queue that pickles, or a pointer; the few exceptions have their reason."""
+    found = [finding for finding in forbidden_in(SOURCES[module]) if (module, finding.name) not in ALLOWED]
+
+    assert not found, f"{module} may not have: " + ", ".join(f"{name} (line {line})" for name, line in found)
+
+
+@pytest.mark.parametrize(("module", "name"), ALLOWED)
+def test_an_exception_that_is_not_needed_is_none(module, name):
+    """What is gone from the module goes from the list."""
+    assert name in {finding.name for finding in forbidden_in(SOURCES[module])}
+
+
+def test_all_modules_are_looked_at():
+    """Of each of the three packages, those in folders too."""
+    assert {"batchd.worker.__main__", "batchd.pipeline.decode", "batchd_wire", "batchd_client.memory"} <= SOURCES.keys()
+
+
+def test_the_codec_alone_reads_msgpack():
+    """So no bytes become a message without its checks."""
+    readers = {
+        module
+        for module, source in SOURCES.items()
+        for node in ast.walk(ast.parse(source))
+        if (isinstance(node, ast.Import) and any(alias.name.startswith("msgpack") for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("msgpack"))
+    }
+    assert readers == READERS_OF_MSGPACK
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import pickle", "pickle"),
+        ("import os, pickle as harmless", "pickle"),
+        ("from pickle import loads", "pickle.loads"),
+        ("def late():\n    import marshal", "marshal"),
+        ("try:\n    import cloudpickle\nexcept ImportError:\n    pass", "cloudpickle"),
+        ("import dill", "dill"),
+        ("import shelve", "shelve"),
+        ("import multiprocessing", "multiprocessing"),
+        ("import multiprocessing.shared_memory", "multiprocessing.shared_memory"),
+        ("from multiprocessing import Queue", "multiprocessing.Queue"),
+        ("from concurrent.futures import ProcessPoolExecutor", "concurrent.futures.ProcessPoolExecutor"),
+        (
+            "import concurrent.futures\nconcurrent.futures.ProcessPoolExecutor()",
+            "concurrent.futures.ProcessPoolExecutor",
+        ),
+        ("value = eval('1')", "eval"),
+        ("exec(text)", "exec"),
+        ("code = compile(text, 'x', 'eval')", "compile"),
+        ("handlers = {'run': exec}", "exec"),
+        ("import builtins\nbuiltins.exec(text)", "builtins.exec"),
+        ("__builtins__['ev' + 'al']('1')", "__builtins__"),
+        ("__import__(name)", "__import__"),
+        ("import importlib\nimportlib.import_module(name)", "importlib.import_module"),
+        ("from importlib import import_module as load\nload(f'steps.{name}')", "importlib.import_module"),
+        ("from importlib import import_module\nimport_module('pickle')", "pickle"),
+        ("from importlib.util import spec_from_file_location", "importlib.util.spec_from_file_location"),
+        ("import yaml as y\ny.load(text)", "yaml.load"),
+        ("from yaml import unsafe_load", "yaml.unsafe_load"),
+        ("import numpy as np\nnp.load(file)", "numpy.load without allow_pickle=False"),
+        ("import numpy as np\nnp.load(file, allow_pickle=True)", "numpy.load without allow_pickle=False"),
+        ("import numpy as np\nnp.load(file, allow_pickle=trusted)", "allow_pickle"),
+        ("from numpy import load\nload(file)", "numpy.load without allow_pickle=False"),
+        ("import subprocess\nsubprocess.run(line, shell=True)", "shell"),
+        ("import subprocess\nsubprocess.run(line, **options)", "subprocess.run with keywords that do not stand there"),
+        ("import os\nos.system(line)", "os.system"),
+        ("from os import popen", "os.popen"),
+        ("import os\ngetattr(os, 'system')(line)", "getattr system"),
+        ("import ctypes\nctypes.cast(1, ctypes.c_void_p)", "ctypes.cast"),
+        ("from ctypes import string_at", "ctypes.string_at"),
+        ("view = kind.from_address(address)", "from_address"),
+        ("socket.recv_pyobj()", "recv_pyobj"),
+        ("import logging.config", "logging.config"),
+        ("from os import *", "from os import *"),
+        ("from .near import loads", "from .near import loads"),
+    ],
+    ids=lambda value: value.replace("\n", "; ") if " " in value or "(" in value else value,
+)
+def test_each_way_is_found_in_made_up_text(source, name):
+    """However it is written; this is what the test above relies on."""
+    assert name in {finding.name for finding in forbidden_in(source)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import re\npattern = re.compile('x')",
+        "import numpy as np\nnp.load(file, allow_pickle=False)",
+        "import numpy as np\nnp.frombuffer(data, np.uint8)",
+        "import subprocess\nsubprocess.Popen(['true'], shell=False)",
+        "from importlib import import_module\nimport_module('batchd.cli.serve')",
+        "from importlib.metadata import version",
+        "import yaml\nyaml.safe_load(text)",
+        "import tomllib\ntomllib.load(file)",
+        "def evaluate(text):\n    'No eval here, nor pickle.'",
+    ],
+)
+def test_what_only_looks_like_it_is_let_pass(source):
+    """Names that sound alike do no harm."""
+    assert forbidden_in(source) == []
