@@ -29,7 +29,7 @@ class DaemonProcess:
     """One daemon, perhaps several times started. ``daemon`` are keys of ``[daemon]``.
 
     ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in whichever process comes there
-    first; ``lasting_faults`` happen in every process that comes there.
+    first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class DaemonProcess:
         *,
         faults: dict[str, str] | None = None,
         lasting_faults: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
         **daemon: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="d", dir=parent))
@@ -50,7 +51,7 @@ class DaemonProcess:
         self.address = f"ipc://{self.runtime_dir}"
         self.tcp_address = f"tcp://{daemon['tcp']}" if "tcp" in daemon else None
         self._marker = f"{MARKER_VARIABLE}={self.folder}"
-        self._environment = {**clean_environment(), MARKER_VARIABLE: str(self.folder)}
+        self._environment = {**clean_environment(), **(environment or {}), MARKER_VARIABLE: str(self.folder)}
         self._ledger = self.folder / "faults"
         armed = faults or lasting_faults or {}
         if armed:

@@ -58,7 +58,11 @@ class RawPeer:
 
     def ask(self, message: Message) -> Message:
         """Send a message over ZeroMQ and wait for the answer."""
-        self.dealer.send(message.encode())
+        return self.ask_raw(message.encode())
+
+    def ask_raw(self, words: bytes) -> Message:
+        """The same with any bytes."""
+        self.dealer.send(words)
         return self.hear()
 
     def hear(self) -> Message:
