@@ -1,4 +1,9 @@
-"""Why a trainer cannot have what it asks for: each refusal's code and text. Nobody's process; pure checks."""
+"""Why a trainer cannot have what it asks for: each refusal's code and text. Nobody's process; pure checks.
+
+Invariant: a text is as long as people can read, whatever was asked for; what a trainer sent is never sent back whole.
+"""
+
+from collections.abc import Iterable
 
 from batchd.core.course import Course
 from batchd.core.events import SubscriptionAsked
@@ -8,8 +13,21 @@ from batchd_wire.codes import ErrorCode
 WINDOW_MAX = 64
 WORLD_SIZE_MAX = 1 << 20
 EPOCH_MAX = 1 << 40
+NAME_SHOWN_CHARACTERS_MAX = 64
+"""No stream has a longer name."""
+STREAMS_SHOWN_MAX = 32
 
 Refusal = tuple[ErrorCode, str]
+
+
+def unknown_stream(name: str, served: Iterable[str]) -> Refusal:
+    """No stream has this name."""
+    names = sorted(served)
+    more = len(names) - STREAMS_SHOWN_MAX
+    return ErrorCode.UNKNOWN_STREAM, (
+        f"there is no stream {name[:NAME_SHOWN_CHARACTERS_MAX]!r}; this daemon serves: "
+        f"{', '.join(names[:STREAMS_SHOWN_MAX])}" + (f" and {more} more" if more > 0 else "")
+    )
 
 
 def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: str) -> Refusal | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from batchd.core.actions import Action, OrderChunk, Refuse
+from batchd.core.admission import unknown_stream
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import (
     BatchSent,
@@ -98,8 +99,7 @@ class DaemonState:
         if self.draining:
             problem = ErrorCode.DRAINING, "the daemon is shutting down"
         elif number is None:
-            names = ", ".join(sorted(self._numbers))
-            problem = ErrorCode.UNKNOWN_STREAM, f"there is no stream {event.stream!r}; this daemon serves: {names}"
+            problem = unknown_stream(event.stream, self._numbers)
         else:
             stream = self.streams[number]
             if stream.delivery.subscribe(event, actions) is not None:

@@ -21,6 +21,7 @@ import structlog
 from batchd import __version__, failpoints
 from batchd.config.tcp import default_keys_dir, tcp_endpoint
 from batchd.config.tree import Config
+from batchd.core.admission import unknown_stream
 from batchd.core.state import DaemonState
 from batchd.daemon.authenticator import Authenticator
 from batchd.daemon.descriptors import Watch
@@ -40,7 +41,6 @@ from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd_wire.codec import ITEMS_MAX, Message
-from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
 from batchd_wire.orders import CHUNK_ROWS_MAX
 
@@ -201,6 +201,6 @@ class _Clerk:
                 shown = sorted(listed.items())[: min(BAD_SHOWN_MAX, ITEMS_MAX)]
                 rows = [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
                 return BadSamples(question.request, len(listed), rows)
-        names = ", ".join(sorted(stream.name for stream in self.streams.values()))
-        text = f"there is no stream {question.stream!r}; this daemon serves: {names}"
-        return Refused(question.request, 0, ErrorCode.UNKNOWN_STREAM, text)
+        return Refused(
+            question.request, 0, *unknown_stream(question.stream, (stream.name for stream in self.streams.values()))
+        )

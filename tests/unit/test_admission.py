@@ -2,9 +2,13 @@
 
 import pytest
 
+from batchd.config.tree import STREAMS_MAX
 from batchd.core import actions as act
 from batchd.core import events as ev
+from batchd.core.admission import unknown_stream
+from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import TO_TRAINER, Refused
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick
 
@@ -40,6 +44,18 @@ def test_what_makes_no_sense_is_refused_with_its_numbers(asked, code, words):
     told, text = refusal_of(world_of().subscribe(**asked))
     assert told is code
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    "asked", ["x" * TEXT_CHARACTERS_MAX, "\U0010ffff" * TEXT_CHARACTERS_MAX, "\0" * TEXT_CHARACTERS_MAX]
+)
+def test_a_refusal_can_be_read_whatever_was_asked_for(asked):
+    """The longest name that the wire lets in is not sent back whole, with every character written out."""
+    served = [f"{number:064}" for number in range(STREAMS_MAX)]
+    code, text = unknown_stream(asked, served)
+    TO_TRAINER.decode(Refused(1, 0, code, text).encode())
+    assert f"{0:064}, {1:064}, " in text
+    assert text.endswith(f" and {STREAMS_MAX - 32} more")
 
 
 def test_a_world_larger_than_an_epoch_is_refused_where_batches_are_dropped():
