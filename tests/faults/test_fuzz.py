@@ -1,0 +1,275 @@
+"""Messages by the thousand that are nearly right: the daemon neither dies, nor meets a bug of ours, nor grows, nor lets it show.
+
+What is sent is made in ``support.hostile_messages`` of whatever messages there are; ``test_hostile_peers`` has the cases that
+somebody thought of. A good trainer reads all the time, and its batches are compared byte for byte.
+"""
+
+import itertools
+import os
+import re
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import msgpack
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchd_client
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import ChannelClosed, receive_message
+from batchd_wire.messages import (
+    TO_DAEMON,
+    TO_DAEMON_LIFELINE,
+    TO_TRAINER,
+    TO_TRAINER_LIFELINE,
+    Handle,
+    Hello,
+    Open,
+    Pull,
+    Refused,
+    Subscribe,
+    Subscribed,
+    Welcome,
+)
+from support.expected import Expected
+from support.hostile_messages import corpus, encode, good_message, hostile_messages, mutated
+from support.raw_peer import RawPeer
+from support.seen import look_at
+from support.waiting import PATIENCE_S, wait_until
+
+EPOCHS = 1 << 20
+PLAIN = {
+    "version": PROTOCOL_VERSION,
+    "rank": 0,
+    "window": 2,
+    "epoch": 0,
+    "step": 0,
+    "end_epoch": None,
+    "fingerprint": None,
+    "wait_us": 1,
+}
+"""What makes a message good where one of its kind would not be, with the example of its type."""
+ZEROMQ, LIFELINE = "ZeroMQ", "lifeline"
+UNUSED_NUMBERS = itertools.count(1_000_000)
+SPOILT_PER_SESSION = 40
+GROWTH_BYTES_MAX = 2 << 20
+
+
+class Fuzzer(RawPeer):
+    """A trainer that says whatever it is told to, listens, and remembers what it could use."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        super().__init__(runtime_dir)
+        self.known = dict(PLAIN)
+        self.refusals = []
+        self.lifeline.setblocking(False)
+
+    def say(self, over, words):
+        """Send anything, and hear what there is to hear; who was hung up on speaks to nobody."""
+        with suppress(ConnectionError, BlockingIOError, zmq.Again):
+            if over == LIFELINE:
+                self.lifeline.send(words)
+            else:
+                self.dealer.send(words, zmq.NOBLOCK)
+        self.listen()
+
+    def listen(self):
+        """Take in what the daemon has said so far; it is always a message."""
+        with suppress(zmq.Again):
+            while True:
+                self._learn(TO_TRAINER.decode(self.dealer.recv(zmq.NOBLOCK)))
+        with suppress(BlockingIOError, ChannelClosed, ConnectionResetError):
+            while True:
+                message, descriptors = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                self._learn(message)
+
+    def begin(self):
+        """Become a session that holds a batch, as a good trainer would."""
+        for over, kind, name in (
+            (LIFELINE, Hello, "secret"),
+            (ZEROMQ, Open, "daemon"),
+            (ZEROMQ, Subscribe, "generation"),
+        ):
+            self.say(over, good_message(kind, self.known))
+            wait_until(lambda name=name: self.listen() or name in self.known, f"a good {kind.__name__} is answered")
+        return self
+
+    def settle(self):
+        """Wait until the daemon has heard all of it: it answers a message whose number nobody uses."""
+        number = next(UNUSED_NUMBERS)
+        answer = f"message number {number} is not expected here"
+        wait_until(lambda: self.say(ZEROMQ, msgpack.packb([number])) or answer in self.refusals, "the last is answered")
+
+    def _learn(self, message):
+        if isinstance(message, Refused):
+            self.refusals.append(message.text)
+        if isinstance(message, (Welcome, Subscribed, Handle)) or "daemon" in message.field_names:
+            self.known |= {name: getattr(message, name) for name in message.field_names}
+        if isinstance(message, Handle):
+            self.known |= {"released": [(message.sequence, message.generation)], "consumed": message.sequence + 1}
+
+
+class GoodTrainer:
+    """Reads one batch after the other, and knows what each should be."""
+
+    def __init__(self, daemon, connection) -> None:
+        self._connection = connection
+        self._expected = Expected(daemon.config)
+        self._batches = iter(
+            itertools.chain.from_iterable(itertools.repeat(connection.stream("photos", epochs=EPOCHS)))
+        )
+        steps = self._expected.plan.steps
+        self._positions = ((epoch, step) for epoch in range(EPOCHS) for step in range(steps))
+
+    def read(self):
+        """Take the next batch: it is the next one, and is whole."""
+        with next(self._batches) as batch:
+            assert look_at(batch) == self._expected.batch(*next(self._positions))
+
+    def wait_until_alone(self):
+        """Wait until the daemon has heard everything, and has forgotten everybody else."""
+        wait_until(lambda: len(self._connection.status()["trainers"]) == 1, "the daemon has forgotten the others")
+
+
+@contextmanager
+def good_trainer(daemon):
+    """A good trainer of this daemon; at the end the daemon has had no accident."""
+    with batchd_client.connect(daemon.address) as connection:
+        good = GoodTrainer(daemon, connection)
+        good.read()
+        yield good
+        good.wait_until_alone()
+        good.read()
+        status = connection.status()
+        assert (status["daemon"]["worker_deaths"], status["streams"][0]["stopped"]) == (0, None)
+    assert "Traceback" not in daemon.log
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """A daemon of forty samples."""
+    return start_shared_daemon()
+
+
+def private_bytes(pid):
+    """What a process has of memory that it shares with nobody."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)[1]) * 1024
+
+
+# --- messages that are well formed, more or less ------------------------------------------------------------------------
+
+words = st.tuples(st.just(ZEROMQ), hostile_messages(TO_DAEMON)) | st.tuples(
+    st.just(LIFELINE), hostile_messages(TO_DAEMON_LIFELINE)
+)
+conversations = st.tuples(st.booleans(), st.lists(words, min_size=1, max_size=12))
+"""Whether the peer is a session that holds a batch, and what it says, in an order that nobody keeps to."""
+
+
+def converse(daemon, examples):
+    """Hold so many conversations; the good trainer reads a batch after each."""
+    with good_trainer(daemon) as good:
+
+        @settings(max_examples=examples)
+        @given(conversations)
+        def hold(conversation):
+            is_session, said = conversation
+            with Fuzzer(daemon.runtime_dir) as peer:
+                if is_session:
+                    peer.begin()
+                for over, parts in said:
+                    peer.say(over, encode(parts, peer.known))
+                good.read()
+                peer.settle()
+
+        hold()
+
+
+def test_hostile_values_and_wrong_orders_change_nothing(daemon):
+    """From peers that are a session, and from those that have not said a word yet."""
+    converse(daemon, 150)
+
+
+@pytest.mark.slow
+def test_hostile_values_and_wrong_orders_change_nothing_for_long(daemon):
+    """The same, for minutes."""
+    converse(daemon, 10_000)
+
+
+# --- bytes that were messages once -------------------------------------------------------------------------------------
+
+
+def throw(daemon, chance, messages):
+    """Send so many spoilt messages, most of them from sessions, some on lifelines."""
+    for _ in range(0, messages, SPOILT_PER_SESSION):
+        with Fuzzer(daemon.runtime_dir) as session, Fuzzer(daemon.runtime_dir) as stranger:
+            session.begin()
+            over_zeromq, over_lifeline = (
+                corpus(kinds, known=session.known) for kinds in (TO_DAEMON, TO_DAEMON_LIFELINE)
+            )
+            for _ in range(SPOILT_PER_SESSION - 3):
+                session.say(ZEROMQ, mutated(over_zeromq, chance))
+            session.settle()
+            for peer in (session, stranger, stranger):
+                peer.say(LIFELINE, mutated(over_lifeline, chance))
+            session.settle()
+
+
+def throw_rounds(daemon, rounds, messages):
+    """Throw round after round; the daemon is not larger after the last than after the first few."""
+    chance = Random(1)
+    sizes = []
+    with good_trainer(daemon) as good:
+        for _ in range(rounds):
+            throw(daemon, chance, messages)
+            good.wait_until_alone()
+            good.read()
+            sizes.append(private_bytes(daemon.pid))
+    assert sizes[-1] - sizes[rounds // 3] < GROWTH_BYTES_MAX, sizes
+
+
+def test_spoilt_messages_change_nothing_and_leave_nothing(daemon):
+    """Flipped, cut, repeated and spliced, over ZeroMQ and on lifelines; what is still a message is obeyed."""
+    throw_rounds(daemon, 6, 2000)
+
+
+@pytest.mark.slow
+def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(daemon):
+    """The same, for minutes."""
+    throw_rounds(daemon, 60, 4000)
+
+
+# --- the tools themselves -----------------------------------------------------------------------------------------------
+
+
+def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
+    """Or nothing here would get past the first checks: what is spoilt above was good before."""
+    with good_trainer(daemon), Fuzzer(daemon.runtime_dir) as peer:
+        peer.begin()
+        first = peer.known["sequence"]
+        for _ in range(3):
+            peer.say(ZEROMQ, good_message(Pull, peer.known))
+        wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches come", PATIENCE_S)
+
+
+def test_spoilt_messages_are_of_all_kinds():
+    """Some are no messages any more, some still are, and each message of the corpus is one."""
+    chance = Random(1)
+    whole = corpus(TO_DAEMON, known=PLAIN)
+    assert [TO_DAEMON.decode(data) for data in whole]
+
+    spoilt = [mutated(whole, chance) for _ in range(1000)]
+    still_good = 0
+    for data in spoilt:
+        with suppress(ValueError):
+            TO_DAEMON.decode(data)
+            still_good += 1
+
+    assert 10 < still_good < 900
+    assert len(set(spoilt)) > 500
+    assert max(map(len, spoilt)) > 10 * max(map(len, whole))
