@@ -226,7 +226,8 @@ class Sessions:
         """Send a trainer away. It lives and may still read its slots: only the end of its lifeline ends its leases."""
         if session.is_cut_off:
             return
-        _log.warning("trainer cut off", session=session.number, pid=session.pid, reason=f"it {fault}")
+        if self._seldom.now(f"cut off {session.pid}"):
+            _log.warning("trainer cut off", session=session.number, pid=session.pid, reason=f"it {fault}")
         self._forget_names(session)
         session.is_cut_off = True
         try:

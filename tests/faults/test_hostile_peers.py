@@ -342,3 +342,12 @@ def test_complaints_about_nonsense_are_written_once_a_minute(peer, shared):
         peer.dealer.send(b"nonsense")
         peer.hear()
     assert len(daemon.log_lines("message rejected")) < 20
+
+
+def test_a_process_that_is_cut_off_again_and_again_is_named_once_a_minute(daemon):
+    """One that comes back each time to say the same nonsense fills no disk either."""
+    for _ in range(100):
+        with RawPeer(daemon.runtime_dir) as peer:
+            peer.lifeline.send(b"nonsense")
+            assert peer.is_hung_up()
+    assert 0 < len(daemon.log_lines("trainer cut off")) < 20
