@@ -20,9 +20,9 @@ from batchd.pipeline.fields import check_steps, sample_fields
 from batchd_wire.fields import SlotLayout, place_fields
 
 SLOTS_MIN = 2
-SLOTS_MAX = 1024
-"""Five slots for each of 200 trainers on one stream of small batches. Each slot costs the daemon two descriptors, a worker on
-Python before 3.13 one, and each process that maps it a mapping, of which the kernel allows 65530."""
+SLOTS_MAX = 512
+"""Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs the daemon two descriptors
+and, on Python before 3.13, whoever maps it one; a process may often have 1024."""
 MEBIBYTE = 1 << 20
 
 
