@@ -223,7 +223,10 @@ class BadSamples(Message):
 
 @message(26)
 class Greeted(Message):
-    """The TCP connection is a session. ``ipc_address``: where a trainer on the daemon's own host finds it, else empty."""
+    """The TCP connection is a session. ``daemon`` is the daemon's version, for people.
+
+    ``ipc_address``: where a trainer on the daemon's own host finds it; empty for all others.
+    """
 
     daemon: str
     ipc_address: str

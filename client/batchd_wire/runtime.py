@@ -89,7 +89,7 @@ def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
     if scheme == "tcp":
         host, colon, port = rest.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < PORTS:
-            raise ValueError(f"the address {address!r} is not of the form tcp://host:7070")
+            raise ValueError(f"the address {address!r} is not of the form tcp://host:7070 (nor ipc:///run/batchd)")
         return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
     if scheme != "ipc":
         raise ValueError(f"the address {address!r} is not of the form ipc:///run/batchd or tcp://host:7070")
