@@ -133,12 +133,17 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
             for other in delivery.subscriptions.values()
             if other is not one
         )
-        hoards = not one.claims and len(one.leases) + others >= ring.slots_max
+        hoards = not one.claims and not one.is_remote and len(one.leases) + others >= ring.slots_max
         assert not (one.waiting and hoards), "a trainer that holds all it may hold waits for ever"
 
 
 def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
-    """Is the ring so full of leases that one more, which nobody waits for, would leave no two slots for a newcomer?"""
+    """Is the ring so full of leases that one more, which nobody waits for, would leave no two slots for a newcomer?
+
+    Remote trainers have two batches on their way at most, so there it is the next one that is kept.
+    """
+    if one.is_remote:
+        return len(one.leases) >= ENTITLEMENT_SLOTS
     held = [(len(other.leases), other.ended) for other in delivery.subscriptions.values()]
     promised = sum(leases if ended else max(ENTITLEMENT_SLOTS, leases) for leases, ended in held)
     room = delivery.ring.slots_max - promised - ENTITLEMENT_SLOTS

@@ -84,6 +84,8 @@ class Trainer:
     consumed: int = 0
     waiting: bool = False
     ended: bool = False
+    is_remote: bool = False
+    """It gets its batches as bytes: a lease lasts until they are sent, and what it says ends none."""
     told: list[ErrorCode] = field(default_factory=list)
     leases: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -91,6 +93,10 @@ class Trainer:
     def committed_least(self) -> int:
         """Slots that nobody can take from it."""
         return len(self.leases) if self.ended else max(ENTITLEMENT, len(self.leases))
+
+
+NEVER_SEEN = 1 << 60
+"""A sequence beyond all that are."""
 
 
 class World:
@@ -165,7 +171,7 @@ class World:
         trainer = self.trainers[number]
         consumed = min(trainer.granted, trainer.consumed + consume)
         leases = [(sequence, trainer.leases[sequence][1]) for sequence in sorted(trainer.leases)]
-        released = [lease for lease in leases if lease[0] < consumed][:release]
+        released = [] if trainer.is_remote else [lease for lease in leases if lease[0] < consumed][:release]
         trainer.consumed = min(trainer.granted, consumed + waiting)
         trainer.waiting = waiting and consumed == trainer.granted and not trainer.ended
         for sequence, _generation in released:
@@ -173,22 +179,34 @@ class World:
         self._bury(trainer)
         return self.do(ev.Pulled(trainer.session, number, consumed, waiting, 0, released))
 
-    def end(self, number: int) -> list[act.Action]:
-        """A trainer gives up its claim: what it has not looked at goes back at once."""
+    def send(self, number: int) -> list[act.Action]:
+        """The oldest batch of a remote trainer has left, or never will."""
         trainer = self.trainers[number]
-        self._end(trainer, leases_from=trainer.consumed)
-        return self.do(ev.SubscriptionEnded(trainer.session, number, trainer.consumed))
+        sequence = min(trainer.leases)
+        _slot, generation = trainer.leases.pop(sequence)
+        self._bury(trainer)
+        return self.do(ev.BatchSent(trainer.session, number, sequence, generation))
+
+    def end(self, number: int) -> list[act.Action]:
+        """A trainer gives up its claim: what it has not looked at goes back at once, or when it is sent."""
+        trainer = self.trainers[number]
+        consumed = NEVER_SEEN if trainer.is_remote else trainer.consumed
+        self._end(trainer, leases_from=consumed)
+        return self.do(ev.SubscriptionEnded(trainer.session, number, consumed))
 
     def end_session(self, session: int) -> list[act.Action]:
-        """A trainer's process dies."""
-        for trainer in [one for one in self.trainers.values() if one.session == session]:
+        """A trainer's process dies, or the connection of a remote one ends, and what is being sent to it goes on."""
+        trainers = [one for one in self.trainers.values() if one.session == session]
+        if any(one.is_remote for one in trainers):
+            return self.cut_off(session)
+        for trainer in trainers:
             self._end(trainer, leases_from=0)
         return self.do(ev.SessionEnded(session))
 
     def cut_off(self, session: int) -> list[act.Action]:
         """A trainer is not listened to any more; what it was handed it may still read."""
         for trainer in [one for one in self.trainers.values() if one.session == session]:
-            self._end(trainer, leases_from=1 << 60)
+            self._end(trainer, leases_from=NEVER_SEEN)
         return self.do(ev.SessionCutOff(session))
 
     def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = ()) -> list[act.Action]:
@@ -330,13 +348,15 @@ class World:
         start = Position(asked.epoch, asked.step)
         course = reading(spec.plan, asked.rank, asked.world_size, start, asked.end_epoch)
         trainer = Trainer(action.subscription, action.session, spec, action.window, course, next(course, None))
+        trainer.is_remote = asked.is_remote
         self.trainers[trainer.number] = trainer
 
     def _perform_GrantLease(self, lease: act.GrantLease) -> None:  # noqa: N802
         trainer, slot = self.trainers[lease.subscription], self.slots[lease.slot]
         position, first, rows = trainer.upcoming or (None, 0, 0)
         assert not trainer.ended, "a trainer that wants no more gets a batch"
-        assert trainer.session == lease.session
+        assert (trainer.session, trainer.is_remote) == (lease.session, lease.is_remote)
+        assert not trainer.is_remote or len(trainer.leases) < ENTITLEMENT, "a third batch is sent to one host"
         assert (lease.sequence, lease.epoch, lease.step, lease.first, lease.count) == (
             trainer.granted,
             *(position or ()),

@@ -9,6 +9,7 @@ from batchd.core import events as ev
 from support.core_invariants import CheckedWorld, is_too_far_ahead
 from support.core_world import SAMPLE_TIMEOUT_S, Trainer, make_spec
 
+FIRST_REMOTE_SESSION = 5
 GOAL_BATCHES = 3
 """So many more must every trainer get in the end."""
 DRAIN_TURNS = 150
@@ -75,7 +76,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(
         stream=st.integers(1, 3),
-        session=st.integers(1, 4),
+        session=st.integers(1, 6),
         place=st.sampled_from([(0, 1), (0, 1), (0, 1), (0, 2), (1, 2), (2, 3)]),
         window=st.sampled_from([0, 0, 1, 3, 20]),
         course=st.sampled_from([(0, 0, None), (0, 0, None), (0, 1, None), (1, 0, 1), (0, 0, 1), (1, 1 << 20, 4)]),
@@ -86,7 +87,17 @@ class CoreMachine(RuleBasedStateMachine):
         rank, world_size = place
         epoch, step, end_epoch = course
         at = {"epoch": epoch, "step": min(step, spec.plan.steps), "end_epoch": end_epoch}
-        self.world.subscribe(spec.number, session, rank=rank, world_size=world_size, window=window, **at)
+        remote = session >= FIRST_REMOTE_SESSION
+        self.world.subscribe(
+            spec.number, session, rank=rank, world_size=world_size, window=window, is_remote=remote, **at
+        )
+
+    @precondition(lambda self: self._sending())
+    @rule(who=st.integers(0, 9))
+    def send(self, who):
+        """A remote trainer's batch has left."""
+        sending = self._sending()
+        self.world.send(sending[who % len(sending)].number)
 
     @precondition(lambda self: len(self.world.trainers) > 1)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "ends", "dies", "is cut off"]))
@@ -108,7 +119,7 @@ class CoreMachine(RuleBasedStateMachine):
         if not trainer.ended:
             self.world.end(trainer.number)
         for _ in range(number):
-            self.world.subscribe(trainer.spec.number, trainer.session, epoch=epoch)
+            self.world.subscribe(trainer.spec.number, trainer.session, epoch=epoch, is_remote=trainer.is_remote)
 
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), generation=st.integers(0, 3), sequence=st.integers(0, 9), foreign=st.booleans())
@@ -120,6 +131,9 @@ class CoreMachine(RuleBasedStateMachine):
         session = trainer.session + 100 * foreign
         trainer.waiting &= foreign
         self.world.do(ev.Pulled(session, trainer.number, 0, False, 0, [(sequence, generation)]))
+
+    def _sending(self) -> list[Trainer]:
+        return [one for one in self.world.trainers.values() if one.is_remote and one.leases]
 
     def _trainer(self, who: int) -> Trainer:
         return list(self.world.trainers.values())[who % len(self.world.trainers)]
@@ -242,12 +256,16 @@ class CoreMachine(RuleBasedStateMachine):
             for number in self._at_work():
                 self._work(number, with_note=turn % 4 > 0)
         for trainer in live:
+            while trainer.is_remote and trainer.leases:
+                self.world.send(trainer.number)
             self.world.pull(trainer.number, release=max(0, len(trainer.leases) - 1))
 
     def _all_leave(self) -> None:
         """When the last trainer is gone, nothing is promised and nothing is held."""
         for session in {one.session for one in self.world.trainers.values()}:
             self.world.end_session(session)
+        while sending := self._sending():
+            self.world.send(sending[0].number)
         for stream in self.world.state.streams.values():
             assert not stream.delivery.subscriptions
             assert all(

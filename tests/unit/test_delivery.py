@@ -302,3 +302,43 @@ def test_a_session_speaks_only_for_its_own_subscriptions():
     assert (refusal.session, refusal.error) == (2, ErrorCode.UNKNOWN_SUBSCRIPTION)
     assert world.do(ev.SubscriptionEnded(2, 1, 0)) == []
     assert world.state.statistics() == before
+
+
+def test_a_remote_trainer_has_two_batches_on_their_way_at_most():
+    """However many are ready, and though it waits: what is sent takes room until it has left."""
+    world = CheckedWorld([make_spec(samples=60, window=6)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    world.fill_all()
+    assert len(world.trainers[1].leases) == 2
+    assert granted(world.pull(1)) == []
+    assert [sequence for _number, sequence, _step in granted(world.send(1))] == [2]
+    assert len(world.trainers[1].leases) == 2
+
+
+def test_what_a_remote_trainer_says_ends_no_lease():
+    """Its batches may still be read for sending."""
+    world = CheckedWorld([make_spec(samples=60)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    world.fill_all()
+    held = dict(world.trainers[1].leases)
+    world.pull(1, waiting=False)
+    world.end(1)
+    assert world.trainers[1].leases == held
+    world.send(1)
+    world.send(1)
+    assert not world.trainers
+
+
+def test_a_remote_trainer_that_waits_for_the_network_is_told_nothing():
+    """It holds nothing itself: what is on its way arrives, in the tightest ring too."""
+    world = CheckedWorld([make_spec(samples=60, slots_max=2)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    for _ in range(5):
+        world.fill_all()
+        assert pick(act.Refuse, world.pull(1)) == []
+        while world.trainers[1].leases:
+            world.send(1)
+    assert world.trainers[1].granted >= 5
