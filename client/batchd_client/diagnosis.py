@@ -12,8 +12,9 @@ from batchd_wire.runtime import TcpAddress
 GREETING_BYTES = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _MECHANISM = slice(12, 32)
-_OUR_GREETING = _SIGNATURE + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
-assert len(_OUR_GREETING) == GREETING_BYTES
+_OUR_FIRST_WORDS = _SIGNATURE + b"\x03"
+"""So much of a greeting as makes the other side say the whole of its own. With the rest it would hang up on us instead, if it
+wants another mechanism."""
 
 
 def explain(address: TcpAddress, key: ConnectionKey | None, timeout_s: float, *, key_refused: bool) -> Exception:
@@ -55,7 +56,7 @@ def explain(address: TcpAddress, key: ConnectionKey | None, timeout_s: float, *,
 def _mechanism(address: TcpAddress, timeout_s: float) -> str | None:
     """What the other side wants for a handshake; None where it does not speak ZMTP."""
     with socket.create_connection((address.host, address.port), timeout=timeout_s) as connection:
-        connection.sendall(_OUR_GREETING)
+        connection.sendall(_OUR_FIRST_WORDS)
         greeting = b""
         while len(greeting) < GREETING_BYTES:
             try:

@@ -1,0 +1,191 @@
+"""Peers over TCP that talk nonsense, forge names or say nothing: they get a number or nothing, and nobody else notices."""
+
+import random
+import socket
+import struct
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import zmq
+
+import batchd_client
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import TO_TRAINER_REMOTE, AskStatus, Greet, Greeted, Open, Pull, Refused, Unsubscribe
+from support.expected import Expected
+from support.network import free_port
+from support.seen import see
+from support.waiting import wait_until
+
+ANSWER_MS = 5_000
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """Serve forty samples on a port of loopback, without keys."""
+    return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}")
+
+
+class RawRemote:
+    """A DEALER that sends whatever it is told."""
+
+    def __init__(self, context, address, identity=None):
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        if identity is not None:
+            self._socket.routing_id = identity
+        self._socket.connect(address)
+
+    def close(self):
+        """Hang up."""
+        self._socket.close()
+
+    def say(self, *frames):
+        """Send frames as they are."""
+        self._socket.send_multipart(frames)
+
+    def hear(self, wait_ms=ANSWER_MS):
+        """The next answer, decoded; None where none comes."""
+        if not self._socket.poll(wait_ms):
+            return None
+        return TO_TRAINER_REMOTE.decode(self._socket.recv_multipart()[0])
+
+    def greet(self):
+        """Begin a session."""
+        self.say(Greet(PROTOCOL_VERSION, "raw", 1, "").encode())
+        assert isinstance(self.hear(), Greeted)
+        return self
+
+
+@pytest.fixture
+def raw(daemon):
+    """Make raw peers, which end with the test; a good trainer reads on in the end."""
+    with ExitStack() as stack:
+        context = zmq.Context()
+        stack.callback(context.destroy)
+
+        def make(identity=None):
+            peer = RawRemote(context, daemon.tcp_address, identity)
+            stack.callback(peer.close)
+            return peer
+
+        yield make
+    with batchd_client.connect(daemon.tcp_address) as good:
+        assert see(good.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+    assert "Traceback" not in daemon.log
+
+
+def code_of(answer):
+    """The number of a refusal."""
+    assert isinstance(answer, Refused)
+    return ErrorCode(answer.error)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("greeted", [False, True], ids=["a stranger", "in a session"])
+def test_random_frames_are_answered_with_their_number(raw, seed, greeted):
+    """Any number of frames with anything in them."""
+    chance = random.Random(seed)
+    peer = raw().greet() if greeted else raw()
+    for _ in range(50):
+        frames = [chance.randbytes(chance.choice([0, 1, 20, 1000])) for _ in range(chance.choice([1, 1, 2, 7, 200]))]
+        peer.say(*frames)
+        assert code_of(peer.hear()) in {ErrorCode.MALFORMED_MESSAGE, ErrorCode.UNKNOWN_SESSION}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Pull(1, 0, True, 0, []), Unsubscribe(1, 0), AskStatus(1)],
+    ids=lambda message: type(message).__name__,
+)
+def test_nothing_is_done_for_who_has_not_greeted(raw, message):
+    """The order of words is part of the language."""
+    peer = raw()
+    peer.say(message.encode())
+    assert code_of(peer.hear()) is ErrorCode.UNKNOWN_SESSION
+
+
+def test_greeting_twice_is_an_answer_and_no_second_session(raw, daemon):
+    """The first one goes on."""
+    peer = raw().greet()
+    peer.say(Greet(PROTOCOL_VERSION, "again", 1, "").encode())
+    assert code_of(peer.hear()) is ErrorCode.UNEXPECTED_MESSAGE
+    assert [one["name"] for one in daemon.status()["trainers"] if one["transport"] == "tcp"] == ["raw"]
+
+
+def test_a_word_of_the_other_socket_is_not_understood(raw):
+    """``Open`` belongs to the lifeline's side."""
+    peer = raw()
+    peer.say(Open(PROTOCOL_VERSION, bytes(16)).encode())
+    assert code_of(peer.hear()) is ErrorCode.MALFORMED_MESSAGE
+
+
+@pytest.mark.parametrize(("version", "older"), [(PROTOCOL_VERSION - 1, "client"), (PROTOCOL_VERSION + 1, "daemon")])
+def test_another_version_is_told_who_is_to_be_upgraded(raw, version, older):
+    """Before anything else is said."""
+    peer = raw()
+    peer.say(Greet(version, "raw", 1, "").encode())
+    answer = peer.hear()
+    assert code_of(answer) is ErrorCode.UNSUPPORTED_VERSION
+    assert f"upgrade the {older}" in answer.text
+
+
+def test_a_subscription_of_another_session_cannot_be_touched(raw, daemon):
+    """Not pulled, not ended: it belongs to the connection that made it."""
+    with batchd_client.connect(daemon.tcp_address) as good:
+        stream = good.stream("photos", epochs=1)
+        seen = see(stream, 1)
+        peer = raw().greet()
+        for number in range(1, 40):
+            peer.say(Pull(number, 10, True, 0, [(sequence, 1) for sequence in range(8)]).encode())
+            assert code_of(peer.hear()) is ErrorCode.UNKNOWN_SUBSCRIPTION
+            peer.say(Unsubscribe(number, 0).encode())
+        assert seen + see(stream) == Expected(daemon.config).epoch(0)
+
+
+def test_a_forged_name_takes_no_session_over(raw, daemon):
+    """Who calls himself as another connection does is not heard while that one lives."""
+    first = raw(b"me").greet()
+    second = raw(b"me")
+    second.say(AskStatus(1).encode())
+    assert second.hear(500) is None
+    first.say(AskStatus(2).encode())
+    assert first.hear().request == 2
+    assert len([one for one in daemon.status()["trainers"] if one["transport"] == "tcp"]) == 1
+
+
+def test_a_message_of_megabytes_ends_its_connection(raw, daemon):
+    """It is not even taken in."""
+    peer = raw().greet()
+    peer.say(bytes(10 << 20))
+    wait_until(lambda: all(one["transport"] != "tcp" for one in daemon.status()["trainers"]), "its session is over")
+
+
+@contextmanager
+def plain_connection(daemon):
+    """TCP, and nothing on it."""
+    host, port = daemon.tcp_address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=15) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("words", [b"", b"\xff" + bytes(8) + b"\x7f\x03"])
+@pytest.mark.usefixtures("raw")
+def test_who_does_not_finish_his_greeting_is_dropped(daemon, words):
+    """Within the handshake's time, whatever he began with."""
+    with plain_connection(daemon) as connection:
+        connection.sendall(words)
+        while connection.recv(1 << 16):
+            pass
+
+
+@pytest.mark.usefixtures("raw")
+def test_two_hundred_connections_cut_at_once_leave_nothing(daemon):
+    """Reset, as a crashed host's are."""
+    connections = []
+    with ExitStack() as stack:
+        for _ in range(200):
+            connection = stack.enter_context(plain_connection(daemon))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connections.append(connection)
+    assert all(one["transport"] != "tcp" for one in daemon.status()["trainers"])

@@ -1,0 +1,185 @@
+"""Who is let in over TCP, what a key opens, and what is said to those who stay outside."""
+
+from pathlib import Path
+
+import pytest
+import zmq
+
+import batchd_client
+from batchd.daemon.keys import KeyDirectory
+from batchd_client.errors import KeyInvalid, KeyRefused
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.keys import connection_file_text
+from batchd_wire.messages import Greet
+from support.commands import batchd
+from support.expected import Expected
+from support.network import free_port
+from support.seen import see
+from support.settings import folder_stream
+from support.waiting import wait_until
+
+SILENCE_MS = 500
+
+
+def write_key(folder, key):
+    """A connection file, as `batchd keys new -o` writes it."""
+    file = folder / f"{key.name}.conn"
+    file.touch(0o600)
+    file.write_text(connection_file_text(key))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """The daemon's keys."""
+    directory = KeyDirectory(tmp_path_factory.mktemp("keys") / "keys")
+    directory.make_daemon_key()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Where connection files lie."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def good(keys, files):
+    """A key that opens everything."""
+    return write_key(files, keys.new("good", None))
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos, keys, good):
+    """Two streams, for those who have keys."""
+    assert good
+    streams = {name: folder_stream(photos) for name in ("photos", "secret")}
+    return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path))
+
+
+def connect(daemon, key):
+    """With little patience: what is asked for here is said at once."""
+    return batchd_client.connect(daemon.tcp_address, key=key, connect_timeout_s=5.0)
+
+
+def test_a_known_key_opens_every_stream(daemon, good):
+    """And the daemon knows whose it is."""
+    with connect(daemon, good) as connection:
+        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+        (far,) = [one for one in daemon.status()["trainers"] if one["transport"] == "tcp"]
+        assert far["key"] == "good"
+        assert "tcp 127.0.0.1 (good)" in batchd("status", address=daemon.address).stdout
+
+
+def test_the_key_may_come_from_the_environment(daemon, good, monkeypatch):
+    """As a job script sets it, with the address."""
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.tcp_address)
+    monkeypatch.setenv("BATCHD_KEY", good)
+    with batchd_client.connect() as connection:
+        assert connection.address == daemon.tcp_address
+
+
+def test_a_key_for_some_streams_opens_no_other(daemon, keys, files):
+    """It does not even show them."""
+    file = write_key(files, keys.new("half", frozenset({"photos"})))
+    with connect(daemon, file) as connection:
+        see(connection.stream("photos", epochs=1), 1)
+        with pytest.raises(KeyRefused, match="the key does not open stream 'secret'"):
+            connection.stream("secret")
+        with pytest.raises(KeyRefused, match="the key does not open stream 'secret'"):
+            connection.bad("secret")
+        assert [stream["name"] for stream in connection.status()["streams"]] == ["photos"]
+
+
+def test_without_a_key_the_trainer_is_told_that_it_needs_one(daemon):
+    """And where it is looked for."""
+    with pytest.raises(KeyRefused, match=r"lets in who has a key, and none was given in \$BATCHD_KEY"):
+        connect(daemon, None)
+
+
+def test_a_revoked_key_is_told_so(daemon, keys, files):
+    """It fits the daemon, and is not known to it any more."""
+    file = write_key(files, keys.new("gone", None))
+    keys.revoke("gone")
+    with pytest.raises(KeyRefused, match="does not know the key 'gone'"):
+        connect(daemon, file)
+
+
+def test_a_key_made_for_another_daemon_is_told_so(daemon, tmp_path):
+    """The daemon's own key is another one than it names."""
+    other = KeyDirectory(tmp_path / "other")
+    with pytest.raises(KeyRefused, match="has other keys than those for which 'stray' was made"):
+        connect(daemon, write_key(tmp_path, other.new("stray", None)))
+
+
+def test_a_key_for_a_daemon_without_keys_is_told_so(start_daemon, tmp_path, good):
+    """The environment is set for another daemon."""
+    plain = start_daemon(tcp=f"127.0.0.1:{free_port()}", keys_dir=str(tmp_path / "none"))
+    with pytest.raises(KeyRefused, match="has no keys, and a key was given"):
+        connect(plain, good)
+
+
+@pytest.mark.parametrize("content", [None, "", "nonsense", 'name = "x"\n'])
+def test_a_file_that_is_no_key_is_named(tmp_path, content):
+    """Missing, empty, or something else."""
+    file = tmp_path / "conn.key"
+    if content is not None:
+        file.touch(0o600)
+        file.write_text(content)
+    with pytest.raises(KeyInvalid, match=r"connect\(key=\): .*conn\.key"):
+        batchd_client.connect("tcp://127.0.0.1:1", key=str(file))
+
+
+def test_a_key_that_others_may_read_is_not_used(tmp_path, good):
+    """It would be nobody's secret."""
+    file = tmp_path / "open.key"
+    file.write_text(Path(good).read_text())
+    file.chmod(0o644)
+    with pytest.raises(KeyInvalid, match="chmod 600"):
+        batchd_client.connect("tcp://127.0.0.1:1", key=str(file))
+
+
+@pytest.mark.parametrize("mechanism", ["NULL", "PLAIN", "CURVE with an unknown key"])
+def test_who_has_no_key_gets_not_a_byte(daemon, keys, mechanism):
+    """Whatever he says, nothing of the daemon's comes back, and it goes on serving others."""
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    if mechanism == "PLAIN":
+        stranger.plain_username, stranger.plain_password = b"good", b"good"
+    elif mechanism != "NULL":
+        stranger.curve_serverkey = keys.daemon_key()[0].encode()
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+    try:
+        stranger.connect(daemon.tcp_address)
+        stranger.send(Greet(PROTOCOL_VERSION, "stranger", 1, "").encode())
+        assert stranger.poll(SILENCE_MS) == 0
+    finally:
+        context.destroy()
+    assert all(one["name"] != "stranger" for one in daemon.status()["trainers"])
+
+
+def test_a_session_ends_with_its_key(daemon, keys, files):
+    """Revoked while it reads: its claims are gone within a tick or two."""
+    file = write_key(files, keys.new("short", None))
+    with connect(daemon, file) as connection:
+        stream = connection.stream("photos", window=1)
+        see(stream, 1)
+        keys.revoke("short")
+        wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
+        with pytest.raises(KeyRefused, match="revoked"):
+            see(stream)
+
+
+def test_listening_beyond_loopback_without_keys_is_refused_at_the_start(start_daemon, tmp_path):
+    """With the command that makes one."""
+    daemon = start_daemon(tcp=f"0.0.0.0:{free_port()}", keys_dir=str(tmp_path / "none"), ready=False)
+    assert daemon.wait() == 2
+    assert "batchd keys new --name" in daemon.log
+
+
+def test_a_port_that_is_taken_is_named(start_daemon, daemon):
+    """The second daemon does not start."""
+    other = start_daemon(tcp=daemon.tcp_address.removeprefix("tcp://"), ready=False)
+    assert other.wait() != 0
+    assert "cannot be listened on: Address already in use" in other.log
