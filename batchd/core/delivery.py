@@ -253,12 +253,18 @@ class Delivery:
         return all(self.subscriptions[number].usage >= fair_slots for number in self._stalled)
 
     def _may_grant(self, subscription: Subscription) -> bool:
-        """May a claim become a lease, which cannot be taken back? For a batch read ahead only if a newcomer still finds room."""
-        if len(subscription.leases) < ENTITLEMENT_SLOTS:
+        """May a claim become a lease, which cannot be taken back?
+
+        For a batch read ahead only within a fair share that leaves a newcomer its own, and only while he finds two slots; so
+        whether he is let in does not depend on how much of what is ready the others were handed before.
+        """
+        leases = len(subscription.leases)
+        if leases < ENTITLEMENT_SLOTS:
             return True
         if subscription.is_remote:
             return False
-        if subscription.waiting or self._has_spare_slot:
+        share = self.ring.slots_max // (len(self.subscriptions) + 1)
+        if subscription.waiting or (leases < share and self._has_spare_slot):
             return True
         self._kept.add(subscription.number)
         return False

@@ -138,7 +138,7 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
 
 
 def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
-    """Is the ring so full of leases that one more, which nobody waits for, would leave no two slots for a newcomer?
+    """Has it its share of a ring with one more trainer, or would a lease that nobody waits for leave a newcomer no two slots?
 
     Remote trainers have two batches on their way at most, so there it is the next one that is kept.
     """
@@ -147,7 +147,8 @@ def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
     held = [(len(other.leases), other.ended) for other in delivery.subscriptions.values()]
     promised = sum(leases if ended else max(ENTITLEMENT_SLOTS, leases) for leases, ended in held)
     room = delivery.ring.slots_max - promised - ENTITLEMENT_SLOTS
-    return not one.waiting and len(one.leases) >= ENTITLEMENT_SLOTS and room < 1
+    has_its_share = len(one.leases) >= delivery.ring.slots_max // (len(held) + 1)
+    return not one.waiting and len(one.leases) >= ENTITLEMENT_SLOTS and (room < 1 or has_its_share)
 
 
 def _wants_more(delivery: Delivery, one: Subscription) -> bool:

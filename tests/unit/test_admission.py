@@ -124,7 +124,7 @@ def test_a_batch_kept_for_a_newcomer_comes_when_others_have_given_back_theirs():
     world.subscribe(session=1)
     world.fill_all()
     world.pull(1, release=0)
-    assert len(world.trainers[1].leases) == 6
+    assert len(world.trainers[1].leases) == 5
     world.subscribe(session=2, epoch=1)
     world.fill_all()
     assert len(world.trainers[2].leases) == 2

@@ -88,7 +88,7 @@ def test_a_spectator_holds_nobody_up():
 
 def test_a_trainer_that_came_and_went_holds_nobody_up():
     """The slowest is where it was before; whoever was held back by the visitor goes on."""
-    world = world_of(max_skew=5)
+    world = world_of(max_skew=5, slots_max=12)
     world.subscribe(session=1, epoch=1)
     world.subscribe(session=2, epoch=0, step=99)
     world.end(2)

@@ -82,6 +82,8 @@ def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for()
     world = world_of(slots_max=6, window=2)
     world.subscribe(session=1, window=4)
     world.fill_all()
+    world.pull(1, release=0)
+    assert len(world.trainers[1].leases) == 4
     world.subscribe(session=2, epoch=3)
     world.fill_all()
     world.pull(1, release=0, waiting=False)

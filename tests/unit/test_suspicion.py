@@ -69,7 +69,7 @@ def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
     reason = "quarantined: it ended 2 workers, the last by signal 11 (SIGSEGV)"
     assert pick(act.QuarantineSample, actions) == [act.QuarantineSample(1, 7, reason)]
     assert [report.reason for report in pick(act.ReportBad, actions)] == [reason]
-    assert len(pick(act.GrantLease, actions)) == min(6, -(-12 // rows))
+    assert len(pick(act.GrantLease, actions)) == min(4, -(-12 // rows))
 
 
 @pytest.mark.parametrize("sample", range(0, 64, 7))
