@@ -131,6 +131,9 @@ def test_a_stopped_worker_is_replaced_when_its_time_is_over(start_daemon):
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=3)
         seen = see(stream, 1)
+        wait_until(
+            lambda: all(worker["state"] == "ready" for worker in daemon.status()["workers"]), "both workers take orders"
+        )
         victim = min(daemon.worker_pids())
         os.kill(victim, signal.SIGSTOP)
         wait_until(lambda: is_stopped(victim), "the worker is stopped")
