@@ -6,7 +6,8 @@ ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte
     answer    routing id | "" | "1.0" | request id | "200" or other | text | user id | metadata
 
 Invariant: "200" is sent for a key that the directory holds at this moment, and for nothing else; whatever is odd or fails is
-a refusal. Sockets set ``ZAP_DOMAIN`` to ours and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator nobody comes in.
+a refusal. The user id is the public key itself, since a name may be given to another key later. Sockets set ``ZAP_DOMAIN`` to
+ours and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator nobody comes in.
 """
 
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Authenticator:
             return _Verdict(_FAILED, b"the daemon cannot read its keys", reason=str(error))
         if trainer is None:
             return _Verdict(_REFUSED, b"unknown key", reason=f"nobody has the key {public}")
-        return _Verdict(b"200", b"OK", trainer.name.encode())
+        return _Verdict(b"200", b"OK", public.encode())
 
     def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
         self.refused += 1

@@ -18,6 +18,7 @@ import zmq
 
 from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
+from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionEnded
 from batchd.daemon.authenticator import ZAP_DOMAIN
 from batchd.daemon.keys import KeyDirectory, TrainerKey
@@ -277,7 +278,7 @@ class RemoteSessions:
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
-            text = f"the key does not open stream {message.stream!r}"
+            text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
             self._send(session, [Refused(message.request, 0, ErrorCode.KEY_REFUSED, text).encode()])
             return
         if isinstance(message, Subscribe):
@@ -338,10 +339,13 @@ class RemoteSessions:
         self.router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def _key_of(self, frame: zmq.Frame) -> TrainerKey | None:
-        if self._keys is None:
+        """The key with which the connection was let in, if it is still accepted."""
+        try:
+            return self._keys.find(str(frame.get("User-Id"))) if self._keys is not None else None
+        except BatchdError as error:
+            if self._seldom.now("keys"):
+                _log.error("keys cannot be read", reason=str(error))
             return None
-        name = frame.get("User-Id")
-        return next((key for key in self._keys.trainers() if key.name == name), None)
 
 
 def _host(frame: zmq.Frame) -> str:

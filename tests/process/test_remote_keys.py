@@ -9,8 +9,9 @@ import batchd_client
 from batchd.daemon.keys import KeyDirectory
 from batchd_client.errors import KeyInvalid, KeyRefused
 from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import connection_file_text
-from batchd_wire.messages import Greet
+from batchd_wire.messages import TO_TRAINER_REMOTE, Greet, Refused
 from support.commands import batchd
 from support.expected import Expected
 from support.network import free_port
@@ -169,6 +170,40 @@ def test_a_session_ends_with_its_key(daemon, keys, files):
         wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
         with pytest.raises(KeyRefused, match="revoked"):
             see(stream)
+
+
+def test_a_revoked_key_does_not_come_in_by_the_name_of_its_successor(daemon, keys):
+    """It was let in, said nothing, and was revoked; now another key has its name."""
+    old = keys.new("heir", None)
+    context = zmq.Context()
+    early = context.socket(zmq.DEALER)
+    early.linger = 0
+    early.curve_serverkey, early.curve_publickey, early.curve_secretkey = (
+        part.encode() for part in (old.daemon, old.public, old.secret)
+    )
+    shaken = early.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    try:
+        early.connect(daemon.tcp_address)
+        assert shaken.poll(5_000)
+        keys.revoke("heir")
+        keys.new("heir", None)
+        early.send(Greet(PROTOCOL_VERSION, "early", 1, "").encode())
+        assert early.poll(5_000)
+        answer = TO_TRAINER_REMOTE.decode(early.recv())
+    finally:
+        early.disable_monitor()
+        shaken.close()
+        early.close()
+        context.destroy()
+    assert isinstance(answer, Refused)
+    assert ErrorCode(answer.error) is ErrorCode.KEY_REFUSED
+
+
+def test_a_refusal_does_not_send_a_long_name_back(daemon, keys, files):
+    """The trainer could not read an answer that is longer than a message's texts may be."""
+    file = write_key(files, keys.new("narrow", frozenset({"photos"})))
+    with connect(daemon, file) as connection, pytest.raises(KeyRefused, match="does not open"):
+        connection.stream("x" * 16_000)
 
 
 def test_listening_beyond_loopback_without_keys_is_refused_at_the_start(start_daemon, tmp_path):

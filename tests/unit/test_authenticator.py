@@ -115,14 +115,14 @@ def stranger(keys: KeyDirectory) -> ConnectionKey:
 # --- through the door ------------------------------------------------------------------------------------------------
 
 
-def test_the_right_key_comes_in_under_its_name(context, keys, authenticator) -> None:
+def test_the_right_key_comes_in_and_is_named(context, keys, authenticator) -> None:
     """The message's metadata says who sent it, whatever he would say himself."""
     key = keys.new("gpu-7", frozenset({"photos"}))
     with serving(context, keys, authenticator) as server, knocking(server.endpoint, key, routing_id=b"root"):
         authenticator_loop(server, authenticator)
         _routing_id, content = server.router.recv_multipart(copy=False)
         assert content.bytes == b"hello"
-        assert content.get("User-Id") == "gpu-7"
+        assert content.get("User-Id") == key.public
     assert authenticator.refused == 0
 
 
@@ -257,11 +257,18 @@ def ask(context: zmq.Context, authenticator: Authenticator, request: Request) ->
     return answer
 
 
-def test_a_known_key_is_answered_with_its_name(context, keys, authenticator) -> None:
-    """Version, the number that was asked with, 200, and the name as the user id; no metadata."""
+def test_a_known_key_is_answered_with_itself(context, keys, authenticator) -> None:
+    """Version, the number that was asked with, 200, and the key as the user id; no metadata."""
     key = keys.new("gpu-7")
 
-    assert ask(context, authenticator, request_with(key.public)) == [b"1.0", b"7", b"200", b"OK", b"gpu-7", b""]
+    assert ask(context, authenticator, request_with(key.public)) == [
+        b"1.0",
+        b"7",
+        b"200",
+        b"OK",
+        key.public.encode(),
+        b"",
+    ]
     assert authenticator.refused == 0
 
 
