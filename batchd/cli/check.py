@@ -92,7 +92,7 @@ def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
             (
                 name,
                 f"{stream.source.type} {stream.source.path}",
-                ", ".join(_field(field, layout.rows) for field in layout.fields),
+                ", ".join(_field(field, layout.rows) for field in layout.sample_fields),
                 round_bytes(layout.slot_bytes),
                 str(rings[name].slots_max),
             )

@@ -39,6 +39,9 @@ def command(address: str | None, as_json: bool) -> None:
         console.print(_trainers(status))
     console.print(_workers(status))
     for stream in status["streams"]:
+        if stream["mismatched_batches"]:
+            text = f"{stream['mismatched_batches']:,} batches came to trainers other than they were written"
+            console.print(f"stream {stream['name']}: {text}", style="bold red", soft_wrap=True)
         if stream["stopped"]:
             console.print(f"stream {stream['name']} has stopped: {stream['stopped']}", style="bold red", soft_wrap=True)
 

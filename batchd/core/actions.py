@@ -114,6 +114,15 @@ class ReportBad:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportMismatch:
+    """A trainer got a batch that did not match its checksums."""
+
+    stream: int
+    session: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
 class QuarantineSample:
     """A sample killed its workers: tell every worker, now and later, never to decode it again."""
 
@@ -141,6 +150,7 @@ Action = (
     | GrantLease
     | Refuse
     | ReportBad
+    | ReportMismatch
     | QuarantineSample
     | ReportStopped
 )

@@ -15,16 +15,29 @@ slots may always claim. So each admitted subscription goes on, even if all the o
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReserveSlot
+from batchd.core.actions import (
+    Action,
+    AdmitSubscription,
+    CommitSlot,
+    CreateSlot,
+    GrantLease,
+    Refuse,
+    ReportMismatch,
+    ReserveSlot,
+)
 from batchd.core.admission import refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
-from batchd.core.events import BatchSent, Pulled, SubscriptionAsked
+from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
 from batchd.core.pace import Pace
 from batchd.core.plan import Plan, Position
 from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
+
+REFILL_INTERVAL_S = 1.0
+"""How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
+replaced; and nobody can keep others from their batches by saying so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +72,10 @@ class Delivery:
         self.delivered_batches = 0
         self.delivered_samples = 0
         self.shared_batches = 0
+        self.mismatched_batches = 0
         self._new_slot = new_slot
         self._committed = 0
+        self._refilled_s = -REFILL_INTERVAL_S
         self._pace = Pace(spec.max_skew, spec.slots_max)
         self._unplaced: set[int] = set()
         """Subscriptions with a claim that waits for a slot to be idle."""
@@ -126,6 +141,24 @@ class Delivery:
         self._forget_if_over(subscription)
         self.wake(actions)
 
+    def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
+        """A trainer got other bytes than were written: nobody else shall be given what may be a spoilt slot."""
+        subscription = self.subscriptions[event.subscription]
+        share = subscription.course.at(event.sequence) if event.sequence < subscription.granted else None
+        if share is None:
+            return
+        self.mismatched_batches += 1
+        actions.append(ReportMismatch(self.spec.number, event.session, share.position))
+        slot = self.ring.find(self._key(share.position))
+        if slot is None or not slot.is_ready or slot.generation != event.generation:
+            return
+        if now - self._refilled_s >= REFILL_INTERVAL_S:
+            self._refilled_s = now
+            self.ring.spoil(slot)
+            self._claim_elsewhere(slot)
+            self.ring.let_go(slot)
+            self.wake(actions)
+
     def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
         """Claims are given up, with their leases from sequence ``leases_from`` on (None: the trainers keep them all)."""
         for subscription in subscriptions:
@@ -151,13 +184,7 @@ class Delivery:
         """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
         self.ring.remove(slot)
         self._pace.fit(self.ring.slots_max)
-        for number in slot.claims:
-            subscription = self.subscriptions[number]
-            for claim in subscription.claims:
-                if claim.slot is slot:
-                    claim.slot = None
-            self._unplaced.add(number)
-        slot.claims.clear()
+        self._claim_elsewhere(slot)
         needed = max(ENTITLEMENT_SLOTS, self._promised())
         if self.ring.slots_max < needed:
             return f"memory for {self.ring.slots_max} slots could be had, and its trainers need {needed}"
@@ -339,6 +366,15 @@ class Delivery:
     def _stop_waiting(self, subscription: Subscription) -> None:
         for waiting in (self._unplaced, self._stalled, self._kept, self._ahead):
             waiting.discard(subscription.number)
+
+    def _claim_elsewhere(self, slot: Slot) -> None:
+        """Nobody will be given what is in the slot; its claims are placed anew."""
+        for number in slot.claims:
+            for claim in self.subscriptions[number].claims:
+                if claim.slot is slot:
+                    claim.slot = None
+            self._unplaced.add(number)
+        slot.claims.clear()
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
         """End a lease. A release that names no lease, or another generation, changes nothing (it may be a repetition)."""

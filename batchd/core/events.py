@@ -50,6 +50,16 @@ class BatchSent:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchMismatched:
+    """A trainer got other bytes than a worker wrote. See ``messages.Mismatched``."""
+
+    session: int
+    subscription: int
+    sequence: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionEnded:
     """A trainer gives up a claim and keeps what it still reads. See ``messages.Unsubscribe``."""
 
@@ -142,6 +152,7 @@ Event = (
     SubscriptionAsked
     | Pulled
     | BatchSent
+    | BatchMismatched
     | SubscriptionEnded
     | SessionEnded
     | SessionCutOff

@@ -151,6 +151,12 @@ class Ring:
         self._by_position[position] = slot
         self.let_go(slot)
 
+    def spoil(self, slot: Slot) -> None:
+        """What is in a ready slot is not to be handed out again; who reads it may go on. Its claims must go elsewhere."""
+        assert slot.position is not None, f"slot {slot.number} holds nothing"
+        del self._by_position[slot.position]
+        slot.position = None
+
     def claim(self, slot: Slot, subscription: int) -> None:
         """A subscription will read what is in a slot, which is idle no more."""
         slot.claim(subscription)

@@ -13,6 +13,7 @@ from batchd.core.actions import Action, OrderChunk, Refuse
 from batchd.core.admission import unknown_stream
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import (
+    BatchMismatched,
     BatchSent,
     ChunkDone,
     DrainAsked,
@@ -59,6 +60,7 @@ class DaemonState:
             SubscriptionAsked: self._subscribe,
             Pulled: self._pulled,
             BatchSent: self._sent,
+            BatchMismatched: self._mismatched,
             SubscriptionEnded: self._end_subscription,
             SessionEnded: self._end_session,
             SessionCutOff: self._end_session,
@@ -123,6 +125,12 @@ class DaemonState:
             delivery, _subscription = found
             delivery.sent(event, actions)
             self._forget_if_over(event.subscription)
+
+    def _mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
+        found = self._find(event.session, event.subscription)
+        if found is not None:
+            delivery, _subscription = found
+            delivery.mismatched(event, now, actions)
 
     def _end_subscription(self, event: SubscriptionEnded, _now: float, actions: list[Action]) -> None:
         found = self._find(event.session, event.subscription)

@@ -37,7 +37,10 @@ class SubscriptionStatistics:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatistics:
-    """One stream and its ring. ``shared_batches``: decoded once, read by two or more."""
+    """One stream and its ring.
+
+    ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer other than they were written.
+    """
 
     name: str
     fingerprint: str
@@ -53,6 +56,7 @@ class StreamStatistics:
     delivered_batches: int
     delivered_samples: int
     shared_batches: int
+    mismatched_batches: int
     bad_rows: int
     bad_samples: int
     quarantined_samples: int

@@ -110,6 +110,7 @@ class Stream:
             delivered_batches=delivery.delivered_batches,
             delivered_samples=delivery.delivered_samples,
             shared_batches=delivery.shared_batches,
+            mismatched_batches=delivery.mismatched_batches,
             bad_rows=self.bad.bad_rows,
             bad_samples=len(self.bad.listed),
             quarantined_samples=len(self.suspects.quarantined),

@@ -31,6 +31,7 @@ from batchd.core.actions import (
     QuarantineSample,
     Refuse,
     ReportBad,
+    ReportMismatch,
     ReportStopped,
     ReserveSlot,
     SpawnWorker,
@@ -39,6 +40,7 @@ from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, 
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.network import Network
+from batchd.daemon.seldom import Seldom
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
@@ -60,6 +62,7 @@ class Loop:
         self._memory = memory
         self._watch = watch
         self._queue: deque[Event] = deque()
+        self._seldom = Seldom()
         self._next_tick_s = 0.0
         self._deadline_s: float | None = None
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -73,6 +76,7 @@ class Loop:
             GrantLease: self._grant,
             Refuse: self._refuse,
             ReportBad: self._report_bad,
+            ReportMismatch: self._report_mismatch,
             QuarantineSample: self._quarantine,
             ReportStopped: self._report_stopped,
         }
@@ -269,6 +273,18 @@ class Loop:
             reason=action.reason,
             treatment=stream.config.on_error,
         )
+
+    def _report_mismatch(self, action: ReportMismatch) -> None:
+        stream = self._streams[action.stream]
+        if self._seldom.now(f"mismatch {action.session}"):
+            _log.warning(
+                "batch did not match its checksums",
+                stream=stream.name,
+                session=action.session,
+                epoch=action.position.epoch,
+                step=action.position.step,
+                advice="memory or a network between here and there is not sound; batchd status counts how often",
+            )
 
     def _quarantine(self, action: QuarantineSample) -> None:
         stream = self._streams[action.stream]

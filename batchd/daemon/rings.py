@@ -14,10 +14,10 @@ from math import ceil, floor
 from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
-from batchd.config.tree import Config
+from batchd.config.tree import Config, StreamConfig
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.pipeline.fields import check_steps, sample_fields
-from batchd_wire.fields import SlotLayout, place_fields
+from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
 
 SLOTS_MIN = 2
 SLOTS_MAX = 512
@@ -56,7 +56,7 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
         for text in check_steps(stream.pipeline)
     ]
     layouts = {
-        name: place_fields(sample_fields(stream.pipeline, stream.on_error), stream.batch_size)
+        name: place_fields(_row_fields(stream), stream.batch_size)
         for name, stream in config.streams.items()
         if not check_steps(stream.pipeline)
     }
@@ -69,6 +69,11 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
     return {
         name: RingSize(layout, min(SLOTS_MAX, shares[name] // layout.slot_bytes)) for name, layout in layouts.items()
     }
+
+
+def _row_fields(stream: StreamConfig) -> tuple[Field, ...]:
+    sample = sample_fields(stream.pipeline, stream.on_error)
+    return (*sample, CHECKSUM) if stream.verify else sample
 
 
 def _shares(config: Config) -> dict[str, int]:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchd import failpoints
-from batchd.core.events import Event, Pulled, SubscriptionAsked, SubscriptionEnded
+from batchd.core.events import BatchMismatched, Event, Pulled, SubscriptionAsked, SubscriptionEnded
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import AskBad, AskStatus, Pull, Refused, Subscribe, Unsubscribe
+from batchd_wire.messages import AskBad, AskStatus, Mismatched, Pull, Refused, Subscribe, Unsubscribe
 
 NAME_CHARACTERS_MAX = 64
 UNREAD_MAX = 4_096
@@ -60,6 +60,8 @@ def event_of(session: int, message: Message, numbers: Numbers, *, is_remote: boo
             return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
         case Subscribe():
             return _asked(session, numbers.next_subscription(), message, is_remote=is_remote)
+        case Mismatched():
+            return BatchMismatched(session, message.subscription, message.sequence, message.generation)
         case Unsubscribe():
             return SubscriptionEnded(session, message.subscription, message.consumed)
         case _:

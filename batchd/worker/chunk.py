@@ -5,6 +5,8 @@
                     straight into        mask: zeros, valid = False
                     the slot's row       fail: zeros; the daemon stops the stream
 
+                                         then its checksum, where the stream has them
+
 Invariant: every field of every ordered row is written, whatever happens to a sample, so nothing of the slot's former
 content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process, and the daemon bisects.
 """
@@ -20,6 +22,7 @@ from batchd.sources.index import SourceIndex
 from batchd.sources.reader import SampleReader, SampleUnreadable
 from batchd.worker.note import Note
 from batchd.worker.slots import Arrays
+from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.orders import PATH_BYTES_MAX, REASON_BYTES_MAX, ChunkFilled, FillChunk, ServeStream
 
@@ -36,6 +39,7 @@ class ServedStream:
         assert isinstance(decode, Decode), "the configuration lets only pipelines pass that start with decode"
         self.layout = layout_from_wire(told.layout)
         self.quarantined: set[int] = set()
+        self._checksums = RowChecksums(self.layout)
         self._plan = Plan(told.samples, told.batch_size, told.seed, told.shuffle, drop_last=False)
         self._on_error = told.on_error
         self._index = SourceIndex.from_descriptor(index_descriptor)
@@ -43,8 +47,8 @@ class ServedStream:
         self._pipeline = Pipeline(steps, told.seed)
         self._note = note
 
-    def fill(self, order: FillChunk, arrays: Arrays) -> ChunkFilled:
-        """Fill the ordered rows of a slot."""
+    def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
+        """Fill the ordered rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""
         begun_ns = perf_counter_ns()
         self._note.begin(order.order)
         rows = slice(order.first, order.first + order.count)
@@ -57,11 +61,12 @@ class ServedStream:
         hopeless = ""
         for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
             reason = self._fill_row(order.epoch, row, sample, 0, arrays)
-            if reason is None:
-                continue
-            bad.append((sample, self._shown_path(sample), _shorten(reason, REASON_BYTES_MAX)))
-            if not self._treat(order.epoch, row, sample, arrays):
-                hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {self._shown_path(sample)}: {reason}"
+            if reason is not None:
+                bad.append((sample, self._shown_path(sample), _shorten(reason, REASON_BYTES_MAX)))
+                if not self._treat(order.epoch, row, sample, arrays):
+                    path = self._shown_path(sample)
+                    hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {path}: {reason}"
+            self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return ChunkFilled(order.order, (perf_counter_ns() - begun_ns) // 1000, bad, _shorten(hopeless, 1000))

@@ -42,7 +42,9 @@ class WorkerLoop:
             case FillChunk(), []:
                 failpoints.passing("worker.order.received")
                 stream = self._streams[message.stream]
-                filled = stream.fill(message, self._slots.arrays(message.slot, stream.layout))
+                filled = stream.fill(
+                    message, self._slots.arrays(message.slot, stream.layout), self._slots.page(message.slot)
+                )
                 send_message(self._channel, filled)
                 failpoints.passing("worker.done.sent")
             case UseSlot(), [descriptor]:

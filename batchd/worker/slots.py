@@ -19,7 +19,7 @@ class WritableSlots:
     """The mapped slots, by number."""
 
     def __init__(self) -> None:
-        self._memories: dict[int, mmap.mmap] = {}
+        self._memories: dict[int, memoryview] = {}
         self._arrays: dict[int, Arrays] = {}
 
     def add(self, slot: int, slot_bytes: int, descriptor: int) -> None:
@@ -27,7 +27,11 @@ class WritableSlots:
         memory = mmap.mmap(descriptor, slot_bytes)
         os.close(descriptor)
         memory.madvise(mmap.MADV_DONTDUMP)
-        self._memories[slot] = memory
+        self._memories[slot] = memoryview(memory)
+
+    def page(self, slot: int) -> memoryview:
+        """The whole memory of ``slot``."""
+        return self._memories[slot]
 
     def arrays(self, slot: int, layout: SlotLayout) -> Arrays:
         """The writable fields of ``slot``, each ``[rows, *shape]``. A slot belongs to one stream, so it has one layout."""

@@ -19,7 +19,7 @@
     |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
     +-- DataError                the data is not what it was, or is bad: decide what to train on
-        +-- StateMismatch        StreamChanged         StreamStopped
+        +-- StateMismatch        StreamChanged         StreamStopped         BatchCorrupt
 
 The first paragraph of each docstring says what happened and is replaced by the facts where they are known; the rest says
 what helps and is part of every message.
@@ -248,6 +248,14 @@ class StreamChanged(DataError):
     """The daemon was restarted with other files or other settings for this stream, so its positions name other batches.
 
     Bring back the old ones, or open the stream anew with ``daemon.stream(...)`` to train on what is there now.
+    """
+
+
+class BatchCorrupt(DataError):
+    """A batch came several times with other bytes than the worker wrote, so something on its way is broken.
+
+    Look at the memory of both machines (``edac-util``, the kernel's log) and, over TCP, at the network's cards and cables;
+    `batchd status` on the daemon's machine says whether other trainers see it too.
     """
 
 

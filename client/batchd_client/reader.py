@@ -8,6 +8,7 @@ Invariant: ``Subscription.taken`` and ``_ready`` change in the same instant, aft
 interrupted; so a position is neither lost nor repeated, whatever is raised and whenever.
 """
 
+import logging
 import random
 import time
 from functools import partial
@@ -16,6 +17,7 @@ from batchd_client.batch import Batch, Lease
 from batchd_client.connection import Connection
 from batchd_client.course import Position
 from batchd_client.errors import (
+    BatchCorrupt,
     BatchdClientError,
     BatchTimeout,
     ProtocolError,
@@ -26,17 +28,26 @@ from batchd_client.errors import (
     error_for_code,
 )
 from batchd_client.memory import SlotMemory
-from batchd_client.remote import HELD_MAX
+from batchd_client.remote import HELD_MAX, ReceiveBuffer
 from batchd_client.session import Session
 from batchd_client.subscription import Claim, Subscription
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import Handle, Parcel, Refused, Subscribed
+from batchd_wire.fields import SlotLayout
+from batchd_wire.messages import Handle, Mismatched, Parcel, Refused, Subscribed
 from batchd_wire.slot import UNFINISHED, holds_generation
 
 ANNOUNCE_AGAIN_S = 1.0
 """How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
 BUSY_PAUSE_S = 0.1
 """How long a trainer waits before it asks again for the memory that others hold just now."""
+
+
+MISMATCHES_MAX = 5
+"""How often one batch may come other than it was written before the trainer is told."""
+MISMATCH_PAUSE_S = 0.1
+"""Before it is asked for again; doubled each time, so that the daemon has it decoded again once at least."""
+
+_log = logging.getLogger("batchd_client")
 
 
 class Reader:
@@ -49,6 +60,8 @@ class Reader:
         self.samples = 0
         self.wait_s = 0.0
         self.moves = 0
+        self.mismatches = 0
+        self._mismatches_here = 0
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
@@ -170,8 +183,16 @@ class Reader:
                     raise self._refusal(subscription.refusal)
                 return False
         session.torn = True  # until the batch is in safety: an interrupt in between would lose the handle
-        self._ready = self._lease(session, subscription, handles.popleft())
+        handle = handles.popleft()
+        memory = self._memory(session, subscription, handle)
+        wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
+        if not wrong:
+            self._ready = self._lease(session, subscription, handle, memory)
         session.torn = False
+        if wrong:
+            self._ask_again(session, subscription, handle, len(wrong))
+            return False
+        self._mismatches_here = 0
         if not subscription.announced_s:  # else the daemon counted it as consumed when it granted it
             session.give_back(subscription, subscription.leased, 0, waiting=False)
         if session.has_left_overs:
@@ -194,8 +215,10 @@ class Reader:
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
-    def _lease(self, session: Session, subscription: Subscription, handle: Handle | Parcel) -> Batch:
-        """Make a batch of a handle, believing nothing that can be checked."""
+    def _memory(
+        self, session: Session, subscription: Subscription, handle: Handle | Parcel
+    ) -> SlotMemory | ReceiveBuffer:
+        """Find the memory that a handle names, believing nothing that can be checked."""
         due, layout = subscription.leased, subscription.terms.layout
         if handle.sequence != due or not subscription.course.expects(due, handle.epoch, handle.step):
             raise ProtocolError(
@@ -206,16 +229,21 @@ class Reader:
             raise ProtocolError(f"rows {handle.first}+{handle.count} of a slot that has {layout.rows}")
         if type(handle) is Parcel:
             buffer = subscription.lent[due] = subscription.received.popleft()
-            lease = Lease(buffer, None, subscription.ended, handle)
-        else:
-            assert type(handle) is Handle
-            lease = Lease(self._slot(session, handle), session.link, subscription.ended, handle)
+            return buffer
+        assert type(handle) is Handle
+        return self._slot(session, handle, layout)
+
+    def _lease(
+        self, session: Session, subscription: Subscription, handle: Handle | Parcel, memory: SlotMemory | ReceiveBuffer
+    ) -> Batch:
+        """Make a batch of what is in memory."""
+        lifeline = None if type(handle) is Parcel else session.link
+        lease = Lease(memory, lifeline, subscription.ended, handle)
         subscription.add_lease(lease)
         return Batch(self.claim.stream, subscription.fields, lease, handle)
 
-    def _slot(self, session: Session, handle: Handle) -> SlotMemory:
-        """Find the memory that a handle names, with the batch in it."""
-        layout = self.subscription.terms.layout
+    def _slot(self, session: Session, handle: Handle, layout: SlotLayout) -> SlotMemory:
+        """Find the slot, with the batch in it."""
         memory = session.slot(handle.slot)
         if memory.slot_bytes != layout.slot_bytes:
             raise ProtocolError(f"slot {handle.slot} has {memory.slot_bytes} bytes instead of {layout.slot_bytes}")
@@ -224,6 +252,21 @@ class Reader:
                 f"slot {handle.slot} does not hold generation {handle.generation} that its handle names"
             )
         return memory
+
+    def _ask_again(self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int) -> None:
+        """The batch is not what was written: say so, and subscribe anew where we stand. Raises ``BatchCorrupt`` at last."""
+        self.mismatches += 1
+        self._mismatches_here += 1
+        where = f"batch (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r}"
+        text = f"{where}: {wrong} of {handle.count} rows do not match their checksums"
+        session.send(Mismatched(subscription.number, handle.sequence, handle.generation))
+        session.unsubscribe(subscription.number)
+        if self._mismatches_here >= MISMATCHES_MAX:
+            self._mismatches_here = 0
+            raise BatchCorrupt(f"{text}, the {MISMATCHES_MAX}th time")
+        _log.warning("%s; asking for it again", text)
+        time.sleep(MISMATCH_PAUSE_S * 2 ** (self._mismatches_here - 1))
+        self._move(session, subscription.position)
 
     # --- why there is none --------------------------------------------------------------------------------------------
 

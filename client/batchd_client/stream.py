@@ -30,7 +30,8 @@ class StreamStatistics:
     """What one stream did so far in this program.
 
     ``wait_s``: seconds that the loop waited for batches. ``batches_held``: batches that are alive now, by themselves or by
-    arrays made from them. ``resubscribed``: how often the stream was claimed anew, after a daemon's restart or by ``seek``.
+    arrays made from them. ``resubscribed``: how often the stream was claimed anew, after a daemon's restart, by ``seek`` or
+    because of a mismatch. ``mismatches``: how many batches came other than they were written, and were asked for again.
     """
 
     batches: int
@@ -38,6 +39,7 @@ class StreamStatistics:
     wait_s: float
     batches_held: int
     resubscribed: int
+    mismatches: int
 
 
 class Stream:
@@ -106,7 +108,7 @@ class Stream:
     @property
     def schema(self) -> Mapping[str, FieldSchema]:
         """The fields of every batch, by name."""
-        fields = self._terms.layout.fields
+        fields = self._terms.layout.sample_fields
         return MappingProxyType({one.name: FieldSchema(np.dtype(one.dtype), one.shape) for one in fields})
 
     def __len__(self) -> int:
@@ -157,15 +159,17 @@ class Stream:
     def statistics(self) -> StreamStatistics:
         """What happened so far, as a frozen value."""
         reader = self._reader
-        return StreamStatistics(reader.batches, reader.samples, reader.wait_s, reader.subscription.held, reader.moves)
+        return StreamStatistics(
+            reader.batches, reader.samples, reader.wait_s, reader.subscription.held, reader.moves, reader.mismatches
+        )
 
     # --- taking batches -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate the rest of the current epoch; nothing where ``epochs`` are over.
 
-        The iterator raises ``BatchTimeout``, ``ReconnectTimeout``, ``RingExhausted``, ``StreamStopped``, ``StreamChanged`` or
-        ``ProtocolError`` where the next batch cannot be had; the stream then still stands before that batch.
+        The iterator raises ``BatchTimeout``, ``ReconnectTimeout``, ``RingExhausted``, ``StreamStopped``, ``StreamChanged``,
+        ``BatchCorrupt`` or ``ProtocolError`` where the next batch cannot be had; the stream then still stands before that batch.
         """
         self._check_open()
         return _Epoch(self, self.epoch)

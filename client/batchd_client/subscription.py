@@ -9,13 +9,14 @@ Invariant: ``taken`` alone says where the subscription stands; it grows in the s
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import ref
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_view
 from batchd_client.course import Course, Position
 from batchd_client.errors import ProtocolError
 from batchd_client.remote import ReceiveBuffer, ReceiveBuffers
+from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 
@@ -62,7 +63,8 @@ class Terms:
     steps: int
     rounds: int
     classes: tuple[str, ...]
-    layout: SlotLayout
+    layout: SlotLayout = field(compare=False)
+    """Its samples' fields follow from the fingerprint; checksums may come and go."""
 
 
 class OwnerToken(ref[object]):
@@ -78,6 +80,7 @@ class Subscription:
     __slots__ = (
         "announced_s",
         "buffers",
+        "checksums",
         "course",
         "ended",
         "fields",
@@ -102,7 +105,10 @@ class Subscription:
         self.course = Course(
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
-        self.fields: dict[str, FieldView] = {field.name: field_view(field) for field in self.terms.layout.fields}
+        self.fields: dict[str, FieldView] = {
+            placed.name: field_view(placed) for placed in self.terms.layout.sample_fields
+        }
+        self.checksums = RowChecksums(self.terms.layout)
         self.handles: deque[Handle | Parcel] = deque()
         self.buffers = ReceiveBuffers(self.terms.layout.slot_bytes)
         self.received: deque[ReceiveBuffer] = deque()

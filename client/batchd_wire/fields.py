@@ -51,6 +51,10 @@ class Field:
         return ITEM_BYTES[self.dtype] * prod(self.shape)
 
 
+CHECKSUM = Field("#crc32", "uint32", ())
+"""What a row of a stream with ``verify = true`` has besides its sample; see ``batchd_wire.checksum``. Users never see it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedField:
     """A field with its place in the slot: ``offset`` in bytes from the start of the slot."""
@@ -77,6 +81,11 @@ class SlotLayout:
     fields: tuple[PlacedField, ...]
     rows: int
     slot_bytes: int
+
+    @property
+    def sample_fields(self) -> tuple[PlacedField, ...]:
+        """What a sample consists of: all but the checksums."""
+        return tuple(field for field in self.fields if field.name != CHECKSUM.name)
 
     def to_wire(self) -> list[object]:
         """The layout as msgpack carries it; ``layout_from_wire`` is the way back."""
@@ -109,6 +118,9 @@ def layout_from_wire(value: object) -> SlotLayout:
     if not 0 < len(fields) <= FIELDS_MAX:
         raise ValueError(f"a slot has 1 to {FIELDS_MAX} fields, not {len(fields)}")
     placed = tuple(_field_from_wire(field) for field in fields)
+    checksum = next((field for field in placed if field.name == CHECKSUM.name), None)
+    if checksum is not None and (checksum.dtype, checksum.shape) != (CHECKSUM.dtype, CHECKSUM.shape):
+        raise ValueError(f"checksums are one {CHECKSUM.dtype} for each row")
     if len({field.name for field in placed}) != len(placed):
         raise ValueError("two fields of a slot have the same name")
     end = HEADER_BYTES

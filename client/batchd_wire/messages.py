@@ -148,6 +148,15 @@ class Greet(Message):
     host: str
 
 
+@message(17)
+class Mismatched(Message):
+    """The rows of ``sequence`` do not match their checksums. The trainer gives the subscription up and claims the stream anew."""
+
+    subscription: int
+    sequence: int
+    generation: int
+
+
 # --- daemon to trainer, over ZeroMQ ----------------------------------------------------------------------------------
 
 
@@ -247,7 +256,7 @@ class Parcel(Message):
 
 TO_DAEMON_LIFELINE = Vocabulary(Hello)
 TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, Refused)
-TO_DAEMON = Vocabulary(Open, Subscribe, Pull, Unsubscribe, AskStatus, AskBad)
+TO_DAEMON = Vocabulary(Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples)
-TO_DAEMON_REMOTE = Vocabulary(Greet, Subscribe, Pull, Unsubscribe, AskStatus, AskBad)
+TO_DAEMON_REMOTE = Vocabulary(Greet, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER_REMOTE = Vocabulary(Greeted, Subscribed, Parcel, Refused, Status, BadSamples)

@@ -4,7 +4,7 @@
        +----------------+---------------+----------------+----------------+
        | magic BATCHD01 | generation    | slot id        | epoch          |
        +----------------+---------------+----------------+----------------+
-    32 | step           | sample count  | payload bytes  | crc32, 0 = none|
+    32 | step           | sample count  | payload bytes  | 0              |
        +----------------+---------------+----------------+----------------+
     64 | zeros up to 4096, where the first field starts                   |
        +------------------------------------------------------------------+
@@ -42,7 +42,6 @@ class SlotHeader:
     step: int
     samples: int
     payload_bytes: int
-    crc32: int = 0
 
     def pack(self) -> bytes:
         """The header as it lies in memory."""
@@ -54,13 +53,13 @@ class SlotHeader:
             self.step,
             self.samples,
             self.payload_bytes,
-            self.crc32,
+            0,
         )
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:
     """Read a header. Raises ``ValueError`` where the page does not start with this version's magic."""
-    magic, *numbers = _HEADER.unpack_from(page)
+    magic, *numbers, _zero = _HEADER.unpack_from(page)
     if magic != MAGIC:
         raise ValueError(f"not a slot of this version: it starts with {magic!r} instead of {MAGIC!r}")
     return SlotHeader(*numbers)

@@ -15,5 +15,5 @@ def field_array(buffer: Any, field: PlacedField, rows: int) -> np.ndarray[Any, A
 
 
 def slot_arrays(buffer: Any, layout: SlotLayout) -> dict[str, np.ndarray[Any, Any]]:
-    """View every field of a slot, by name, each ``[layout.rows, *shape]``."""
-    return {field.name: field_array(buffer, field, layout.rows) for field in layout.fields}
+    """View every field of a sample, by name, each ``[layout.rows, *shape]``."""
+    return {field.name: field_array(buffer, field, layout.rows) for field in layout.sample_fields}

@@ -70,11 +70,12 @@ def _check_slots(stream: Stream, world: World) -> None:
     positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():
-        assert slot.position is not None, "a slot was made for nothing"
-        assert ring.find(slot.position) is slot
-        assert slot.generation == world.slots[slot.number].generation
-        assert slot.is_ready == (world.slots[slot.number].committed is not None)
-        assert not slot.is_ready or world.slots[slot.number].committed == slot.position
+        model = world.slots[slot.number]
+        assert (slot.position is None) == model.spoilt, "a slot was made for nothing, or is spoilt and found"
+        assert slot.position is None or ring.find(slot.position) is slot
+        assert slot.generation == model.generation
+        assert slot.is_ready == (model.committed is not None and not model.spoilt)
+        assert not slot.is_ready or model.committed == slot.position
         assert slot.leases == len(world.holders(slot.number))
         claims = {one.number: n for one in subscriptions if (n := sum(claim.slot is slot for claim in one.claims))}
         assert slot.claims == claims

@@ -58,6 +58,8 @@ class ModelSlot:
     lost: bool = False
     generation: int = 0
     committed: Position | None = None
+    spoilt: bool = False
+    """Somebody got something else out of it than was written: nobody shall be given that again."""
     rows: set[tuple[Position, int]] = field(default_factory=set)
 
 
@@ -88,6 +90,8 @@ class Trainer:
     """It gets its batches as bytes: a lease lasts until they are sent, and what it says ends none."""
     told: list[ErrorCode] = field(default_factory=list)
     leases: dict[int, tuple[int, int]] = field(default_factory=dict)
+    grants: list[tuple[int, int]] = field(default_factory=list)
+    """All leases there ever were."""
 
     @property
     def committed_least(self) -> int:
@@ -114,6 +118,7 @@ class World:
         self.stopped: set[int] = set()
         self.quarantined: set[tuple[int, int]] = set()
         self.deaths_noted: dict[tuple[int, int], int] = {}
+        self.refilled_s = {spec.number: -1.0 for spec in specs}
         self.slots_max = {spec.number: spec.slots_max for spec in specs}
         self._asked: ev.SubscriptionAsked | None = None
         self._numbers = count(1)
@@ -186,6 +191,21 @@ class World:
         _slot, generation = trainer.leases.pop(sequence)
         self._bury(trainer)
         return self.do(ev.BatchSent(trainer.session, number, sequence, generation))
+
+    def mismatch(self, number: int, sequence: int) -> list[act.Action]:
+        """A trainer says that a batch which it was handed is not what was written: once a second that is believed."""
+        trainer = self.trainers[number]
+        slot, generation = trainer.grants[sequence]
+        model = self.slots.get(slot)
+        held = (
+            model is not None
+            and model.committed is not None
+            and (model.generation, model.spoilt) == (generation, False)
+        )
+        if held and model is not None and self.now - self.refilled_s[model.stream] >= 1:
+            self.refilled_s[model.stream] = self.now
+            model.spoilt = True
+        return self.do(ev.BatchMismatched(trainer.session, number, sequence, generation))
 
     def end(self, number: int) -> list[act.Action]:
         """A trainer gives up its claim: what it has not looked at goes back at once, or when it is sent."""
@@ -298,6 +318,7 @@ class World:
         assert not self.orders_for(action.slot), f"slot {action.slot} is reserved under its writers"
         slot.generation += 1
         slot.committed = None
+        slot.spoilt = False
         slot.rows.clear()
 
     def _perform_OrderChunk(self, order: act.OrderChunk) -> None:  # noqa: N802
@@ -365,11 +386,13 @@ class World:
         )
         assert lease.sequence < trainer.consumed + trainer.window, "more is handed out than the window"
         assert slot.committed is not None, "a batch is handed out before it is whole"
+        assert not slot.spoilt, "a batch is handed out that somebody found spoilt"
         assert slot.committed == (Position(0, lease.step) if trainer.spec.repeats else position), (
             "another batch is handed out"
         )
         assert (slot.stream, slot.generation) == (trainer.spec.number, lease.generation)
         trainer.leases[lease.sequence] = (lease.slot, lease.generation)
+        trainer.grants.append((lease.slot, lease.generation))
         trainer.granted += 1
         trainer.upcoming = next(trainer.course, None)
         if trainer.waiting:
@@ -395,6 +418,9 @@ class World:
 
     def _perform_ReportBad(self, action: act.ReportBad) -> None:  # noqa: N802
         assert 0 <= action.sample < self.specs[action.stream].plan.samples
+
+    def _perform_ReportMismatch(self, action: act.ReportMismatch) -> None:  # noqa: N802
+        assert action.position.step < self.specs[action.stream].plan.steps
 
     def _perform_QuarantineSample(self, action: act.QuarantineSample) -> None:  # noqa: N802
         assert (action.stream, action.sample) not in self.quarantined, "a sample is quarantined twice"

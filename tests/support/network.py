@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
@@ -24,7 +24,8 @@ class Proxy:
     """Passes bytes between whoever connects and a port, in a thread. What it does to them can be changed at any time.
 
     ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of whatever it is; ``delay_s`` is
-    slept before each part is passed on; while ``is_open`` is false nobody gets through.
+    slept before each part is passed on; while ``is_open`` is false nobody gets through; ``alter`` is applied to each part that
+    comes from the daemon.
     """
 
     def __init__(self, port: int) -> None:
@@ -32,6 +33,7 @@ class Proxy:
         self.delay_s = 0.0
         self.cut_after: int | None = None
         self.is_open = True
+        self.alter: Callable[[bytes], bytes] = bytes
         self.connections = 0
         self._target = port
         self._server = socket.create_server(("127.0.0.1", self.port))
@@ -88,6 +90,8 @@ class Proxy:
                     data = end.recv(1 << 16)
                     if not data:
                         return
+                    if end is daemon:
+                        data = self.alter(data)
                     if self.delay_s:
                         time.sleep(self.delay_s)
                     if end is daemon and self.cut_after is not None and passed + len(data) > self.cut_after:

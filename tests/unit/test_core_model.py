@@ -140,6 +140,14 @@ class CoreMachine(RuleBasedStateMachine):
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.world.trainers)
+    @rule(who=st.integers(0, 9), back=st.integers(1, 4))
+    def find_mismatch(self, who, back):
+        """A trainer finds other bytes in one of its last batches than were written."""
+        trainer = self._trainer(who)
+        if trainer.granted >= back:
+            self.world.mismatch(trainer.number, trainer.granted - back)
+
     @precondition(lambda self: self._at_work())
     @rule(who=st.integers(0, 9), sample=st.integers(0, 23))
     def find_bad_sample(self, who, sample):

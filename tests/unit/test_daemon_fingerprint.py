@@ -28,7 +28,7 @@ OTHER_OPTIONS = {
     "layout": {"order": "nhwc"},
 }
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
-DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20}
+DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}
 BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
 DIGEST = "5e" * 32
 
