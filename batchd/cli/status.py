@@ -13,7 +13,7 @@ from batchd.cli.options import address_option
 from batchd.config.sizes import round_bytes
 from batchd_wire.messages import AskStatus, Status
 
-_GONE = {"name": "?", "pid": "?", "transport": "?", "sent_bytes_per_s": None}
+_GONE = {"name": "?", "pid": "?", "transport": "?", "sent_bytes_per_s": None, "connections": 1}
 """What is left of a trainer of which only batches are."""
 PIPED_COLUMNS = 200
 """Width where nobody looks at a terminal: nothing is cut."""
@@ -102,7 +102,8 @@ def _origin(trainer: Any) -> str:
     """Where a trainer is, and so which way its batches go; with its key, where it has one."""
     if trainer["transport"] != "tcp":
         return str(trainer["transport"])
-    return f"tcp {trainer['host']}" + (f" ({trainer['key']})" if trainer["key"] else "")
+    several = f" x{trainer['connections']}" if trainer["connections"] > 1 else ""
+    return f"tcp {trainer['host']}{several}" + (f" ({trainer['key']})" if trainer["key"] else "")
 
 
 def _workers(status: Any) -> Table:

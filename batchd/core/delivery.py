@@ -45,6 +45,7 @@ class StreamSpec:
     """What the core must know of a stream. ``repeats``: every epoch has the same bytes, so filled slots serve all epochs.
 
     ``max_skew`` is how many of its batches a trainer may be ahead of the slowest; None lets each go at its own pace.
+    ``remote_window_max``: more than that shall not wait in the memory of a trainer on another host.
     """
 
     number: int
@@ -53,6 +54,7 @@ class StreamSpec:
     plan: Plan
     repeats: bool
     window: int
+    remote_window_max: int
     max_skew: int | None
     slots_max: int
     on_error: str
@@ -100,6 +102,8 @@ class Delivery:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
         window = asked.window or self.spec.window
+        if asked.is_remote:
+            window = min(window, self.spec.remote_window_max)
         subscription = Subscription(
             asked.subscription, asked.session, course, window, asked.is_spectator, asked.is_remote
         )

@@ -185,7 +185,7 @@ class Loop:
     def _commit_slot(self, action: CommitSlot) -> None:
         failpoints.passing("daemon.done.received")
         layout = self._streams[action.stream].layout
-        payload_bytes = action.samples * sum(field.row_bytes for field in layout.fields)
+        payload_bytes = action.samples * layout.row_bytes
         epoch, step = action.position
         self._memory.commit(
             action.slot, SlotHeader(action.generation, action.slot, epoch, step, action.samples, payload_bytes)

@@ -1,6 +1,6 @@
-"""Batches on their way to other hosts: slots mapped, cut into frames, and watched until ZeroMQ has sent them. DAEMON process.
+"""Batches on their way to other hosts: slots mapped, and watched until ZeroMQ has sent them. DAEMON process.
 
-    frames -> (ZeroMQ keeps them, in its thread, until they are sent or the connection is gone) -> BatchSent
+    view, cut into frames -> (ZeroMQ keeps them, in its thread, until they are sent or the connection is gone) -> BatchSent
 
 ZeroMQ sends from the slot itself. Every frame of a batch looks into one array object; when the last frame is freed the array
 goes, a weak reference to it puts a token into a queue, and a descriptor wakes the loop. That happens in a thread of pyzmq, so
@@ -22,8 +22,6 @@ import numpy.typing as npt
 from batchd.core.events import BatchSent
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.slot_memory import SlotMemory
-from batchd_wire.fields import SlotLayout
-from batchd_wire.pieces import pieces
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -36,7 +34,7 @@ class _Token(ref[_Bytes]):
 
 
 class Outbox:
-    """Makes frames of batches. ``enqueue`` gets a ``BatchSent`` for each, some time later."""
+    """Shows batches for sending. ``enqueue`` gets a ``BatchSent`` for each, some time later."""
 
     def __init__(self, watch: Watch, memory: SlotMemory, enqueue: Callable[[BatchSent], None]) -> None:
         self._watch = watch
@@ -49,14 +47,13 @@ class Outbox:
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         watch.add(self._alarm, self._collect)
 
-    def frames(self, slot: int, layout: SlotLayout, first: int, count: int, sent: BatchSent) -> list[memoryview]:
-        """Cut rows ``first`` to ``first + count`` of a slot into frames over its memory; ``sent`` follows when they are freed."""
+    def view(self, slot: int, sent: BatchSent) -> memoryview:
+        """The memory of a slot, to cut frames out of; ``sent`` follows when it and the last of them are freed."""
         whole: _Bytes = np.frombuffer(self._map(slot), dtype=np.uint8)
         token = _Token(whole, self._ring)
         token.sent = sent
         self._under_way[id(token)] = token
-        view = whole.data
-        return [view[piece.start : piece.end] for piece in pieces(layout, first, count)]
+        return whole.data
 
     def close(self) -> None:
         """Stop listening. ZeroMQ must have been closed before; mappings end with the last frame that looks into them."""

@@ -1,22 +1,26 @@
 """The front end for trainers on other hosts: a ROUTER over TCP. DAEMON process.
 
     connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected: the trainer is gone
+    more of them (with the same key) -> Join -> Joined: parts of its batches go there
 
-A session is one TCP connection: ZeroMQ's monitor tells when it ends, which heartbeats see to within ``VANISHED_S`` even where
-the other host has fallen silent. A routing id is only an address; what a message may do is decided by the connection that it
-came over, named by its descriptor and its key.
+A session is its first TCP connection, and those that have joined it: with any of them it ends. ZeroMQ's monitor tells when,
+and heartbeats see to it within ``HEARTBEAT_TIMEOUT_MS`` even where the other host has fallen silent. A routing id is only an
+address; what a message may do is decided by the connection that it came over, named by its descriptor and its key.
 
 Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by what the trainer says.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
+from secrets import token_bytes
 from time import monotonic
+from typing import NamedTuple
 
 import structlog
 import zmq
 
 from batchd import __version__, failpoints
+from batchd.config.cpus import available_cpus
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionEnded
@@ -45,22 +49,36 @@ from batchd_wire.messages import (
     AskStatus,
     Greet,
     Greeted,
+    Join,
+    Joined,
     Parcel,
+    Pull,
     Refused,
     Status,
     Subscribe,
     Unsubscribe,
 )
+from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
 from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
 
 _log = structlog.get_logger()
 
 _FAILED_HANDSHAKES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+SECRET_BYTES = 16
 SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
+IO_THREADS_MAX = 4
+"""Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
 RATE_MARKS = 10
 """Ticks of the loop over which a rate is taken."""
+
+
+class _Connection(NamedTuple):
+    """A routing id of the ROUTER, and the descriptor that it stands for."""
+
+    routing: bytes
+    descriptor: int
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +86,9 @@ class RemoteSession:
     """One trainer on another host, from its ``Greet`` to the end of its connection."""
 
     number: int
-    routing: bytes
-    descriptor: int
+    connections: list["_Connection"]
+    """The first is what it speaks over; parts of its batches go to all."""
+    secret: bytes
     host: str
     name: str
     pid: int
@@ -78,6 +97,8 @@ class RemoteSession:
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
     """How much had been sent when, every now and then."""
     subscriptions: int = 0
+    known: set[int] = field(default_factory=set)
+    """Subscriptions of which it has spoken. Others' batches go over its first connection, behind what names them."""
 
     def may_read(self, stream: str) -> bool:
         """Does its key open this stream?"""
@@ -98,12 +119,13 @@ class RemoteSessions:
         self._outbox = outbox
         self._sessions_max = sessions_max
         self._keys = keys
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
         self.router = self.context.socket(zmq.ROUTER)
         self.monitor = self.router.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES)
         self._by_number: dict[int, RemoteSession] = {}
         self._by_routing: dict[bytes, RemoteSession] = {}
         self._by_descriptor: dict[int, RemoteSession] = {}
+        self._by_secret: dict[bytes, RemoteSession] = {}
         self._seldom = Seldom()
         self.failed_handshakes = 0
         self._ipc_address = ""
@@ -159,18 +181,27 @@ class RemoteSessions:
         if session is None:
             self._enqueue(sent)
             return
-        parcel = Parcel(
-            grant.subscription,
-            grant.sequence,
-            grant.epoch,
-            grant.step,
-            grant.generation,
-            grant.first,
-            grant.count,
-        )
-        frames = self._outbox.frames(grant.slot, layout, grant.first, grant.count, sent)
-        session.sent_bytes += sum(map(len, frames))
-        self._send(session, [parcel.encode(), *frames])
+        view = self._outbox.view(grant.slot, sent)
+        connections = session.connections if grant.subscription in session.known else session.connections[:1]
+        parts = max(1, min(len(connections), grant.count * layout.row_bytes // PIECE_BYTES))
+        for part in range(parts):
+            parcel = Parcel(
+                grant.subscription,
+                grant.sequence,
+                grant.epoch,
+                grant.step,
+                grant.generation,
+                grant.first,
+                grant.count,
+                part,
+                parts,
+            )
+            frames = [view[start:end] for start, end in part_of(layout, grant.first, grant.count, part, parts)]
+            session.sent_bytes += sum(map(len, frames))
+            over = connections[(grant.sequence + part) % len(connections)]
+            self._send(session, [parcel.encode(), *frames], over)
+            if session.number not in self:
+                return
 
     def tick(self) -> None:
         """Time has passed: note what was sent until now, and end the sessions of keys that have been revoked."""
@@ -183,9 +214,10 @@ class RemoteSessions:
                 self._send(session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode()])
                 self._end(session, "its key has been revoked")
 
-    def _send(self, session: RemoteSession, frames: list[bytes | memoryview]) -> None:
+    def _send(self, session: RemoteSession, frames: list[bytes | memoryview], over: _Connection | None = None) -> None:
+        routing, _descriptor = over or session.connections[0]
         try:
-            self.router.send_multipart([session.routing, *frames], zmq.NOBLOCK, copy=False)
+            self.router.send_multipart([routing, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._end(session, f"it left {UNREAD_MAX} messages unread")
         except zmq.ZMQError as error:
@@ -234,7 +266,7 @@ class RemoteSessions:
         routing, last = frames[0].bytes, frames[-1]
         descriptor = last.get(zmq.SRCFD)
         session = self._by_routing.get(routing)
-        if session is not None and session.descriptor != descriptor:
+        if session is not None and _Connection(routing, descriptor) not in session.connections:
             self._end(session, "")  # another connection calls itself the same: the first one is gone
             session = None
         try:
@@ -244,8 +276,13 @@ class RemoteSessions:
         except MalformedMessage as error:
             self._reject(routing, last, ErrorCode.MALFORMED_MESSAGE, str(error))
             return
-        if session is None:
+        if session is None and isinstance(message, Join):
+            self._join(routing, last, message)
+        elif session is None:
             self._greet(routing, last, message)
+        elif routing != session.connections[0].routing:
+            text = f"{type(message).__name__} is not expected on a further connection of a session"
+            self._reject(routing, last, ErrorCode.UNEXPECTED_MESSAGE, text)
         else:
             self._understand(session, last, message)
 
@@ -264,17 +301,41 @@ class RemoteSessions:
         if self._keys is not None and key is None:
             self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
             return
+        self._end_former(frame)
         number, host = self._desk.numbers.next_session(), _host(frame)
-        session = RemoteSession(number, routing, frame.get(zmq.SRCFD), host, printable(message.name), message.pid, key)
+        session = RemoteSession(number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key)
         session.marks.append((monotonic(), 0))
-        former = self._by_descriptor.get(session.descriptor)
-        if former is not None:
-            self._end(former, "")
-        self._by_number[number] = self._by_routing[routing] = self._by_descriptor[session.descriptor] = session
+        self._by_number[number] = self._by_secret[session.secret] = session
+        self._connect(session, routing, frame)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
         _log.info("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
-        self._send(session, [Greeted(__version__, ipc_address).encode()])
+        self._send(session, [Greeted(__version__, ipc_address, session.secret).encode()])
         failpoints.passing("daemon.remote.greeted")
+
+    def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
+        self._end_former(frame)
+        session = self._by_secret.get(message.secret)
+        if session is None or (self._keys is not None and self._key_of(frame) != session.key):
+            self._reject(routing, frame, ErrorCode.UNKNOWN_SESSION, "no session with this key has this secret")
+            return
+        if len(session.connections) >= PARTS_MAX:
+            text = f"a session has up to {PARTS_MAX} connections"
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
+            return
+        self._send(session, [Joined().encode()], self._connect(session, routing, frame))
+
+    def _end_former(self, frame: zmq.Frame) -> None:
+        """The descriptor of a new connection was perhaps another one's, whose end we have not been told of yet."""
+        former = self._by_descriptor.get(frame.get(zmq.SRCFD))
+        if former is not None:
+            self._end(former, "")
+
+    def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> _Connection:
+        """A connection belongs to this session from now on."""
+        connection = _Connection(routing, frame.get(zmq.SRCFD))
+        session.connections.append(connection)
+        self._by_routing[routing] = self._by_descriptor[connection.descriptor] = session
+        return connection
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
@@ -293,12 +354,15 @@ class RemoteSessions:
         event = event_of(session.number, message, self._desk.numbers, is_remote=True)
         if event is None:
             text = f"{type(message).__name__} is not expected in an open session"
-            self._reject(session.routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
+            self._reject(session.connections[0].routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
         elif isinstance(message, Unsubscribe):
             # Its batches go back when they are sent, whatever the trainer has seen of them.
             session.subscriptions = max(0, session.subscriptions - 1)
+            session.known.discard(message.subscription)
             self._enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
         else:
+            if isinstance(message, Pull) and len(session.known) < SUBSCRIPTIONS_MAX:
+                session.known.add(message.subscription)
             self._enqueue(event)
 
     def _without_secrets(self, session: RemoteSession, answer: Message) -> Message:
@@ -321,8 +385,10 @@ class RemoteSessions:
         """The connection is gone, or not listened to any more."""
         if self._by_number.pop(session.number, None) is None:
             return
-        self._by_routing.pop(session.routing, None)
-        self._by_descriptor.pop(session.descriptor, None)
+        del self._by_secret[session.secret]
+        for routing, descriptor in session.connections:
+            self._by_routing.pop(routing, None)
+            self._by_descriptor.pop(descriptor, None)
         _log.info(
             "remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {})
         )

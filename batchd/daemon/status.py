@@ -30,15 +30,21 @@ def _trainer(one: Session | RemoteSession) -> Plain:
     """Who it is, and which way it gets its batches."""
     facts: Plain = {"session": one.number, "name": one.name, "pid": one.pid}
     if isinstance(one, RemoteSession):
-        key = one.key.name if one.key is not None else None
-        rate = one.bytes_per_s(monotonic())
-        return facts | {"user": None, "transport": "tcp", "host": one.host, "key": key, "sent_bytes_per_s": rate}
+        return facts | {
+            "user": None,
+            "transport": "tcp",
+            "host": one.host,
+            "key": one.key.name if one.key is not None else None,
+            "sent_bytes_per_s": one.bytes_per_s(monotonic()),
+            "connections": len(one.connections),
+        }
     return facts | {
         "user": one.user,
         "transport": "shared memory",
         "host": None,
         "key": None,
         "sent_bytes_per_s": None,
+        "connections": 1,
     }
 
 

@@ -28,6 +28,9 @@ from batchd_wire.orders import ServeStream
 CONTENT_VERSION = 1
 """Grows when the same configuration begins to give other bytes."""
 FINGERPRINT_DIGITS = 32
+REMOTE_BYTES_MAX = 1 << 30
+REMOTE_WINDOW_MIN = 2
+"""A trainer on another host has so many bytes of a stream waiting in its memory, or two batches, whatever its window is."""
 CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
@@ -82,6 +85,7 @@ def open_stream(
         plan=plan,
         repeats=not config.shuffle and not is_random(config.pipeline),
         window=config.window,
+        remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
         slots_max=ring.slots_max,
         on_error=config.on_error,

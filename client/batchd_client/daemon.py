@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_daemon, find_key
+from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.session import Session, make_context
 from batchd_client.stream import Stream
@@ -36,10 +36,11 @@ class BadReport:
     samples: tuple[BadSample, ...]
 
 
-def connect(
+def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, each by its name
     address: str | None = None,
     *,
     key: str | None = None,
+    connections: int | None = None,
     connect_timeout_s: float = 10.0,
     reconnect_timeout_s: float = 60.0,
     batch_timeout_s: float = 300.0,
@@ -49,18 +50,21 @@ def connect(
     ``address`` is its runtime directory on this machine, as in ``ipc:///run/batchd``, or its place in the network, as in
     ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd``
     where one answers. ``key``: the connection file for a daemon in the network; default: ``$BATCHD_KEY``.
+    ``connections``: over how many TCP connections batches shall come; default: ``$BATCHD_CONNECTIONS``, else 1. More of them help
+    where one is the limit: by encryption on one core, by a long way, by a network that shares by connection.
 
     ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a daemon may be away (loops
     just wait longer meanwhile), ``batch_timeout_s`` how long a living daemon may take for one batch.
 
-    Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``
-    or ``ProtocolError``.
+    Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``,
+    ``ConnectionsInvalid`` or ``ProtocolError``.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
-    context = make_context()
+    count = find_connections(connections)
+    context = make_context(count)
     connection = None
     try:
-        target, session = find_daemon(context, address, find_key(key), connect_timeout_s)
+        target, session = find_daemon(context, address, find_key(key), count, connect_timeout_s)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:

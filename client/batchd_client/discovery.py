@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd_client.connection import first_line, patiently_open
-from batchd_client.errors import AddressInvalid, ConnectTimeout, DaemonNotFound, KeyInvalid, PermissionDenied
+from batchd_client.errors import (
+    AddressInvalid,
+    ConnectionsInvalid,
+    ConnectTimeout,
+    DaemonNotFound,
+    KeyInvalid,
+    PermissionDenied,
+)
 from batchd_client.lifeline import DaemonBusy
 from batchd_client.session import Context, Place, Session, Target
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
+from batchd_wire.pieces import PARTS_MAX
 from batchd_wire.runtime import (
     ADDRESS_VARIABLE,
+    CONNECTIONS_VARIABLE,
     RuntimeDirectory,
     TcpAddress,
     candidate_directories,
@@ -25,9 +34,11 @@ from batchd_wire.runtime import (
     runtime_directory,
 )
 
+CONNECTIONS = 1
+
 
 def find_daemon(
-    context: Context, address: str | None, key: ConnectionKey | None, connect_timeout_s: float
+    context: Context, address: str | None, key: ConnectionKey | None, connections: int, connect_timeout_s: float
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or wherever one answers first.
 
@@ -39,7 +50,7 @@ def find_daemon(
     for place in _places(address):
         retry = (DaemonBusy, OSError) if isinstance(place, TcpAddress) else (DaemonBusy,)
         try:
-            target = Target(context, place, key)
+            target = Target(context, place, key, connections)
             return target, patiently_open(target, give_up, connect_timeout_s, retry)
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
@@ -63,6 +74,16 @@ def find_key(path: str | None) -> ConnectionKey | None:
         raise KeyInvalid(f"{origin}: {given} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise KeyInvalid(f"{origin}: {error}") from None
+
+
+def find_connections(given: int | None) -> int:
+    """How many TCP connections the program or ``$BATCHD_CONNECTIONS`` asks for. Raises ``ConnectionsInvalid``."""
+    origin, text = "connect(connections=)", str(given)
+    if given is None:
+        origin, text = f"${CONNECTIONS_VARIABLE}", os.environ.get(CONNECTIONS_VARIABLE) or str(CONNECTIONS)
+    if not text.isdecimal() or not 1 <= int(text) <= PARTS_MAX:
+        raise ConnectionsInvalid(f"{origin} is {text!r}, and has to be a number from 1 to {PARTS_MAX}")
+    return int(text)
 
 
 class _Failure(NamedTuple):

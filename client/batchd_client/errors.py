@@ -11,7 +11,7 @@
     |   |   +-- KeyRefused
     |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
-    |   +-- AddressInvalid       KeyInvalid
+    |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
     |   +-- ForkedConnection      ReentrantCall
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
@@ -145,6 +145,13 @@ class KeyInvalid(Misused):
     """The connection file holds no key, or is open to others.
 
     Give the file that `batchd keys new` printed on the daemon's host, readable by its owner alone.
+    """
+
+
+class ConnectionsInvalid(Misused):
+    """There cannot be so many TCP connections.
+
+    Leave ``connections=`` and ``BATCHD_CONNECTIONS`` out for one, or give a small number.
     """
 
 

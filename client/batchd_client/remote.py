@@ -1,24 +1,34 @@
 """A session over TCP: its connection's life, and the memory that batches are received into. Runs in the trainer.
 
     frames of a Parcel --(copied once)--> ReceiveBuffer --> Lease, Batch, arrays --(lease ends)--> used again
+    (its parts may come over several connections, in any order)
 
-Invariant: a buffer is filled by one batch at a time, and not before the lease of the one before has ended.
+Invariants: a buffer is filled by one batch at a time, and not before the lease of the one before has ended; a batch is handed on
+when every part of it has come, and after those before it.
 """
 
 import mmap
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import zmq
 
+from batchd_client.errors import ProtocolError
 from batchd_client.lifeline import SessionLost
 from batchd_client.memory import SlotMemory
 from batchd_wire.keys import ConnectionKey
+from batchd_wire.messages import Parcel
+from batchd_wire.pieces import PARTS_MAX
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
 
 HELD_MAX = 32
 """Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""
+
+UNDER_WAY_MAX = 1024
+"""More batches than a daemon ever has on their way to one subscription."""
 
 _ENDINGS: dict[int, str] = {
     zmq.EVENT_DISCONNECTED: "the connection to the daemon was lost",
@@ -55,6 +65,53 @@ class ReceiveBuffers:
     def give_back(self, buffer: ReceiveBuffer) -> None:
         """Nobody reads the buffer any more."""
         self._free.append(buffer)
+
+
+class _Arrival:
+    """A batch of which parts have come."""
+
+    __slots__ = ("buffer", "missing", "parcel")
+
+    def __init__(self, parcel: Parcel, buffer: ReceiveBuffer) -> None:
+        self.parcel = parcel
+        self.buffer = buffer
+        self.missing = set(range(parcel.parts))
+
+    def has(self, parcel: Parcel) -> bool:
+        """Is this one of the parts that have not come?"""
+        return parcel.part in self.missing and replace(parcel, part=self.parcel.part) == self.parcel
+
+
+class Arrivals:
+    """What comes for one subscription: parts of batches, put together and handed on in the order of their sequence."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.buffers = ReceiveBuffers(slot_bytes)
+        self._arrivals: dict[int, _Arrival] = {}
+        self._next = 0
+
+    def buffer_for(self, parcel: Parcel) -> ReceiveBuffer:
+        """Where the pieces of a part belong. Raises ``ProtocolError`` where nobody waits for that part."""
+        arrival = self._arrivals.get(parcel.sequence)
+        if arrival is None:
+            if not (
+                self._next <= parcel.sequence < self._next + UNDER_WAY_MAX and parcel.part < parcel.parts <= PARTS_MAX
+            ):
+                raise ProtocolError(f"part {parcel.part} of {parcel.parts} of batch {parcel.sequence} came out of turn")
+            arrival = self._arrivals[parcel.sequence] = _Arrival(parcel, self.buffers.take())
+        if not arrival.has(parcel):
+            raise ProtocolError(
+                f"part {parcel.part} of batch {parcel.sequence} came twice, or belongs to another batch"
+            )
+        return arrival.buffer
+
+    def note(self, parcel: Parcel) -> Iterator[tuple[Parcel, ReceiveBuffer]]:
+        """A part has come as a whole: give the batches that can be handed on now."""
+        self._arrivals[parcel.sequence].missing.discard(parcel.part)
+        while (arrival := self._arrivals.get(self._next)) is not None and not arrival.missing:
+            del self._arrivals[self._next]
+            self._next += 1
+            yield arrival.parcel, arrival.buffer
 
 
 class RemoteLink:

@@ -15,7 +15,7 @@ from weakref import ref
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_view
 from batchd_client.course import Course, Position
 from batchd_client.errors import ProtocolError
-from batchd_client.remote import ReceiveBuffer, ReceiveBuffers
+from batchd_client.remote import Arrivals, ReceiveBuffer
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
@@ -79,7 +79,7 @@ class Subscription:
 
     __slots__ = (
         "announced_s",
-        "buffers",
+        "arrivals",
         "checksums",
         "course",
         "ended",
@@ -110,7 +110,7 @@ class Subscription:
         }
         self.checksums = RowChecksums(self.terms.layout)
         self.handles: deque[Handle | Parcel] = deque()
-        self.buffers = ReceiveBuffers(self.terms.layout.slot_bytes)
+        self.arrivals = Arrivals(self.terms.layout.slot_bytes)
         self.received: deque[ReceiveBuffer] = deque()
         """What came with the parcels among ``handles``, in their order."""
         self.lent: dict[int, ReceiveBuffer] = {}
@@ -143,10 +143,11 @@ class Subscription:
         self.owner = OwnerToken(owner, forgotten.append)
         self.owner.number = self.number
 
-    def add_parcel(self, parcel: Parcel, buffer: ReceiveBuffer) -> None:
-        """Keep a batch that came as bytes until the user's loop wants it."""
-        self.received.append(buffer)
-        self.add_handle(parcel)
+    def add_part(self, parcel: Parcel) -> None:
+        """A part of a batch is in its buffer: keep what is whole now until the user's loop wants it."""
+        for whole, buffer in self.arrivals.note(parcel):
+            self.received.append(buffer)
+            self.add_handle(whole)
 
     def add_handle(self, handle: Handle | Parcel) -> None:
         """Keep a handle that has arrived until the user's loop wants it."""
@@ -172,7 +173,7 @@ class Subscription:
             self.outstanding.pop(sequence, None)
             buffer = self.lent.pop(sequence, None)
             if buffer is not None:
-                self.buffers.give_back(buffer)
+                self.arrivals.buffers.give_back(buffer)
             self.ended.popleft()
 
 

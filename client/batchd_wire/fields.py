@@ -87,6 +87,11 @@ class SlotLayout:
         """What a sample consists of: all but the checksums."""
         return tuple(field for field in self.fields if field.name != CHECKSUM.name)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in all fields together."""
+        return sum(field.row_bytes for field in self.fields)
+
     def to_wire(self) -> list[object]:
         """The layout as msgpack carries it; ``layout_from_wire`` is the way back."""
         return [[field.to_wire() for field in self.fields], self.rows, self.slot_bytes]

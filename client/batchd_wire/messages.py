@@ -24,7 +24,9 @@ its end, and the bytes travel behind their header:
        |  -- ZeroMQ DEALER -> ROUTER, TCP, CURVE ------->  |   Greet
        |  <----------------------------------------------  |   Greeted           | Refused
        |     Subscribe, Pull, Unsubscribe as above         |
-       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.pieces``
+       |  -- further connections: Join ---------------->  |   as many as the trainer wants, each of its own
+       |  <----------------------------------------------  |   Joined            | Refused
+       |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.pieces``; one part on each connection
 
 The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is not
 looked at.
@@ -148,6 +150,13 @@ class Greet(Message):
     host: str
 
 
+@message(18)
+class Join(Message):
+    """The first and only word on a further TCP connection of a session, of which ``secret`` is."""
+
+    secret: bytes
+
+
 @message(17)
 class Mismatched(Message):
     """The rows of ``sequence`` do not match their checksums. The trainer gives the subscription up and claims the stream anew."""
@@ -234,16 +243,21 @@ class BadSamples(Message):
 class Greeted(Message):
     """The TCP connection is a session. ``daemon`` is the daemon's version, for people.
 
-    ``ipc_address``: where a trainer on the daemon's own host finds it; empty for all others.
+    ``ipc_address``: where a trainer on the daemon's own host finds it; empty for all others. ``secret`` (16 bytes) lets further
+    connections join.
     """
 
     daemon: str
     ipc_address: str
+    secret: bytes
 
 
 @message(27)
 class Parcel(Message):
-    """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``), in pieces that follow as frames."""
+    """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``), in pieces that follow as frames.
+
+    It comes in ``parts``, each with a ``Parcel`` of its own and on a connection of its own; this is number ``part``, from 0.
+    """
 
     subscription: int
     sequence: int
@@ -252,11 +266,18 @@ class Parcel(Message):
     generation: int
     first: int
     count: int
+    part: int
+    parts: int
+
+
+@message(28)
+class Joined(Message):
+    """The connection is one of the session's now."""
 
 
 TO_DAEMON_LIFELINE = Vocabulary(Hello)
 TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, Refused)
 TO_DAEMON = Vocabulary(Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples)
-TO_DAEMON_REMOTE = Vocabulary(Greet, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
-TO_TRAINER_REMOTE = Vocabulary(Greeted, Subscribed, Parcel, Refused, Status, BadSamples)
+TO_DAEMON_REMOTE = Vocabulary(Greet, Join, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
+TO_TRAINER_REMOTE = Vocabulary(Greeted, Joined, Subscribed, Parcel, Refused, Status, BadSamples)

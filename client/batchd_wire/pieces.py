@@ -6,6 +6,8 @@
 Field by field, each from its row ``first`` on, in pieces of ``PIECE_BYTES``. Both sides count them out of the layout, so a
 frame carries bytes and nothing else, and a reader knows how long each one has to be before it comes.
 
+Where a session has several connections, a batch comes in several parts: runs of pieces of nearly equal number, one on each.
+
 Why not one frame: what ZeroMQ receives in one piece of tens of megabytes is fresh memory each time, and touching that costs more
 than the transfer; pieces of a megabyte come back from the allocator.
 """
@@ -16,6 +18,10 @@ from typing import NamedTuple
 from batchd_wire.fields import SlotLayout
 
 PIECE_BYTES = 1 << 20
+
+
+PARTS_MAX = 16
+"""Connections of one session, and so parts of one batch."""
 
 
 class Piece(NamedTuple):
@@ -32,3 +38,9 @@ def pieces(layout: SlotLayout, first: int, count: int) -> Iterator[Piece]:
         end = start + count * field.row_bytes
         for piece in range(start, end, PIECE_BYTES):
             yield Piece(piece, min(piece + PIECE_BYTES, end))
+
+
+def part_of(layout: SlotLayout, first: int, count: int, part: int, parts: int) -> list[Piece]:
+    """The pieces that part number ``part`` of ``parts`` brings; perhaps none, where there are fewer pieces than parts."""
+    everything = list(pieces(layout, first, count))
+    return everything[len(everything) * part // parts : len(everything) * (part + 1) // parts]

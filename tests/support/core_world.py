@@ -35,6 +35,7 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
         "fingerprint": "f" * 64,
         "repeats": False,
         "window": 2,
+        "remote_window_max": 5,
         "max_skew": None,
         "slots_max": 8,
         "on_error": "substitute",
@@ -365,7 +366,8 @@ class World:
         assert self.committed_least(action.stream) + ENTITLEMENT <= self.slots_max[action.stream], (
             "admitted without memory"
         )
-        assert action.window == (asked.window or spec.window)
+        window = asked.window or spec.window
+        assert action.window == (min(window, spec.remote_window_max) if asked.is_remote else window)
         start = Position(asked.epoch, asked.step)
         course = reading(spec.plan, asked.rank, asked.world_size, start, asked.end_epoch)
         trainer = Trainer(action.subscription, action.session, spec, action.window, course, next(course, None))

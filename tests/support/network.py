@@ -25,7 +25,8 @@ class Proxy:
 
     ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of whatever it is; ``delay_s`` is
     slept before each part is passed on; while ``is_open`` is false nobody gets through; ``alter`` is applied to each part that
-    comes from the daemon.
+    comes from the daemon. ``passed`` counts the bytes from the daemon on each connection; the one after ``connections_max`` is
+    not let through.
     """
 
     def __init__(self, port: int) -> None:
@@ -35,6 +36,8 @@ class Proxy:
         self.is_open = True
         self.alter: Callable[[bytes], bytes] = bytes
         self.connections = 0
+        self.connections_max = 1 << 30
+        self.passed: list[int] = []
         self._target = port
         self._server = socket.create_server(("127.0.0.1", self.port))
         self._ends: list[socket.socket] = []
@@ -42,11 +45,13 @@ class Proxy:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def drop(self) -> None:
-        """Cut every connection there is."""
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+    def drop(self, only: int | None = None) -> None:
+        """Cut every connection there is, or ``only`` the last but so many."""
+        pairs = list(zip(self._ends[::2], self._ends[1::2], strict=True))
+        for pair in pairs if only is None else [pairs[-1 - only]]:
+            for end in pair:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End everything."""
@@ -70,18 +75,20 @@ class Proxy:
             theirs = None
             with suppress(OSError):
                 theirs = socket.create_connection(("127.0.0.1", self._target))
-            if theirs is None or not self.is_open:
+            if theirs is None or not self.is_open or self.connections >= self.connections_max:
                 ours.close()
                 if theirs is not None:
                     theirs.close()
                 continue
+            number = self.connections
             self.connections += 1
+            self.passed.append(0)
             self._ends += [ours, theirs]
-            thread = threading.Thread(target=self._pass_on, args=(ours, theirs), daemon=True)
+            thread = threading.Thread(target=self._pass_on, args=(ours, theirs, number), daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _pass_on(self, trainer: socket.socket, daemon: socket.socket) -> None:
+    def _pass_on(self, trainer: socket.socket, daemon: socket.socket, number: int) -> None:
         passed = 0
         with trainer, daemon, suppress(OSError):
             while not self._stop.is_set():
@@ -98,6 +105,7 @@ class Proxy:
                         trainer.sendall(data[: self.cut_after - passed])
                         return
                     passed += len(data) if end is daemon else 0
+                    self.passed[number] = passed
                     (daemon if end is trainer else trainer).sendall(data)
 
 
