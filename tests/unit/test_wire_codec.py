@@ -229,7 +229,8 @@ def test_every_wrong_number_of_fields_is_refused(vocabulary) -> None:
     """One less, one more, none, the message in a message, or no array at all."""
     for kind in vocabulary._kinds.values():
         code, *values = msgpack.unpackb(whole_message(kind).encode())
-        for parts in ([code, *values[:-1]], [code, *values, 0], [code, [code, *values]] if len(values) > 1 else [code]):
+        fewer = [[code, *values[:-1]], [code, [code, *values]] if len(values) > 1 else [code]] if values else []
+        for parts in ([code, *values, 0], *fewer):
             with pytest.raises(MalformedMessage, match=rf"{kind.__name__} has {len(values)} fields, not"):
                 vocabulary.decode(msgpack.packb(parts))
         for parts in ([], [[code, *values]], {"code": code}, {code: values}, code, None, [float(code), *values]):
