@@ -32,6 +32,7 @@ from batchd_wire.runtime import (
     candidate_directories,
     parse_address,
     runtime_directory,
+    unmapped_id,
 )
 
 CONNECTIONS = 1
@@ -126,8 +127,14 @@ def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
 
 
 def _group(path: Path) -> str:
-    """Which group opens the directory, where that can be seen from outside."""
+    """Which group opens the directory, where that can be seen from outside. In a container its number may have no name."""
     try:
-        return f" (its group is {grp.getgrgid(path.stat().st_gid).gr_name!r})"
-    except (OSError, KeyError):
+        number = path.stat().st_gid
+    except OSError:
         return ""
+    if number == unmapped_id("gid"):
+        return " (its group is one that is not mapped into this user namespace)"
+    try:
+        return f" (its group is {grp.getgrgid(number).gr_name!r}, gid {number})"
+    except KeyError:
+        return f" (its group has gid {number})"

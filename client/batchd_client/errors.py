@@ -79,14 +79,16 @@ class DaemonNotFound(DaemonUnavailable):
     """No batchd daemon answers.
 
     Start one with `batchd serve --config batchd.toml`, or say where it is: batchd_client.connect("ipc:///run/batchd"), or
-    BATCHD_ADDRESS=ipc:///run/batchd in the environment.
+    BATCHD_ADDRESS=ipc:///run/batchd in the environment. In a container, share the daemon's runtime directory (docker run
+    -v /run/batchd:/run/batchd), or set BATCHD_ADDRESS=tcp://HOST:7070 and BATCHD_KEY.
     """
 
 
 class PermissionDenied(DaemonUnavailable):
     """The daemon's runtime directory is closed to this user.
 
-    Its group is who may connect: join it (`usermod -aG GROUP USER`, then log in again), or run a daemon of your own.
+    Its group is who may connect: join it (`usermod -aG GROUP USER`, then log in again; in a container docker run --group-add GID
+    or podman run --group-add keep-groups), or run a daemon of your own.
     """
 
 

@@ -10,7 +10,6 @@ Invariant: what is read is either wholly taken note of, or the session is torn.
 """
 
 import itertools
-import logging
 import os
 import select
 import time
@@ -23,6 +22,7 @@ import zmq
 
 from batchd_client.diagnosis import explain
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
+from batchd_client.hints import nearer_way, tell_once
 from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, open_lifeline, program
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import RemoteLink, remote_socket
@@ -61,9 +61,6 @@ OPENING = 0
 DIAGNOSIS_S = 1.0
 DIAGNOSIS_MAX_S = 3.0
 """How long finding out why there is no session may take; the shorter one also past the deadline."""
-
-_log = logging.getLogger("batchd_client")
-_told: set[str] = set()
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Place = RuntimeDirectory | TcpAddress
@@ -433,21 +430,14 @@ def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Sessio
     finally:
         if not opened:
             session.close()
-    if ipc_address := greeted.ipc_address:
-        tell_once(f"the daemon at {address.address} runs on this host: {ipc_address} is faster, as it shares memory")
+    if greeted.ipc_address:
+        tell_once(nearer_way(address.address, greeted.ipc_address))
     return session
 
 
 def _remote_connection(target: Target, address: TcpAddress) -> tuple[zmq.Socket[bytes], RemoteLink]:
     socket = remote_socket(target.context, target.key)
     return socket, RemoteLink(socket, address)
-
-
-def tell_once(text: str) -> None:
-    """Say something to the user's log, and not again in this program."""
-    if text not in _told:
-        _told.add(text)
-        _log.info(text)
 
 
 def _dealer(context: Context, endpoint: str) -> zmq.Socket[bytes]:

@@ -10,7 +10,9 @@ An address is that directory, ``ipc:///run/batchd`` or the plain path, or a plac
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 SYSTEM_DIRECTORY = Path("/run/batchd")
 ADDRESS_VARIABLE = "BATCHD_ADDRESS"
@@ -18,6 +20,8 @@ CONNECTIONS_VARIABLE = "BATCHD_CONNECTIONS"
 PORTS = 1 << 16
 SOCKET_PATH_BYTES_MAX = 107
 """``sun_path`` of unix(7) holds 108 bytes with the closing zero."""
+_EVERYBODY = ["0", "0", "4294967295"]
+"""What user_namespaces(7) says of the map of a namespace in which each user is himself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,21 @@ def host_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+@cache
+def unmapped_id(kind: Literal["uid", "gid"], proc: Path = Path("/proc")) -> int | None:
+    """The number, usually 65534, that stands for all who have none in this process's user namespace; None where each has his own.
+
+    In the user namespace of a container, the kernel shows everybody whom it does not know there as one and the same, so whoever
+    compares numbers must know that this one is no name. On a host it is a user like others.
+    """
+    try:
+        if (proc / "self" / f"{kind}_map").read_text().split() == _EVERYBODY:
+            return None
+        return int((proc / "sys/kernel" / f"overflow{kind}").read_text())
+    except OSError:  # a kernel without user namespaces
+        return None
 
 
 def user_directory() -> Path | None:

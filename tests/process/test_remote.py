@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client import session as client_session
+from batchd_client import hints
 from batchd_client.errors import DaemonNotFound, RingExhausted
 from batchd_client.remote import HELD_MAX
 from support.expected import Expected
@@ -138,7 +138,7 @@ def test_status_shows_who_came_which_way(daemon):
 
 def test_a_trainer_on_the_daemons_own_host_is_told_once_that_shared_memory_is_faster(daemon, caplog, monkeypatch):
     """At INFO, with the address, and not at every connection."""
-    monkeypatch.setattr(client_session, "_told", set())
+    monkeypatch.setattr(hints, "_told", set())
     with caplog.at_level(logging.INFO, "batchd_client"):
         for _ in range(2):
             batchd_client.connect(daemon.tcp_address).close()

@@ -124,7 +124,7 @@ def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(discovery, "patiently_open", deny)  # the superuser, who may run this test, is never denied
 
-    with pytest.raises(PermissionDenied, match=r"permission denied \(its group is '\w+'\)[\s\S]*usermod"):
+    with pytest.raises(PermissionDenied, match=r"permission denied \(its group is '\w+', gid \d+\)[\s\S]*usermod"):
         batchd_client.connect(str(tmp_path))
 
 

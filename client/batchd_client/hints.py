@@ -1,0 +1,41 @@
+"""What would be better and is no error: told to the user's log at INFO, each once in a program. Runs in the trainer."""
+
+import logging
+import os
+
+from batchd_wire.runtime import RuntimeDirectory, parse_address
+
+_log = logging.getLogger("batchd_client")
+_told: set[str] = set()
+
+
+def tell_once(text: str) -> None:
+    """Say something to the user's log, and not again in this program."""
+    if text not in _told:
+        _told.add(text)
+        _log.info(text)
+
+
+def nearer_way(address: str, ipc_address: str) -> str:
+    """Say that the daemon at ``address`` is on this host, and what shared memory takes; ``ipc_address`` is the daemon's word."""
+    if _is_here(ipc_address):
+        return f"the daemon at {address} runs on this host: {ipc_address} is faster, as it shares memory"
+    path = ipc_address.removeprefix("ipc://")
+    return (
+        f"the daemon at {address} runs on this machine, but its runtime directory {path} is not seen from here: share it with "
+        f"this container (docker run -v {path}:{path}) and connect to {ipc_address}, which is faster, as it shares memory"
+    )
+
+
+def _is_here(ipc_address: str) -> bool:
+    """Is the daemon's lifeline to be seen under that path? One that is closed to us is."""
+    try:
+        directory = parse_address(ipc_address)
+        if not isinstance(directory, RuntimeDirectory):
+            return False
+        os.stat(directory.lifeline_path)  # noqa: PTH116  Path.exists() takes a closed directory for none on some versions
+    except PermissionError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True

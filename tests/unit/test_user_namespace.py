@@ -1,0 +1,37 @@
+"""Which number means nobody in particular, from what /proc says of this process's user namespace."""
+
+from pathlib import Path
+
+import pytest
+
+from batchd_wire.runtime import unmapped_id
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc, so far without anything about users."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "sys/kernel/overflowuid").write_text("65534\n")
+    (tmp_path / "sys/kernel/overflowgid").write_text("65533\n")
+    return tmp_path
+
+
+def test_on_a_host_every_number_is_somebody(proc: Path) -> None:
+    """65534 as well."""
+    (proc / "self/uid_map").write_text("         0          0 4294967295\n")
+
+    assert unmapped_id("uid", proc) is None
+
+
+@pytest.mark.parametrize("lines", ["0 1000 1\n", "0 1000 1\n1 100000 65535\n", ""])
+def test_in_a_container_with_users_of_its_own_one_number_is_nobody(proc: Path, lines: str) -> None:
+    """Also where that number has been mapped: it stands for others besides."""
+    (proc / "self/gid_map").write_text(lines)
+
+    assert unmapped_id("gid", proc) == 65533
+
+
+def test_a_kernel_without_user_namespaces_knows_everybody(proc: Path) -> None:
+    """It has no such file."""
+    assert unmapped_id("uid", proc) is None
