@@ -84,7 +84,7 @@ def _trainers(status: Any) -> Table:
             at = "at its end" if one["epoch"] is None else f"epoch {one['epoch']}, step {one['step']}"
             table.add_row(
                 trainer["name"],
-                str(trainer["pid"]),
+                str(trainer["pid"] or "-"),
                 _origin(trainer),
                 stream["name"],
                 f"{one['rank']} of {one['world_size']}",

@@ -21,7 +21,7 @@ import zmq
 from batchd import __version__
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.peers import Peer, may_connect, peer_of
+from batchd.daemon.peers import Peer, may_connect, peer_of, why_not
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
@@ -62,7 +62,7 @@ class Session:
 
     number: int
     lifeline: socket.socket
-    pid: int
+    pid: int | None
     user: int
     name: str = ""
     secret: bytes | None = None
@@ -88,6 +88,8 @@ class Sessions:
         self._by_routing: dict[bytes, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
         self._seldom = Seldom()
+        self._directory = -1
+        """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
         """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed."""
@@ -102,18 +104,35 @@ class Sessions:
         ):
             self.router.setsockopt(option, value)
         self.router.bind(f"ipc://{zmq_path}")
-        self._directory_group = lifeline_path.parent.stat().st_gid
+        self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._listener.bind(os.fspath(lifeline_path))
         self._listener.listen(BACKLOG)
         for path in (lifeline_path, zmq_path):
-            path.chmod(0o660)
+            self._open_to_group(path)
         self._watch.add(self._listener.fileno(), self._accept)
+
+    def _open_to_group(self, path: Path) -> None:
+        """Let the directory's group connect; a socket has the daemon's own group at first."""
+        try:
+            group = os.fstat(self._directory).st_gid
+            if path.stat().st_gid != group:
+                os.chown(path, -1, group)
+        except OSError as error:
+            advice = (
+                "put the daemon's user into the group of the runtime directory, or give the directory the setgid bit"
+            )
+            _log.warning(
+                "socket is not open to the directory's group", path=str(path), reason=error.strerror, advice=advice
+            )
+        path.chmod(0o660)
 
     def close(self) -> None:
         """End every session and close both sockets; trainers see the end of their lifelines."""
         for session in list(self._by_number.values()):
             session.lifeline.close()
         self._listener.close()
+        if self._directory >= 0:
+            os.close(self._directory)
         self._context.destroy(linger=0)
 
     def get(self, number: int) -> Session | None:
@@ -171,8 +190,9 @@ class Sessions:
             return
         lifeline.setblocking(False)
         peer = peer_of(lifeline)
-        if not may_connect(lifeline, peer, self._directory_group):
-            self._turn_away(lifeline, peer, f"user {peer.user} is not in the group of the runtime directory")
+        directory = os.fstat(self._directory)
+        if not may_connect(lifeline, peer, directory):
+            self._turn_away(lifeline, peer, why_not(peer, directory))
         elif len(self._by_number) >= self._sessions_max:
             text = f"{self._sessions_max} trainers are connected already; raise sessions_max in [daemon]"
             self._turn_away(lifeline, peer, text)

@@ -3,19 +3,33 @@
 import os
 import secrets
 import socket
+import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from batchd.daemon.peers import Peer, may_connect, peer_of
+from batchd.daemon import peers
+from batchd.daemon.peers import Peer, may_connect, peer_of, why_not
 from support.waiting import PATIENCE_S
 
 STRANGER = 54_321
 STRANGERS_GROUP = 54_322
 DIRECTORY_GROUP = 54_323
+NOBODY = 65_534
+
+
+def directory(group: int, mode: int) -> os.stat_result:
+    """A runtime directory as the kernel describes it."""
+    return os.stat_result((stat.S_IFDIR | mode, 1, 1, 2, 0, group, 0, 0, 0, 0))
+
+
+OPEN = directory(DIRECTORY_GROUP, 0o755)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as another user")
 
 CONNECT = """
@@ -57,7 +71,7 @@ def test_the_kernel_says_who_connected() -> None:
 def test_the_daemons_own_user_may_connect() -> None:
     """Whatever group the directory has."""
     with connected_as(os.getuid(), os.getgid()) as (lifeline, peer, _pid):
-        assert may_connect(lifeline, peer, DIRECTORY_GROUP)
+        assert may_connect(lifeline, peer, OPEN)
 
 
 def test_root_may_connect_to_any_users_daemon(monkeypatch) -> None:
@@ -65,7 +79,7 @@ def test_root_may_connect_to_any_users_daemon(monkeypatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     with ours, theirs:
-        assert may_connect(ours, Peer(1, 0, 0), DIRECTORY_GROUP)
+        assert may_connect(ours, Peer(1, 0, 0), OPEN)
 
 
 @as_root
@@ -73,7 +87,7 @@ def test_a_daemon_that_is_not_roots_lets_its_own_user_in(monkeypatch) -> None:
     """His second process belongs to none of the directory's groups."""
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     with connected_as(STRANGER, STRANGERS_GROUP) as (lifeline, peer, _pid):
-        assert may_connect(lifeline, peer, DIRECTORY_GROUP)
+        assert may_connect(lifeline, peer, OPEN)
 
 
 @as_root
@@ -82,7 +96,7 @@ def test_a_stranger_may_not_connect() -> None:
     for others in ((), (STRANGERS_GROUP + 10, STRANGERS_GROUP + 11)):
         with connected_as(STRANGER, STRANGERS_GROUP, *others) as (lifeline, peer, pid):
             assert peer == Peer(pid, STRANGER, STRANGERS_GROUP)
-            assert not may_connect(lifeline, peer, DIRECTORY_GROUP)
+            assert not may_connect(lifeline, peer, OPEN)
 
 
 @as_root
@@ -99,7 +113,7 @@ def test_members_of_the_directorys_group_may_connect(groups) -> None:
     """The group may be any of the peer's."""
     with connected_as(STRANGER, *groups) as (lifeline, peer, _pid):
         assert peer.user == STRANGER
-        assert may_connect(lifeline, peer, DIRECTORY_GROUP)
+        assert may_connect(lifeline, peer, OPEN)
 
 
 @as_root
@@ -107,9 +121,9 @@ def test_of_a_peer_in_too_many_groups_the_primary_one_counts() -> None:
     """More than can be asked for end in an answer, not in an error that would take the daemon with it."""
     many = range(60_000, 60_300)
     with connected_as(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP, *many) as (lifeline, peer, _pid):
-        assert not may_connect(lifeline, peer, DIRECTORY_GROUP)
+        assert not may_connect(lifeline, peer, OPEN)
     with connected_as(STRANGER, DIRECTORY_GROUP, *many) as (lifeline, peer, _pid):
-        assert may_connect(lifeline, peer, DIRECTORY_GROUP)
+        assert may_connect(lifeline, peer, OPEN)
 
 
 def test_who_connected_is_known_after_he_is_gone() -> None:
@@ -118,3 +132,51 @@ def test_who_connected_is_known_after_he_is_gone() -> None:
         lifeline.shutdown(socket.SHUT_RDWR)
 
         assert peer_of(lifeline) == peer
+
+
+def test_a_peer_without_a_number_here_has_none() -> None:
+    """The kernel says 0 for a process that is outside of the daemon's container."""
+    raw = struct.pack("iII", 0, 4_000_000_000, 4_000_000_001)
+
+    peer = peer_of(cast("socket.socket", SimpleNamespace(getsockopt=lambda *_arguments: raw)))
+
+    assert peer == Peer(None, 4_000_000_000, 4_000_000_001)
+
+
+@pytest.fixture
+def everybody_unmapped(monkeypatch) -> None:
+    """A daemon in a user namespace that knows nobody but root."""
+    monkeypatch.setattr(peers, "unmapped_id", lambda _kind: NOBODY)
+
+
+@pytest.mark.usefixtures("everybody_unmapped")
+@pytest.mark.parametrize(
+    ("peer", "group"),
+    [
+        (Peer(None, NOBODY, NOBODY), NOBODY),
+        (Peer(None, NOBODY, STRANGERS_GROUP), DIRECTORY_GROUP),
+        (Peer(None, STRANGER, NOBODY), NOBODY),
+    ],
+    ids=["both", "the user", "the group"],
+)
+def test_where_numbers_tell_nothing_the_directorys_mode_does(monkeypatch, peer, group) -> None:
+    """Whom the kernel let into a directory that is closed to strangers is none, whatever he looks like from here."""
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for mode in (0o755, 0o751, 0o757):
+            assert not may_connect(ours, peer, directory(group, mode))
+        assert may_connect(ours, peer, directory(group, 0o750))
+    assert "chmod o-rwx" in why_not(peer, directory(group, 0o755))
+
+
+@pytest.mark.usefixtures("everybody_unmapped")
+def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
+    """Root of the daemon's own user namespace, and a group that it knows; strangers are told why not."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert may_connect(ours, Peer(None, 0, 0), directory(NOBODY, 0o755))
+        assert may_connect(ours, Peer(None, NOBODY, DIRECTORY_GROUP), OPEN)
+        stranger = Peer(None, STRANGER, STRANGERS_GROUP)
+        assert not may_connect(ours, stranger, directory(DIRECTORY_GROUP, 0o750))
+    assert why_not(stranger, OPEN) == f"user {STRANGER} is not in the group of the runtime directory"
