@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +30,8 @@ class DaemonProcess:
     """One daemon, perhaps several times started. ``daemon`` are keys of ``[daemon]``.
 
     ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in whichever process comes there
-    first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's.
+    first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's. ``through``
+    may be set before it starts: words before its command, such as those that run it in a container.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class DaemonProcess:
         self.tcp_address = f"tcp://{daemon['tcp']}" if "tcp" in daemon else None
         self._marker = f"{MARKER_VARIABLE}={self.folder}"
         self._environment = {**clean_environment(), **(environment or {}), MARKER_VARIABLE: str(self.folder)}
+        self.through: Sequence[str] = ()
         self._ledger = self.folder / "faults"
         armed = faults or lasting_faults or {}
         if armed:
@@ -69,7 +72,7 @@ class DaemonProcess:
         command = [sys.executable, "-m", "batchd", "serve", "--config", str(self.config), "--log-level", "debug"]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                command,
+                [*self.through, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -29,7 +29,7 @@ class TrainerProcess:
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         stream: str = "photos",
         *,
         connect: dict[str, Any] | None = None,

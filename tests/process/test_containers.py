@@ -1,0 +1,311 @@
+"""Trainers and daemons in containers: what they must share, what they see of each other, and who is let in."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.containers import RUNTIME_DIRECTORY, Container, need_containers, process_inside
+from support.daemon_process import DaemonProcess, clean_environment
+from support.expected import Expected
+from support.kernel import mapped_slots
+from support.network import TwoHosts, free_port, two_hosts
+from support.seen import see
+from support.settings import folder_stream
+from support.trainer_process import TrainerFailed, TrainerProcess
+from support.waiting import PATIENCE_S, wait_until
+
+PORT = 7072
+STRANGER = 54_321
+STRANGERS_GROUP = 54_322
+DIRECTORY_GROUP = 54_323
+SECRET = "/run/secrets/batchd.key"
+
+CONNECT = """
+import batchd_client, logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+batchd_client.connect(connect_timeout_s=10.0).close()
+"""
+USER_MAPS = {"of the same users": None, "as root": ["--map-root-user"], "as nobody": []}
+"""Arguments of `unshare --user`: who the user of a container is inside."""
+
+
+@pytest.fixture(autouse=True)
+def _containers():
+    """Need namespaces."""
+    need_containers()
+
+
+@pytest.fixture
+def container(tmp_path):
+    """Make containers."""
+    made = []
+
+    def make(**options):
+        root = tmp_path / f"root{len(made)}"
+        root.mkdir()
+        made.append(Container(root, **options))
+        return made[-1]
+
+    return make
+
+
+@pytest.fixture
+def start_inside(container):
+    """Start trainers in containers that end with the test."""
+    trainers = []
+
+    def start(address=None, **options):
+        trainers.append(TrainerProcess(address, through=container(**options).command))
+        return trainers[-1]
+
+    yield start
+    for trainer in trainers:
+        trainer.close()
+
+
+@pytest.fixture
+def start_contained(daemons_folder, container, photos):
+    """Start daemons in containers that end with the test; their folder is at the same path inside and outside."""
+    with ExitStack() as stack:
+
+        def start(*, ready=True, runtime_dir=None, **options):
+            settings = {"runtime_dir": str(runtime_dir)} if runtime_dir else {}
+            daemon = DaemonProcess(daemons_folder, {"photos": folder_stream(photos)}, **settings)
+            stack.callback(daemon.close)
+            shares = {path: str(path) for path in (daemon.folder, photos, runtime_dir) if path}
+            daemon.through = container(shares=shares, **options).command
+            return daemon.start(ready=ready)
+
+        yield start
+
+
+def trainers(daemon):
+    """What the status says of those that are called trainers."""
+    return [one for one in daemon.status()["trainers"] if one["name"] == "trainer_program.py"]
+
+
+def namespaces(pid):
+    """In which namespaces a process is."""
+    return {name: Path(f"/proc/{pid}/ns/{name}").readlink() for name in ("mnt", "pid", "ipc", "net", "uts")}
+
+
+def run_inside(container):
+    """Connect from inside, and end: what the program logged."""
+    command = [*container.command, sys.executable, "-c", CONNECT]
+    done = subprocess.run(
+        command, check=True, env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    return done.stdout
+
+
+# --- what must be shared ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shm_kib", [64, 0])
+def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(start_daemon, start_inside, shm_kib):
+    """At another path, and whatever its /dev/shm is like."""
+    daemon = start_daemon()
+    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}, shm_kib=shm_kib).ready()
+    pid = process_inside(trainer.pid)
+    ours = namespaces("self")
+    assert not set(namespaces(pid).values()) & set(ours.values())
+    assert Path(f"/proc/{pid}/root/dev/shm").exists() == bool(shm_kib)
+    seen = trainer.hold(3)
+    assert mapped_slots(pid) >= 3
+    [status] = trainers(daemon)
+    assert (status["transport"], status["pid"], status["user"]) == ("shared memory", pid, 0)
+    assert trainer.look() == seen
+    trainer.release()
+    assert seen + trainer.take() == Expected(daemon.config).epoch(0)
+
+
+def test_a_trainer_killed_in_its_container_gives_its_slots_back(start_daemon, start_inside):
+    """Its lifeline ends with it, in whatever namespaces it was."""
+    daemon = start_daemon()
+    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
+    trainer.hold(3)
+    assert daemon.stream_status()["leased_slots"] >= 3
+    os.kill(process_inside(trainer.pid), signal.SIGKILL)
+    wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
+    assert daemon.stream_status()["leased_slots"] == 0
+
+
+def test_a_restarted_daemon_is_found_through_the_shared_directory(start_daemon, start_inside):
+    """Its sockets are new ones in the same directory, so the mount stays good."""
+    daemon = start_daemon()
+    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
+    seen = trainer.take(2)
+    daemon.restart()
+    assert seen + trainer.take() == Expected(daemon.config).epoch(0)
+
+
+def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_path):
+    """With an address and a secret in its environment, over its own network."""
+    keys, key = tmp_path / "keys", tmp_path / "conn.key"
+    batchd("keys", "new", "--name", "box", "--keys-dir", keys, "-o", key)
+    with two_hosts() as hosts:
+        daemon = start_daemon(tcp=f"{hosts.OURS}:{PORT}", keys_dir=str(keys))
+        environment = {"BATCHD_ADDRESS": f"tcp://{TwoHosts.OURS}:{PORT}", "BATCHD_KEY": SECRET}
+        trainer = start_inside(shares={key: SECRET}, environment=environment, network=hosts.on_the_other()).ready()
+        [status] = trainers(daemon)
+        assert (status["transport"], status["host"], status["key"]) == ("tcp", TwoHosts.THEIRS, "box")
+        assert trainer.take() == Expected(daemon.config).epoch(0)
+
+
+def test_a_trainer_that_has_neither_is_told_what_a_container_needs(start_inside):
+    """The directory to share, or the address to set."""
+    with pytest.raises(
+        TrainerFailed, match=r"/run/batchd: no such directory[\s\S]*-v /run/batchd:/run/batchd"
+    ) as caught:
+        start_inside().ready()
+    assert "BATCHD_ADDRESS=tcp://" in str(caught.value)
+
+
+# --- what is said of the shorter way ---------------------------------------------------------------------------------
+
+
+def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share(start_daemon, container):
+    """An address of the daemon's host alone would be of no use to it."""
+    daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
+    told = run_inside(container(environment={"BATCHD_ADDRESS": daemon.tcp_address}, network=()))
+    assert f"-v {daemon.runtime_dir}:{daemon.runtime_dir}" in told
+    assert daemon.address in told
+    told = run_inside(
+        container(
+            environment={"BATCHD_ADDRESS": daemon.tcp_address},
+            network=(),
+            shares={daemon.runtime_dir: str(daemon.runtime_dir)},
+        )
+    )
+    assert f"runs on this host: {daemon.address} is faster" in told
+
+
+# --- process ids -----------------------------------------------------------------------------------------------------
+
+
+def test_a_daemon_in_a_container_serves_trainers_outside_of_it(start_contained):
+    """It does not know their process ids, and says so; it ends in peace, though it is process 1 of its namespace."""
+    daemon = start_contained()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos")
+        assert see(stream) == Expected(daemon.config).epoch(0)
+        [trainer, *_] = connection.status()["trainers"]
+        printed = batchd("status", address=daemon.address).stdout
+    assert (trainer["transport"], trainer["pid"], trainer["user"]) == ("shared memory", None, os.getuid())
+    assert re.search(r" -  shared memory  photos ", printed)
+    os.kill(process_inside(daemon.pid), signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert daemon.files() == {"lock"}
+
+
+def test_a_daemon_and_a_trainer_in_containers_of_their_own(start_contained, start_inside):
+    """Neither can name the other's processes; the lifeline works all the same."""
+    daemon = start_contained()
+    trainer = start_inside(shares={daemon.runtime_dir: RUNTIME_DIRECTORY}).ready()
+    seen = trainer.hold(2)
+    [status] = trainers(daemon)
+    assert status["pid"] is None
+    trainer.release()
+    assert seen + trainer.take() == Expected(daemon.config).epoch(0)
+    trainer.kill()
+    wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim is gone")
+    daemon.kill()
+
+
+# --- users -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def groups_directory(tmp_path):
+    """A runtime directory as an operator makes it for a group that is not the daemon's own."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.chown(folder, -1, DIRECTORY_GROUP)
+    folder.chmod(0o750)
+    return folder
+
+
+@pytest.fixture
+def daemon_for_group(start_daemon, groups_directory):
+    """Serve in it."""
+    return serving(start_daemon(runtime_dir=str(groups_directory), ready=False))
+
+
+def serving(daemon):
+    """Wait until trainers may come."""
+    wait_until(lambda: daemon.log_lines("serving"), "it serves")
+    return daemon
+
+
+def take_modes_away(directory):
+    """Open everything to everybody, so that only the daemon's own word is left."""
+    directory.chmod(0o755)
+    for name in ("lifeline.sock", "batchd.sock"):
+        (directory / name).chmod(0o666)
+
+
+@pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
+def test_a_member_of_the_directorys_group_may_connect_whoever_it_is_inside(
+    daemon_for_group, groups_directory, start_inside, user_map
+):
+    """The daemon sees the user that the host knows, and his groups."""
+    trainer = start_inside(
+        shares={groups_directory: RUNTIME_DIRECTORY},
+        identity=(STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP),
+        user_map=user_map,
+    ).ready()
+    with batchd_client.connect(str(groups_directory)) as connection:
+        users = {one["name"]: one["user"] for one in connection.status()["trainers"]}
+    assert users["trainer_program.py"] == STRANGER
+    assert trainer.take() == Expected(daemon_for_group.config).epoch(0)
+
+
+@pytest.mark.usefixtures("daemon_for_group")
+@pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
+def test_a_stranger_may_not_connect_whoever_it_is_inside(groups_directory, start_inside, user_map):
+    """Root of a user namespace is nobody here: first by the directory's mode, then by the daemon's word."""
+    group = f"has gid {DIRECTORY_GROUP}" if user_map is None else "is one that is not mapped into this user namespace"
+    identity = (STRANGER, STRANGERS_GROUP)
+    stranger = {"shares": {groups_directory: RUNTIME_DIRECTORY}, "identity": identity, "user_map": user_map}
+    with pytest.raises(TrainerFailed, match=rf"PermissionDenied: .*\(its group {group}\)[\s\S]*--group-add"):
+        start_inside(**stranger).ready()
+    take_modes_away(groups_directory)
+    with pytest.raises(TrainerFailed, match=f"PermissionDenied: the daemon says: user {STRANGER} is not in the group"):
+        start_inside(**stranger).ready()
+
+
+@pytest.fixture
+def unmapped_daemon(start_contained, groups_directory):
+    """Serve as root of a user namespace in which neither the directory's group nor anybody but root has a number."""
+    groups_directory.chmod(0o2750)
+    return serving(start_contained(runtime_dir=groups_directory, ready=False, user_map=["--map-root-user"]))
+
+
+def test_a_daemon_with_users_of_its_own_serves_members_of_the_hosts_group(
+    unmapped_daemon, groups_directory, start_inside
+):
+    """It cannot tell who they are, but the kernel let them into a closed directory."""
+    member = {"identity": (STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP), "shares": {groups_directory: RUNTIME_DIRECTORY}}
+    assert start_inside(**member).ready().take() == Expected(unmapped_daemon.config).epoch(0)
+    stranger = {**member, "identity": (STRANGER, STRANGERS_GROUP)}
+    with pytest.raises(TrainerFailed, match=r"PermissionDenied: .*permission denied"):
+        start_inside(**stranger).ready()
+
+
+@pytest.mark.usefixtures("unmapped_daemon")
+def test_a_daemon_that_cannot_tell_strangers_apart_lets_none_in(groups_directory, start_inside):
+    """In its user namespace the directory's group and the stranger's are the same number, which means neither."""
+    take_modes_away(groups_directory)
+    stranger = {"identity": (STRANGER, STRANGERS_GROUP), "shares": {groups_directory: RUNTIME_DIRECTORY}}
+    with pytest.raises(TrainerFailed, match=r"PermissionDenied: the daemon says: .* cannot tell members of its group"):
+        start_inside(**stranger).ready()
+    with batchd_client.connect(str(groups_directory)) as connection:
+        assert connection.status()["daemon"]["pid"] == 1
