@@ -30,6 +30,8 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """How a key file is opened: one that is a pipe must not hold us up before we can refuse it."""
 ANY_ACCESS = 0o077
 """The mode bits that a file with a secret must not have."""
+GROUP_READS = 0o040
+"""The one of them that root's files may have for those who are not root: so containers get their secrets."""
 WRITE_ACCESS = 0o022
 """The mode bits that a file must not have which only says who may come in."""
 
@@ -65,11 +67,12 @@ def read_connection_key(path: Path) -> ConnectionKey:
     """Read a connection file.
 
     Raises ``ValueError`` saying what is wrong with it, also where others than its owner may read it, and ``OSError`` where it
-    cannot be opened.
+    cannot be opened. Where root is the owner and we are somebody else, a group may read it, or we could not.
     """
     descriptor = os.open(path, OPEN_FLAGS)
     try:
-        table = read_key_table(descriptor, path, ANY_ACCESS)
+        is_given = os.fstat(descriptor).st_uid == 0 != os.geteuid()
+        table = read_key_table(descriptor, path, ANY_ACCESS & ~GROUP_READS if is_given else ANY_ACCESS)
     finally:
         os.close(descriptor)
     check_names(table, path, _NAMES)

@@ -148,13 +148,17 @@ def test_a_restarted_daemon_is_found_through_the_shared_directory(start_daemon, 
 
 
 def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_path):
-    """With an address and a secret in its environment, over its own network."""
+    """With an address and a secret in its environment, over its own network; the secret is root's, as Kubernetes makes it."""
     keys, key = tmp_path / "keys", tmp_path / "conn.key"
     batchd("keys", "new", "--name", "box", "--keys-dir", keys, "-o", key)
+    os.chown(key, 0, DIRECTORY_GROUP)
+    key.chmod(0o440)
+    user = (STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP)
     with two_hosts() as hosts:
         daemon = start_daemon(tcp=f"{hosts.OURS}:{PORT}", keys_dir=str(keys))
         environment = {"BATCHD_ADDRESS": f"tcp://{TwoHosts.OURS}:{PORT}", "BATCHD_KEY": SECRET}
-        trainer = start_inside(shares={key: SECRET}, environment=environment, network=hosts.on_the_other()).ready()
+        place = {"shares": {key: SECRET}, "environment": environment, "network": hosts.on_the_other()}
+        trainer = start_inside(identity=user, **place).ready()
         [status] = trainers(daemon)
         assert (status["transport"], status["host"], status["key"]) == ("tcp", TwoHosts.THEIRS, "box")
         assert trainer.take() == Expected(daemon.config).epoch(0)

@@ -160,6 +160,23 @@ def test_a_connection_file_that_others_can_open_is_refused(connection_file: Path
         read_connection_key(connection_file)
 
 
+@as_root
+@pytest.mark.parametrize(
+    ("mode", "is_read"), [(0o440, True), (0o640, True), (0o600, True), (0o644, False), (0o660, False)]
+)
+def test_a_file_of_roots_may_be_open_to_a_group(connection_file: Path, monkeypatch, mode: int, is_read: bool) -> None:
+    """So Kubernetes gives secrets to a container that is not root; the files of one's own are to be closed."""
+    connection_file.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+    if is_read:
+        assert read_connection_key(connection_file) == KEY
+        os.chown(connection_file, 1000, -1)
+    if not is_read or mode != 0o600:
+        with pytest.raises(ValueError, match=f"mode 0{mode:o}"):
+            read_connection_key(connection_file)
+
+
 def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
     """A pipe that nobody writes to, a directory, a device without end; and what is not there is an OSError."""
     os.mkfifo(tmp_path / "pipe", 0o600)
