@@ -4,7 +4,8 @@ Five things are looked at: the file by itself, the runtime directory, whether th
 TCP beyond loopback, and whether the memory holds two slots of each stream. Sources are not scanned, so a check is fast for any
 number of files.
 
-Invariant: what passes here starts, unless the machine has too little memory or a source turns out empty or malformed.
+Invariant: what passes here starts, unless the machine has too little memory or hardly any descriptors, or a source turns out
+empty or malformed.
 """
 
 from collections.abc import Sequence

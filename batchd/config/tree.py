@@ -121,6 +121,10 @@ class DaemonConfig(_Branch):
     sessions_max: Annotated[int, Field(ge=1, le=65_536)] = 256
     """How many trainers may be connected at once; further ones are refused with a message."""
 
+    sessions_per_peer: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """How many trainers may be connected over TCP at once with the same key, or from the same host where there are no keys;
+    further ones are refused with a message."""
+
     def worker_count(self) -> int:
         """The number of workers, with "auto" resolved for this process."""
         return available_cpus() if self.workers == "auto" else self.workers

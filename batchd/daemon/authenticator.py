@@ -8,15 +8,20 @@ ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte
 Invariant: "200" is sent for a key that the directory holds at this moment, and for nothing else; whatever is odd or fails is
 a refusal. The user id is the public key itself, since a name may be given to another key later. Sockets set ``ZAP_DOMAIN`` to
 ours and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator nobody comes in.
+
+A host that connects too often is answered with "500", before any key is looked at; the client sees that number and tries again
+later. ("300", which RFC 27 has for this, is not passed on: the connection just ends, and the client could not tell why.)
 """
 
 from dataclasses import dataclass
+from time import monotonic
 
 import structlog
 import zmq
 from zmq.utils import z85
 
 from batchd.daemon.keys import KeyDirectory
+from batchd.daemon.limits import HandshakeRate, peer_network
 from batchd.daemon.seldom import Seldom
 from batchd.errors import BatchdError
 
@@ -36,12 +41,13 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """An answer: its code, its text, and who it is; ``reason`` is for our log."""
+    """An answer: its code, its text, and who it is; ``reason`` is for our log, where a ``fault`` is our own."""
 
     status: bytes
     text: bytes
     user: bytes = b""
     reason: str = ""
+    fault: bool = False
 
 
 _REFUSED = b"400"
@@ -51,9 +57,12 @@ _FAILED = b"500"
 class Authenticator:
     """Answers ZeroMQ's questions. The loop polls ``socket`` and calls ``answer`` when it is readable."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory, rate: HandshakeRate | None = None
+    ) -> None:
         self.refused = 0
         self._keys = keys
+        self._rate = HandshakeRate() if rate is None else rate
         self._seldom = Seldom()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
@@ -87,18 +96,21 @@ class Authenticator:
     def _judge(self, request: list[bytes]) -> _Verdict:
         if len(request) < _REQUEST_FRAMES_MIN or request[0] != _VERSION:
             return _Verdict(_REFUSED, b"malformed request", reason="the request is malformed")
-        _version, _number, domain, _address, _identity, mechanism, *credentials = request
+        _version, _number, domain, address, _identity, mechanism, *credentials = request
         if domain != ZAP_DOMAIN:
             return _Verdict(_REFUSED, b"wrong domain", reason=f"the domain is {_shown(domain)}")
         if mechanism != _MECHANISM:
             return _Verdict(_REFUSED, b"wrong mechanism", reason=f"the mechanism is {_shown(mechanism)}")
         if [len(part) for part in credentials] != [KEY_BYTES]:
             return _Verdict(_REFUSED, b"malformed request", reason="there is no key of 32 bytes")
+        host = peer_network(_shown(address))
+        if not self._rate.admit(host, monotonic()):
+            return _Verdict(_FAILED, b"too many handshakes", reason=self._rate.complaint(host))
         public = z85.encode(credentials[0]).decode()
         try:
             trainer = self._keys.find(public)
         except (BatchdError, OSError) as error:
-            return _Verdict(_FAILED, b"the daemon cannot read its keys", reason=str(error))
+            return _Verdict(_FAILED, b"the daemon cannot read its keys", reason=str(error), fault=True)
         if trainer is None:
             return _Verdict(_REFUSED, b"unknown key", reason=f"nobody has the key {public}")
         return _Verdict(b"200", b"OK", public.encode())
@@ -106,8 +118,8 @@ class Authenticator:
     def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
         self.refused += 1
         address = _shown(request[3]) if len(request) > 3 else "?"  # noqa: PLR2004  its place in the drawing
-        if self._seldom.now(address):
-            log = _log.error if verdict.status == _FAILED else _log.warning
+        if self._seldom.now(f"{address} {verdict.text.decode()}"):
+            log = _log.error if verdict.fault else _log.warning
             log("peer refused", address=address, reason=verdict.reason)
 
 

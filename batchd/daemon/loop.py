@@ -146,6 +146,7 @@ class Loop:
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
             return
         self._next_tick_s = now + TICK_S
+        self._sessions.tick()
         if self._network is not None:
             self._network.remote.tick()
         self._queue.append(Ticked())

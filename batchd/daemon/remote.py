@@ -25,7 +25,9 @@ from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionEnded
 from batchd.daemon.authenticator import ZAP_DOMAIN
+from batchd.daemon.doorstep import Doorstep
 from batchd.daemon.keys import KeyDirectory, TrainerKey
+from batchd.daemon.limits import HandshakeRate, RemoteLimits, peer_network
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.speech import (
@@ -70,6 +72,8 @@ SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
 IO_THREADS_MAX = 4
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
+EVENTS_AT_ONCE = 4_096
+"""More than ZeroMQ keeps of what its monitor tells, so one look sees everything that happened before it."""
 RATE_MARKS = 10
 """Ticks of the loop over which a rate is taken."""
 
@@ -113,19 +117,21 @@ class RemoteSession:
 class RemoteSessions:
     """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
 
-    def __init__(self, desk: Desk, outbox: Outbox, sessions_max: int, keys: KeyDirectory | None) -> None:
+    def __init__(self, desk: Desk, outbox: Outbox, limits: RemoteLimits, keys: KeyDirectory | None) -> None:
         self._desk = desk
         self._enqueue = desk.enqueue
         self._outbox = outbox
-        self._sessions_max = sessions_max
+        self._limits = limits
+        self._rate = HandshakeRate()
         self._keys = keys
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
         self.router = self.context.socket(zmq.ROUTER)
-        self.monitor = self.router.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES)
+        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES)
         self._by_number: dict[int, RemoteSession] = {}
         self._by_routing: dict[bytes, RemoteSession] = {}
         self._by_descriptor: dict[int, RemoteSession] = {}
         self._by_secret: dict[bytes, RemoteSession] = {}
+        self._doorstep = Doorstep(self._by_descriptor, limits.strangers_max)
         self._seldom = Seldom()
         self.failed_handshakes = 0
         self._ipc_address = ""
@@ -150,12 +156,24 @@ class RemoteSessions:
             raise BatchdError(
                 f"daemon.tcp: {endpoint} cannot be listened on: {error.strerror}; choose another address or port"
             ) from None
+        self._doorstep.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
 
     def close(self) -> None:
         """End every session."""
+        self.note_ends()  # a full monitor would keep ZeroMQ's thread, and that this one
         self.router.disable_monitor()
         self.monitor.close(linger=0)
         self.context.destroy(linger=0)
+        self._doorstep.close()
+
+    def counts(self) -> dict[str, object]:
+        """Connections of all kinds, for people."""
+        return {
+            "connections": len(self._doorstep),
+            "strangers": len(self._doorstep.strangers()),
+            "closed": self._doorstep.closed,
+            "failed_handshakes": self.failed_handshakes,
+        }
 
     def __contains__(self, number: int) -> bool:
         return number in self._by_number
@@ -205,6 +223,7 @@ class RemoteSessions:
 
     def tick(self) -> None:
         """Time has passed: note what was sent until now, and end the sessions of keys that have been revoked."""
+        self._doorstep.tick()
         for session in self._by_number.values():
             session.marks.append((monotonic(), session.sent_bytes))
         if self._keys is None:
@@ -246,21 +265,26 @@ class RemoteSessions:
         return True
 
     def note_ends(self) -> None:
-        """Take note of the connections that have ended."""
-        while True:
+        """Take note of the connections that have begun and ended."""
+        for _ in range(EVENTS_AT_ONCE):
             try:
                 event, descriptor = unpack_monitor_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
-                return
+                break
             if event & _FAILED_HANDSHAKES:
                 self.failed_handshakes += 1
                 if self._seldom.now("handshake"):
                     advice = "it may have a key for another daemon, or none"
                     _log.warning("remote handshake failed", advice=advice, failed=self.failed_handshakes)
                 continue
+            if event == zmq.EVENT_ACCEPTED:
+                self._doorstep.came(descriptor)
+                continue
+            self._doorstep.went(descriptor)
             session = self._by_descriptor.get(descriptor)
             if session is not None:
                 self._end(session, "")
+        self._doorstep.settle()
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         routing, last = frames[0].bytes, frames[-1]
@@ -290,19 +314,23 @@ class RemoteSessions:
         if not isinstance(message, Greet):
             self._answer_stranger(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
             return
+        host = _host(frame)
+        if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
+            self._reject(routing, frame, ErrorCode.TOO_OFTEN, self._rate.complaint(peer_network(host)))
+            return
         if message.version != PROTOCOL_VERSION:
             self._answer_stranger(routing, wrong_version(message.version))
-            return
-        if len(self._by_number) >= self._sessions_max:
-            text = f"{self._sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
-            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
             return
         key = self._key_of(frame)
         if self._keys is not None and key is None:
             self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
             return
-        self._end_former(frame)
-        number, host = self._desk.numbers.next_session(), _host(frame)
+        crowd = self._crowd(key, host)
+        if crowd:
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, crowd)
+            return
+        self._clear_descriptor(frame)
+        number = self._desk.numbers.next_session()
         session = RemoteSession(number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key)
         session.marks.append((monotonic(), 0))
         self._by_number[number] = self._by_secret[session.secret] = session
@@ -313,7 +341,7 @@ class RemoteSessions:
         failpoints.passing("daemon.remote.greeted")
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
-        self._end_former(frame)
+        self._clear_descriptor(frame)
         session = self._by_secret.get(message.secret)
         if session is None or (self._keys is not None and self._key_of(frame) != session.key):
             self._reject(routing, frame, ErrorCode.UNKNOWN_SESSION, "no session with this key has this secret")
@@ -324,8 +352,9 @@ class RemoteSessions:
             return
         self._send(session, [Joined().encode()], self._connect(session, routing, frame))
 
-    def _end_former(self, frame: zmq.Frame) -> None:
-        """The descriptor of a new connection was perhaps another one's, whose end we have not been told of yet."""
+    def _clear_descriptor(self, frame: zmq.Frame) -> None:
+        """End what had this descriptor before a new connection, now and not when the news of it would end its new session."""
+        self.note_ends()
         former = self._by_descriptor.get(frame.get(zmq.SRCFD))
         if former is not None:
             self._end(former, "")
@@ -336,6 +365,22 @@ class RemoteSessions:
         session.connections.append(connection)
         self._by_routing[routing] = self._by_descriptor[connection.descriptor] = session
         return connection
+
+    def _crowd(self, key: TrainerKey | None, host: str) -> str:
+        """Why there are too many sessions for one more; "" where there are not."""
+        limits = self._limits
+        if len(self._by_number) >= limits.sessions_max:
+            return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
+        if key is not None:
+            count = sum(one.key is not None and one.key.public == key.public for one in self._by_number.values())
+        else:
+            count = sum(peer_network(one.host) == peer_network(host) for one in self._by_number.values())
+        if count < limits.sessions_per_peer:
+            return ""
+        who = f"the key {key.name!r}" if key is not None else peer_network(host)
+        return (
+            f"{who} has {count} sessions already; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
+        )
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):

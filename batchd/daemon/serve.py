@@ -26,11 +26,13 @@ from batchd.core.state import DaemonState
 from batchd.daemon.authenticator import Authenticator
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.keys import KeyDirectory, check_tcp_keys
+from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.remote import RemoteSessions
+from batchd.daemon.reserve import DescriptorReserve, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.runtime import hold
 from batchd.daemon.sessions import Sessions
@@ -81,6 +83,7 @@ def serve(config: Config, options: ServeOptions) -> None:
 
         rings = plan_rings(config)
         _check_memory(rings)
+        reserved = _check_descriptors(config, rings)
         streams = {
             number: open_stream(number, name, stream, rings[name], partial(options.progress, name))
             for number, (name, stream) in enumerate(config.streams.items(), 1)
@@ -94,7 +97,7 @@ def serve(config: Config, options: ServeOptions) -> None:
             sample_timeout_s=config.daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if config.daemon.chunk_rows == "auto" else config.daemon.chunk_rows,
         )
-        memory = SlotMemory()
+        memory = SlotMemory(DescriptorReserve(reserved))
         stack.callback(memory.close)
         loop = Loop(state, streams, memory, watch)
         workers.enqueue = loop.enqueue
@@ -132,9 +135,10 @@ def _open_network(config: Config, watch: Watch, desk: Desk, memory: SlotMemory) 
     if problem is not None:
         raise ConfigInvalid([problem])
     outbox = Outbox(watch, memory, desk.enqueue)
+    limits = RemoteLimits(config.daemon.sessions_max, config.daemon.sessions_per_peer)
     if keys.daemon_key() is None:
-        return Network(RemoteSessions(desk, outbox, config.daemon.sessions_max, None), outbox, None)
-    remote = RemoteSessions(desk, outbox, config.daemon.sessions_max, keys)
+        return Network(RemoteSessions(desk, outbox, limits, None), outbox, None)
+    remote = RemoteSessions(desk, outbox, limits, keys)
     return Network(remote, outbox, Authenticator(remote.context, keys))
 
 
@@ -149,6 +153,17 @@ def _check_memory(rings: dict[str, RingSize]) -> None:
     problem = shortage(need, available_bytes())
     if problem is not None:
         raise MemoryTooSmall([Problem("daemon.memory", problem)])
+
+
+def _check_descriptors(config: Config, rings: dict[str, RingSize]) -> int:
+    """How many descriptors to keep for slots. What is too little to begin with is refused; what may be too little is said."""
+    plan = plan_descriptors(config, rings)
+    refusal, shortage_text = plan.refusal(len(rings)), plan.shortage()
+    if refusal is not None:
+        raise ConfigInvalid([refusal])
+    if shortage_text is not None:
+        _log.warning("descriptors may run out", reason=shortage_text)
+    return plan.reserved
 
 
 def _signal_handler(loop: Loop, drain_timeout_s: float) -> Callable[[int], None]:
@@ -190,6 +205,8 @@ class _Clerk:
             "memory_bytes": self.memory.total_bytes,
             "decoders": self.workers.decoders,
         }
+        if self.remote is not None:
+            daemon["tcp"] = self.remote.counts()
         trainers = self.sessions.everybody() + (self.remote.everybody() if self.remote is not None else [])
         status = plain_status(self.state.statistics(), daemon, trainers, self.workers.pids())
         return Status(question.request, status)

@@ -9,6 +9,7 @@ and proves nothing: without a session's secret, which went over the lifeline alo
 Invariant: a session lives exactly as long as its lifeline.
 """
 
+import errno
 import os
 import secrets
 import socket
@@ -54,6 +55,8 @@ _log = structlog.get_logger()
 
 SECRET_BYTES = 16
 BACKLOG = 256
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Accepting fails with these until somebody gives something back; whoever waits to be accepted goes on waiting."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +93,7 @@ class Sessions:
         self._seldom = Seldom()
         self._directory = -1
         """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
+        self._is_accepting = False
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
         """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed."""
@@ -109,7 +113,13 @@ class Sessions:
         self._listener.listen(BACKLOG)
         for path in (lifeline_path, zmq_path):
             self._open_to_group(path)
-        self._watch.add(self._listener.fileno(), self._accept)
+        self.tick()
+
+    def tick(self) -> None:
+        """Time has passed: accept again, where that had to stop."""
+        if not self._is_accepting:
+            self._is_accepting = True
+            self._watch.add(self._listener.fileno(), self._accept)
 
     def _open_to_group(self, path: Path) -> None:
         """Let the directory's group connect; a socket has the daemon's own group at first."""
@@ -187,6 +197,9 @@ class Sessions:
         except OSError as error:
             if self._seldom.now("accept"):
                 _log.error("cannot accept a trainer", reason=str(error))
+            if error.errno in _SHORT_OF:  # he is still there, and would wake the loop at once, again and again
+                self._watch.remove(self._listener.fileno())
+                self._is_accepting = False
             return
         lifeline.setblocking(False)
         peer = peer_of(lifeline)

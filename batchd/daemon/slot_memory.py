@@ -10,10 +10,12 @@ another user from opening its read-only descriptor again for writing.
 Invariant: the header is written by ``reserve`` and ``commit`` alone.
 """
 
+import errno
 import fcntl
 import os
 
 from batchd.daemon.memory import available_bytes, shortage
+from batchd.daemon.reserve import ADVICE, SLOT_DESCRIPTORS, DescriptorReserve
 from batchd_wire.slot import UNFINISHED, SlotHeader
 
 MEMORY_NAME = "batchd-slot"
@@ -21,15 +23,38 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SlotMemory:
-    """Every slot of the daemon, by number."""
+    """Every slot of the daemon, by number. ``reserve`` are the descriptors that are kept for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserve: DescriptorReserve | None = None) -> None:
+        self._reserve = DescriptorReserve() if reserve is None else reserve
         self._writable: dict[int, int] = {}
         self._readable: dict[int, int] = {}
         self._bytes: dict[int, int] = {}
 
     def create(self, slot: int, slot_bytes: int) -> None:
         """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made."""
+        used = 0
+        self._reserve.give()
+        try:
+            self._create(slot, slot_bytes)
+            used = SLOT_DESCRIPTORS
+        finally:
+            self._reserve.used(used)
+
+    def _create(self, slot: int, slot_bytes: int) -> None:
+        """Make a slot; where somebody else took the descriptors that were freed for it, free others."""
+        while True:
+            try:
+                self._make(slot, slot_bytes)
+            except OSError as error:
+                if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                    raise
+                if not self._reserve.give():
+                    raise OSError(error.errno, f"{error.strerror}: {ADVICE}") from None
+            else:
+                return
+
+    def _make(self, slot: int, slot_bytes: int) -> None:
         problem = shortage(slot_bytes, available_bytes())
         if problem is not None:
             raise MemoryError(problem)
@@ -76,6 +101,7 @@ class SlotMemory:
 
     def close(self) -> None:
         """Let go of every slot. Who has one mapped keeps its pages until he unmaps them."""
+        self._reserve.close()
         for descriptor in (*self._writable.values(), *self._readable.values()):
             os.close(descriptor)
         self._writable.clear()

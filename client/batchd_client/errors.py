@@ -282,6 +282,7 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.UNEXPECTED_MESSAGE: ProtocolError,
     ErrorCode.UNKNOWN_SESSION: DaemonUnavailable,
     ErrorCode.KEY_REFUSED: KeyRefused,
+    ErrorCode.TOO_OFTEN: DaemonUnavailable,
     ErrorCode.UNKNOWN_STREAM: StreamUnknown,
     ErrorCode.RANK_OUT_OF_RANGE: RankInvalid,
     ErrorCode.POSITION_OUT_OF_RANGE: PositionInvalid,

@@ -34,7 +34,7 @@ class SessionLost(Exception):  # noqa: N818  news that never leaves this package
 class DaemonBusy(DaemonUnavailable):
     """The daemon is there, but cannot take a session right now.
 
-    It is draining, or many trainers connect at once; try again in a moment.
+    It is draining, or trainers connect faster than it takes them in; try again in a moment.
     """
 
 

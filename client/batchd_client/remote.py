@@ -26,6 +26,8 @@ from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
 
 HELD_MAX = 32
 """Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""
+PUT_OFF_STATUS = 500
+"""How the daemon's authenticator answers where another try may help (RFC 27)."""
 
 UNDER_WAY_MAX = 1024
 """More batches than a daemon ever has on their way to one subscription."""
@@ -123,14 +125,18 @@ class RemoteLink:
         self.path = address.endpoint
         self.descriptor = int(self._monitor.getsockopt(zmq.FD))
         self.is_key_refused = False
+        self.is_put_off = False
+        """Let in by nobody, for reasons that are the daemon's own and may pass."""
 
     def receive_slots(self, _slots: dict[int, SlotMemory]) -> None:
         """No slot comes this way. Raises ``SessionLost`` where the connection has ended."""
         try:
-            event, _value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+            event, value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
         except zmq.Again:
             return
-        self.is_key_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.is_put_off = value == PUT_OFF_STATUS
+            self.is_key_refused = not self.is_put_off
         raise SessionLost(_ENDINGS.get(event, "the connection ended"))
 
     def close(self) -> None:

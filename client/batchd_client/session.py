@@ -367,6 +367,8 @@ class Session:
             self._lose(f"the daemon says: {refused.text}")
         if subscription is not None:
             subscription.refusal = refused
+        elif refused.error == ErrorCode.TOO_OFTEN:
+            raise DaemonBusy(f"the daemon says: {refused.text}")
         elif refused.error != ErrorCode.UNKNOWN_SUBSCRIPTION:  # which one given up long ago may well be
             raise error_for_code(refused.error, refused.text)
 
@@ -425,6 +427,11 @@ def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Sessio
             session.join(*_remote_connection(target, address), greeted.secret, deadline)
         opened = True
     except (SessionLost, ConnectTimeout, zmq.ZMQError):
+        if link.is_put_off:
+            raise DaemonBusy(
+                f"the daemon at {address.address} lets nobody in from here just now: this host connects too often, or the daemon "
+                "cannot read its keys; its log says which"
+            ) from None
         left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
         raise explain(address, target.key, left_s, key_refused=link.is_key_refused) from None
     finally:

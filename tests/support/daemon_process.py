@@ -30,11 +30,12 @@ class DaemonProcess:
     """One daemon, perhaps several times started. ``daemon`` are keys of ``[daemon]``.
 
     ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in whichever process comes there
-    first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's. ``through``
-    may be set before it starts: words before its command, such as those that run it in a container.
+    first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's.
+    ``descriptors_max`` is how many descriptors it may ever have. ``through`` may be set before it starts: words before its
+    command, such as those that run it in a container.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each is one thing about a daemon
         self,
         parent: Path,
         streams: dict[str, dict[str, Any]],
@@ -42,6 +43,7 @@ class DaemonProcess:
         faults: dict[str, str] | None = None,
         lasting_faults: dict[str, str] | None = None,
         environment: dict[str, str] | None = None,
+        descriptors_max: int | None = None,
         **daemon: Any,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="d", dir=parent))
@@ -62,6 +64,9 @@ class DaemonProcess:
         if faults:
             self._ledger.mkdir()
             self._environment["BATCHD_FAILPOINTS_LEDGER"] = str(self._ledger)
+        self._limit = (
+            [] if descriptors_max is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors_max)]
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -69,7 +74,17 @@ class DaemonProcess:
     def start(self, *, ready: bool = True) -> Self:
         """Start it, and wait until trainers may come, unless that is not to be waited for."""
         assert self._process is None, "it runs already"
-        command = [sys.executable, "-m", "batchd", "serve", "--config", str(self.config), "--log-level", "debug"]
+        command = [
+            *self._limit,
+            sys.executable,
+            "-m",
+            "batchd",
+            "serve",
+            "--config",
+            str(self.config),
+            "--log-level",
+            "debug",
+        ]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self.through, *command],

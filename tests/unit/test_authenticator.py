@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -13,9 +14,13 @@ from structlog.testing import capture_logs
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+import batchd_client
 from batchd.daemon.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd.daemon.keys import KeyDirectory
-from batchd_wire.keys import ConnectionKey
+from batchd.daemon.limits import HandshakeRate
+from batchd_client.errors import ConnectTimeout
+from batchd_client.remote import PUT_OFF_STATUS
+from batchd_wire.keys import ConnectionKey, connection_file_text
 from support.waiting import PATIENCE_S
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
@@ -338,6 +343,71 @@ def test_frames_without_an_envelope_are_survived(context, keys, authenticator) -
             authenticator.answer()
             assert dealer.poll(PATIENCE_MS)
             assert b"200" not in dealer.recv_multipart()
+
+
+def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
+    context, keys, authenticator, monkeypatch
+) -> None:
+    """With 500, which means that another try may help; other hosts come in, and so does it when its tokens are back."""
+    now_s, asked = [1000.0], []
+    monkeypatch.setattr("batchd.daemon.authenticator.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.seldom.monotonic", lambda: now_s[0])
+    authenticator._rate = HandshakeRate(burst=3, per_s=1)
+    key = keys.new("a")
+    find = keys.find
+    monkeypatch.setattr(keys, "find", lambda public: asked.append(public) or find(public))
+
+    def status(address: bytes) -> bytes:
+        return ask(context, authenticator, request_with(key.public, address=address))[2]
+
+    with capture_logs() as lines:
+        assert [status(b"10.0.0.1") for _ in range(5)] == [b"200"] * 3 + [b"500"] * 2
+        assert [status(b"::ffff:10.0.0.2"), status(b"10.0.0.1")] == [b"200", b"500"]
+        assert len(asked) == 4
+        now_s[0] += 1
+        assert [status(b"10.0.0.1") for _ in range(2)] == [b"200", b"500"]
+    assert [(line["log_level"], line["address"]) for line in lines] == [("warning", "10.0.0.1")]
+    assert "10.0.0.1 connects more often than 1 times a second" in lines[0]["reason"]
+    assert authenticator.refused == 4
+
+
+def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys, authenticator) -> None:
+    """Its monitor tells another number than for a key that nobody knows."""
+    for rate, expected in ((HandshakeRate(burst=0), PUT_OFF_STATUS), (HandshakeRate(), 400)):
+        authenticator._rate = rate
+        key = keys.new("a") if expected == PUT_OFF_STATUS else stranger(keys)
+        with (
+            serving(context, keys, authenticator) as server,
+            zmq.Context() as other,
+            other.socket(zmq.DEALER) as dealer,
+        ):
+            dealer.linger = 0
+            dealer.curve_serverkey, dealer.curve_publickey, dealer.curve_secretkey = (
+                text.encode() for text in (key.daemon, key.public, key.secret)
+            )
+            told = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            dealer.connect(server.endpoint)
+            assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+            assert told.poll(PATIENCE_MS)
+            assert recv_monitor_message(told)["value"] == expected
+            dealer.disable_monitor()
+            told.close(0)
+
+
+def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator, tmp_path) -> None:
+    """As long as its time lasts, and then says what it was; it does not take its key for unknown."""
+    authenticator._rate = HandshakeRate(burst=0)
+    file = tmp_path / "a.key"
+    file.touch(0o600)
+    file.write_text(connection_file_text(keys.new("a")))
+    with serving(context, keys, authenticator) as server, ThreadPoolExecutor(1) as pool:
+        trainer = pool.submit(batchd_client.connect, server.endpoint, key=str(file), connect_timeout_s=1.0)
+        while not trainer.done():
+            if authenticator.socket.poll(50):
+                authenticator.answer()
+        with pytest.raises(ConnectTimeout, match="this host connects too often"):
+            trainer.result()
+    assert authenticator.refused > 1
 
 
 @pytest.mark.parametrize("failure", ["a file in its place", "an error of the disk"])

@@ -80,6 +80,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "sample_timeout_s": ("2", 2.0),
         "drain_timeout_s": ("0.5", 0.5),
         "sessions_max": ("9", 9),
+        "sessions_per_peer": ("4", 4),
         "chunk_rows": ("16", 16),
     }
     assert given.keys() == DaemonConfig.model_fields.keys()

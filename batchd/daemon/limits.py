@@ -1,0 +1,92 @@
+"""What one peer may take of the TCP side: sessions, and handshakes by the second. DAEMON process; no clock, no socket.
+
+    a host's bucket: BURST tokens --each handshake takes one--> none left: try again later
+                                  <--PER_S come back each second, up to BURST--
+
+A host of IPv6 is its network of 64 bits, since whoever has one address there has them all.
+
+Invariant: the table never has more than ``HOSTS_MAX`` hosts, and a host that is forgotten was among those that took least.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, IPv6Network, ip_address
+
+BURST = 1_024
+"""Handshakes of one host at once: a crowd of 256 trainers, several times over."""
+PER_S = 32.0
+HOSTS_MAX = 4_096
+ADDRESS_CHARACTERS_MAX = 64
+_HOST_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLimits:
+    """How many sessions there may be: altogether, and of one key (or of one host, where there are no keys)."""
+
+    sessions_max: int
+    sessions_per_peer: int
+
+    @property
+    def strangers_max(self) -> int:
+        """Connections that are no sessions: a whole crowd may be about to greet."""
+        return max(_STRANGERS_MIN, self.sessions_max)
+
+
+_STRANGERS_MIN = 256
+
+
+class HandshakeRate:
+    """A bucket of tokens for each host. The caller has the clock."""
+
+    def __init__(self, burst: int = BURST, per_s: float = PER_S) -> None:
+        self.refused = 0
+        self._burst = burst
+        self._per_s = per_s
+        self._left: dict[str, tuple[float, float]] = {}
+        """For each host: its tokens, and when they were counted. A host that is not here has all of them."""
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def admit(self, host: str, now: float) -> bool:
+        """Take a token of the host; false, and counted, where it has none."""
+        left = self._tokens(host, now)
+        if left < 1:
+            self.refused += 1
+            return False
+        if host not in self._left and len(self._left) >= HOSTS_MAX:
+            self._forget_some(now)
+        self._left[host] = (left - 1, now)
+        return True
+
+    def complaint(self, host: str) -> str:
+        """What a host without tokens is told, and the log."""
+        return (
+            f"{host} connects more often than {self._per_s:g} times a second, after {self._burst} at once; "
+            f"{self.refused} handshakes were put off until now"
+        )
+
+    def _tokens(self, host: str, now: float) -> float:
+        left, counted = self._left.get(host, (float(self._burst), now))
+        return min(float(self._burst), left + max(0.0, now - counted) * self._per_s)
+
+    def _forget_some(self, now: float) -> None:
+        """Make room: those with all their tokens go, and a quarter of all at least, of which those that took least."""
+        by_tokens = sorted(self._left, key=lambda host: self._tokens(host, now))
+        kept = by_tokens[: HOSTS_MAX * 3 // 4]
+        self._left = {host: self._left[host] for host in kept if self._tokens(host, now) < self._burst}
+
+
+@lru_cache(maxsize=HOSTS_MAX)
+def peer_network(address: str) -> str:
+    """Who is one peer among addresses: an IPv4 address, or a network of IPv6; what is neither stands for itself, cut short."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:ADDRESS_CHARACTERS_MAX]
+    if not isinstance(parsed, IPv6Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Network((parsed, _HOST_BITS), strict=False))

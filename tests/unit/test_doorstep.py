@@ -1,0 +1,180 @@
+"""Connections that are no sessions: counted, closed in time, and never anything else closed in their place."""
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchd.daemon.doorstep import STRANGER_TICKS, Doorstep, Grip
+from support.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What closes everything in the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def server(stack) -> socket.socket:
+    """A port of loopback."""
+    return stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+
+@pytest.fixture
+def connect(stack, server):
+    """Connect from an address of loopback: our end and the other one."""
+
+    def connect(host="127.0.0.1"):
+        theirs = stack.enter_context(socket.create_connection(server.getsockname(), PATIENCE_S, (host, 0)))
+        ours, _ = server.accept()
+        stack.enter_context(ours)
+        return ours, theirs
+
+    return connect
+
+
+@pytest.fixture
+def sessions() -> set[int]:
+    """The descriptors that are sessions."""
+    return set()
+
+
+@pytest.fixture
+def doorstep(stack, server, sessions) -> Doorstep:
+    """Two strangers are enough for it."""
+    doorstep = Doorstep(sessions, strangers_max=2)
+    stack.callback(doorstep.close)
+    doorstep.open(server.getsockname()[1])
+    return doorstep
+
+
+def has_ended(theirs: socket.socket) -> bool:
+    """Has the other end been told that it is over?"""
+    return bool(select.select([theirs], [], [], 0)[0]) and theirs.recv(1) == b""
+
+
+def let_pass(doorstep: Doorstep, ticks: int) -> None:
+    for _ in range(ticks):
+        doorstep.tick()
+
+
+def test_a_connection_that_becomes_no_session_is_closed_in_time(doorstep, connect) -> None:
+    """Not before, and only once."""
+    ours, theirs = connect()
+    doorstep.came(ours.fileno())
+
+    let_pass(doorstep, STRANGER_TICKS)
+    assert not has_ended(theirs)
+    with capture_logs() as lines:
+        let_pass(doorstep, 5)
+    assert has_ended(theirs)
+    assert [(line["event"], line["host"], line["closed"]) for line in lines] == [
+        ("remote connection closed", "127.0.0.1", 1)
+    ]
+    assert len(doorstep) == 1
+    doorstep.went(ours.fileno())
+    assert (len(doorstep), doorstep.strangers()) == (0, {})
+
+
+def test_a_session_stays_and_its_connection_goes_some_time_after_it(doorstep, sessions, connect) -> None:
+    """Its last words have time to arrive."""
+    ours, theirs = connect()
+    doorstep.came(ours.fileno())
+    let_pass(doorstep, STRANGER_TICKS // 2)
+    sessions.add(ours.fileno())
+    let_pass(doorstep, 10 * STRANGER_TICKS)
+    sessions.clear()
+    let_pass(doorstep, STRANGER_TICKS)
+    assert not has_ended(theirs)
+    let_pass(doorstep, 1)
+    assert has_ended(theirs)
+
+
+def test_the_host_with_most_strangers_loses_its_oldest(doorstep, sessions, connect) -> None:
+    """Sessions do not count, and who comes alone is not touched for the crowd of another."""
+    alone, guest = connect("127.0.0.2"), connect()
+    crowd = [connect() for _ in range(4)]
+    sessions.add(guest[0].fileno())
+    for ours, _ in (alone, guest, *crowd):
+        doorstep.came(ours.fileno())
+
+    doorstep.settle()
+    doorstep.settle()
+
+    assert [has_ended(theirs) for _, theirs in (alone, guest, *crowd)] == [False, False, True, True, True, False]
+    assert doorstep.strangers() == {alone[0].fileno(): "127.0.0.2", crowd[3][0].fileno(): "127.0.0.1"}
+    assert doorstep.closed == 3
+
+
+def test_a_number_that_means_something_else_by_now_is_left_alone(doorstep, connect, stack) -> None:
+    """ZeroMQ may close a connection at any moment, and the number goes to the next who asks."""
+    ours, _ = connect()
+    number = ours.fileno()
+    doorstep.came(number)
+    other, its_peer = connect()
+    pair, its_end = (stack.enter_context(one) for one in socket.socketpair())
+    reading, writing = os.pipe()
+    stack.callback(os.close, writing)
+
+    for stand_in, peer in ((other.fileno(), its_peer), (pair.fileno(), its_end), (reading, None)):
+        os.dup2(stand_in, number, inheritable=False)
+        doorstep._shut(number, "test")
+        assert peer is None or not has_ended(peer)
+
+    os.write(writing, b"x")
+    assert os.read(number, 1) == b"x"
+    os.close(reading)
+    assert doorstep.closed == 0
+
+
+def test_what_is_no_connection_to_our_port_is_never_noted(doorstep, connect, server, stack) -> None:
+    """A closed number, a pipe, a local socket, a listener, the other end, a datagram socket."""
+    _, theirs = connect()
+    pair, _end = (stack.enter_context(one) for one in socket.socketpair())
+    datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    reading, writing = os.pipe()
+    os.close(writing)
+    for number in (reading, pair.fileno(), server.fileno(), theirs.fileno(), datagrams.fileno()):
+        doorstep.came(number)
+    os.close(reading)
+    doorstep.came(reading)
+    assert len(doorstep) == 0
+
+
+def test_a_number_that_is_accepted_again_is_the_new_connection(doorstep, connect) -> None:
+    """The news of the first one's end may have been lost."""
+    first, _ = connect()
+    doorstep.came(first.fileno())
+    let_pass(doorstep, STRANGER_TICKS)
+    second, theirs = connect()
+    os.dup2(second.fileno(), first.fileno(), inheritable=False)
+    doorstep.came(first.fileno())
+
+    let_pass(doorstep, STRANGER_TICKS)
+    assert not has_ended(theirs)
+    let_pass(doorstep, 1)
+    assert has_ended(theirs)
+
+
+def test_gripping_changes_nothing_about_what_is_held(stack) -> None:
+    """No descriptor more afterwards, and a socket that does not wait still does not."""
+    pair, end = (stack.enter_context(one) for one in socket.socketpair())
+    pair.setblocking(False)
+    grip = Grip()
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+    with grip.on(pair.fileno()) as held:
+        assert held is not None
+        assert os.fstat(held.fileno()).st_ino == os.fstat(pair.fileno()).st_ino
+        assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert not os.get_blocking(pair.fileno())
+    pair.close()
+    assert has_ended(end)
+    with grip.on(end.fileno() + 1000) as held:
+        assert held is None
+    grip.close()

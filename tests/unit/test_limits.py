@@ -1,0 +1,117 @@
+"""What one peer may take: handshakes by the second, in a table that does not grow, and who counts as one peer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.daemon.limits import BURST, HOSTS_MAX, PER_S, HandshakeRate, RemoteLimits, peer_network
+
+
+def admitted(rate: HandshakeRate, host: str, now: float, times: int) -> int:
+    """How many of so many handshakes at once come in."""
+    return sum(rate.admit(host, now) for _ in range(times))
+
+
+def test_a_crowd_comes_in_at_once_and_then_so_many_a_second() -> None:
+    """Who was put off has to wait, and is not punished for trying."""
+    rate = HandshakeRate(burst=256, per_s=32)
+
+    assert admitted(rate, "a", 0.0, 300) == 256
+    assert rate.refused == 44
+    assert admitted(rate, "a", 1.0, 100) == 32
+    assert admitted(rate, "a", 1.5, 100) == 16
+    assert admitted(rate, "a", 1000.0, 300) == 256
+
+
+def test_hosts_do_not_take_each_others_tokens() -> None:
+    """One that has none left is the only one that waits."""
+    rate = HandshakeRate(burst=2, per_s=1)
+
+    assert [rate.admit(host, 0.0) for host in ("a", "a", "a", "b", "a", "b", "b")] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+    """Nor does it take anything."""
+    rate = HandshakeRate(burst=1, per_s=10)
+
+    assert rate.admit("a", 5.0)
+    assert not rate.admit("a", 5.0)
+    assert not rate.admit("a", 4.0)
+    assert rate.admit("a", 5.2)
+
+
+def test_the_table_does_not_grow_and_keeps_those_who_took_most() -> None:
+    """Endlessly many hosts come once each; the one that comes all the time is not forgotten for it."""
+    rate = HandshakeRate(burst=4, per_s=0.001)
+    admitted(rate, "greedy", 0.0, 4)
+
+    for number in range(3 * HOSTS_MAX):
+        assert rate.admit(f"host {number}", 0.0)
+        assert len(rate) <= HOSTS_MAX
+
+    assert not rate.admit("greedy", 0.0)
+
+
+def test_hosts_that_have_all_their_tokens_again_are_forgotten_first() -> None:
+    """They are as good as new."""
+    rate = HandshakeRate(burst=4, per_s=1)
+    for number in range(HOSTS_MAX):
+        rate.admit(f"host {number}", 0.0)
+
+    rate.admit("late", 100.0)
+
+    assert len(rate) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1)), max_size=200))
+def test_no_host_ever_gets_more_than_the_burst_and_the_rate(asked) -> None:
+    """Whatever comes when from whom."""
+    rate, now, came = HandshakeRate(burst=3, per_s=2), 0.0, {"a": 0, "b": 0, "c": 0}
+    for host, pause_s in asked:
+        now += pause_s
+        came[host] += rate.admit(host, now)
+        assert came[host] <= 3 + 2 * now + 1e-6
+
+
+def test_the_complaint_names_host_limits_and_count() -> None:
+    """For the log, and for who is put off."""
+    rate = HandshakeRate()
+    admitted(rate, "10.0.0.5", 0.0, BURST + 7)
+
+    text = rate.complaint("10.0.0.5")
+
+    assert "10.0.0.5 connects more often than 32 times a second, after 1024 at once; 7 handshakes" in text
+    assert (BURST, PER_S) == (1024, 32)
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.5", "10.0.0.5"),
+        ("::ffff:10.0.0.5", "10.0.0.5"),
+        ("::1", "::/64"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("no address", "no address"),
+        ("x" * 1000, "x" * 64),
+    ],
+)
+def test_one_peer_is_an_address_or_a_network_of_version_6(address, network) -> None:
+    """Who has one address of IPv6 has its whole network."""
+    assert peer_network(address) == network
+
+
+def test_a_whole_crowd_may_be_about_to_greet() -> None:
+    """As many strangers as sessions, and never fewer than a small cluster has."""
+    assert RemoteLimits(1000, 10).strangers_max == 1000
+    assert RemoteLimits(1, 1).strangers_max == 256
