@@ -1,17 +1,19 @@
 """Descriptors that are kept for slots, so that no crowd of connections can take them. DAEMON process.
 
     the hard limit  |-- the daemon's own --|-- two for each slot of every ring --|-- connections --|
-                                            held by placeholders until a slot is made
+                                            held by blanks until they become slots
 
-A placeholder is one more descriptor of /dev/null: it costs eight bytes, and its number is taken. Before a slot is made, two are
-closed. A thread of ZeroMQ that accepts a connection in that moment may get a number first; then the next two are closed.
+A blank is a slot without memory: an empty memfd with both its descriptors. It is made ahead of time and not when its slot is
+wanted, because there is no way to free a number for oneself: while connections wait to be accepted, a thread of ZeroMQ takes
+each one that becomes free.
 
-Invariant: while there are placeholders, a slot is not refused for want of descriptors.
+Invariant: while there are blanks, a slot is not refused for want of descriptors.
 """
 
 import os
 import resource
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config
@@ -19,7 +21,10 @@ from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.rings import SLOTS_MIN, RingSize
 from batchd.errors import Problem
 
+MEMORY_NAME = "batchd-slot"
 SLOT_DESCRIPTORS = 2
+BLANKS_MAX = 4_096
+"""Each takes the kernel about 2 KiB and us some 10 us at the start."""
 OWN_DESCRIPTORS = 64
 """Standard streams, ZeroMQ's threads and sockets, the directory's lock, signals, what is read now and then."""
 WORKER_DESCRIPTORS = 6
@@ -31,45 +36,69 @@ TCP_OVERSHOOT = 2_048
 ADVICE = "raise the limit (LimitNOFILE= in the unit, ulimit -Hn, --ulimit nofile= of docker)"
 
 
-class DescriptorReserve:
-    """Placeholders, up to ``count`` of them."""
+class Blank(NamedTuple):
+    """A memfd without a page, mode 0600: the descriptor that writes and the one that only reads."""
+
+    writable: int
+    readable: int
+
+
+class BlankSlots:
+    """Blanks for ``count`` slots, made ahead, but no more than ``BLANKS_MAX`` at a time."""
 
     def __init__(self, count: int = 0) -> None:
         self._count = count
-        self._placeholders: list[int] = []
-        self._fill()
+        self._blanks: list[Blank] = []
+        self._make_ahead()
 
     def __len__(self) -> int:
-        return len(self._placeholders)
+        return len(self._blanks)
 
-    def give(self) -> bool:
-        """Free the numbers that one slot needs; false where none are left."""
-        given = [self._placeholders.pop() for _ in range(min(SLOT_DESCRIPTORS, len(self._placeholders)))]
-        for placeholder in given:
-            os.close(placeholder)
-        return bool(given)
+    def take(self) -> Blank:
+        """A blank for a slot that is made now. Raises ``OSError`` where there is none and none can be made."""
+        try:
+            blank = self._blanks.pop() if self._blanks else make_blank()
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; {ADVICE}") from None
+        self._count -= 1
+        self._make_ahead()
+        return blank
 
-    def used(self, count: int) -> None:
-        """So many of those that were given are in use; take back what else there is."""
-        self._count -= count
-        self._fill()
+    def give_back(self, blank: Blank) -> None:
+        """No slot came of it. It gives its memory back, and is kept where it was one of ours."""
+        self._count += 1
+        if len(self._blanks) < self._count:
+            os.ftruncate(blank.writable, 0)
+            self._blanks.append(blank)
+            return
+        for descriptor in blank:
+            os.close(descriptor)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close what was made ahead."""
         self._count = 0
-        while self.give():
-            pass
+        while self._blanks:
+            for descriptor in self._blanks.pop():
+                os.close(descriptor)
 
-    def _fill(self) -> None:
-        missing = self._count - len(self._placeholders)
-        if missing <= 0:
-            return
+    def _make_ahead(self) -> None:
         try:
-            self._placeholders.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            while len(self._placeholders) < self._count:
-                self._placeholders.append(os.dup(self._placeholders[0]))
+            while len(self._blanks) < min(self._count, BLANKS_MAX):
+                self._blanks.append(make_blank())
         except OSError:
-            return  # taken by others just now: the next slot tries again
+            return  # others have taken the descriptors just now: the next slot tries again
+
+
+def make_blank() -> Blank:
+    """Make one. Raises ``OSError``, and then nothing was made."""
+    writable = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(writable, 0o600)
+        readable = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        os.close(writable)
+        raise
+    return Blank(writable, readable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +112,9 @@ class DescriptorPlan:
 
     @property
     def reserved(self) -> int:
-        """How many are kept for slots. Where there are too few, what connections leave, and half of all at least."""
+        """For how many slots they are kept. Where there are too few, what connections leave, and half of all at least."""
         free = max(0, self.limit - self.own)
-        return min(self.slots, max(free - self.connections, free // 2))
+        return min(self.slots, max(free - self.connections, free // 2)) // SLOT_DESCRIPTORS
 
     def shortage(self) -> str | None:
         """What is not to be had where all streams and all trainers want everything; None where there is enough."""

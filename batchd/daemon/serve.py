@@ -32,7 +32,7 @@ from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.remote import RemoteSessions
-from batchd.daemon.reserve import DescriptorReserve, plan_descriptors
+from batchd.daemon.reserve import BlankSlots, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.runtime import hold
 from batchd.daemon.sessions import Sessions
@@ -83,7 +83,7 @@ def serve(config: Config, options: ServeOptions) -> None:
 
         rings = plan_rings(config)
         _check_memory(rings)
-        reserved = _check_descriptors(config, rings)
+        blanks = _check_descriptors(config, rings)
         streams = {
             number: open_stream(number, name, stream, rings[name], partial(options.progress, name))
             for number, (name, stream) in enumerate(config.streams.items(), 1)
@@ -97,7 +97,7 @@ def serve(config: Config, options: ServeOptions) -> None:
             sample_timeout_s=config.daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if config.daemon.chunk_rows == "auto" else config.daemon.chunk_rows,
         )
-        memory = SlotMemory(DescriptorReserve(reserved))
+        memory = SlotMemory(BlankSlots(blanks))
         stack.callback(memory.close)
         loop = Loop(state, streams, memory, watch)
         workers.enqueue = loop.enqueue
@@ -156,7 +156,7 @@ def _check_memory(rings: dict[str, RingSize]) -> None:
 
 
 def _check_descriptors(config: Config, rings: dict[str, RingSize]) -> int:
-    """How many descriptors to keep for slots. What is too little to begin with is refused; what may be too little is said."""
+    """For how many slots to keep descriptors. What is too little to begin with is refused; what may be too little is said."""
     plan = plan_descriptors(config, rings)
     refusal, shortage_text = plan.refusal(len(rings)), plan.shortage()
     if refusal is not None:

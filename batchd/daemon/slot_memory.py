@@ -14,61 +14,35 @@ import errno
 import fcntl
 import os
 
-from batchd.daemon.memory import available_bytes, shortage
-from batchd.daemon.reserve import ADVICE, SLOT_DESCRIPTORS, DescriptorReserve
+from batchd.daemon.memory import UNLIMITED_BYTES, available_bytes, shortage
+from batchd.daemon.reserve import BlankSlots
 from batchd_wire.slot import UNFINISHED, SlotHeader
 
-MEMORY_NAME = "batchd-slot"
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SlotMemory:
-    """Every slot of the daemon, by number. ``reserve`` are the descriptors that are kept for them."""
+    """Every slot of the daemon, by number. ``blanks`` are what they are made of."""
 
-    def __init__(self, reserve: DescriptorReserve | None = None) -> None:
-        self._reserve = DescriptorReserve() if reserve is None else reserve
+    def __init__(self, blanks: BlankSlots | None = None) -> None:
+        self._blanks = BlankSlots() if blanks is None else blanks
         self._writable: dict[int, int] = {}
         self._readable: dict[int, int] = {}
         self._bytes: dict[int, int] = {}
 
     def create(self, slot: int, slot_bytes: int) -> None:
         """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made."""
-        used = 0
-        self._reserve.give()
-        try:
-            self._create(slot, slot_bytes)
-            used = SLOT_DESCRIPTORS
-        finally:
-            self._reserve.used(used)
-
-    def _create(self, slot: int, slot_bytes: int) -> None:
-        """Make a slot; where somebody else took the descriptors that were freed for it, free others."""
-        while True:
-            try:
-                self._make(slot, slot_bytes)
-            except OSError as error:
-                if error.errno not in {errno.EMFILE, errno.ENFILE}:
-                    raise
-                if not self._reserve.give():
-                    raise OSError(error.errno, f"{error.strerror}: {ADVICE}") from None
-            else:
-                return
-
-    def _make(self, slot: int, slot_bytes: int) -> None:
-        problem = shortage(slot_bytes, available_bytes())
+        problem = shortage(slot_bytes, _available_bytes())
         if problem is not None:
             raise MemoryError(problem)
-        descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        blank = self._blanks.take()
         try:
-            os.fchmod(descriptor, 0o600)
-            os.posix_fallocate(descriptor, 0, slot_bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            os.posix_fallocate(blank.writable, 0, slot_bytes)
+            fcntl.fcntl(blank.writable, fcntl.F_ADD_SEALS, SEALS)
         except OSError:
-            os.close(descriptor)
+            self._blanks.give_back(blank)
             raise
-        self._writable[slot] = descriptor
-        self._readable[slot] = readable
+        self._writable[slot], self._readable[slot] = blank
         self._bytes[slot] = slot_bytes
 
     def __contains__(self, slot: int) -> bool:
@@ -101,7 +75,7 @@ class SlotMemory:
 
     def close(self) -> None:
         """Let go of every slot. Who has one mapped keeps its pages until he unmaps them."""
-        self._reserve.close()
+        self._blanks.close()
         for descriptor in (*self._writable.values(), *self._readable.values()):
             os.close(descriptor)
         self._writable.clear()
@@ -111,3 +85,13 @@ class SlotMemory:
     def _write(self, slot: int, header: SlotHeader) -> None:
         written = os.pwrite(self._writable[slot], header.pack(), 0)
         assert written == len(header.pack()), "a header is shorter than a page, and the page is reserved"
+
+
+def _available_bytes() -> int:
+    """What may still be had. To find out takes a descriptor; where there is none, we rely on the daemon's look at its start."""
+    try:
+        return available_bytes()
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        return UNLIMITED_BYTES

@@ -1,4 +1,4 @@
-"""Descriptors kept for slots: planned at the start, held by placeholders, and there when everything else is taken."""
+"""Descriptors kept for slots: planned at the start, held by blanks, and there when everything else is taken."""
 
 import os
 import resource
@@ -12,13 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.config.tree import Config
+from batchd.daemon import reserve
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.reserve import (
     OWN_DESCRIPTORS,
     SLOT_DESCRIPTORS,
     WORKER_DESCRIPTORS,
+    BlankSlots,
     DescriptorPlan,
-    DescriptorReserve,
     plan_descriptors,
 )
 from batchd.daemon.rings import plan_rings
@@ -53,73 +54,92 @@ def _dup() -> int | None:
         return None
 
 
+@contextmanager
+def no_large_files(bytes_max: int) -> Iterator[None]:
+    """The kernel makes no larger file, also none in memory. Python ignores the signal that goes with it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def open_descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
 
 
-# --- placeholders ----------------------------------------------------------------------------------------------------
+# --- blanks ----------------------------------------------------------------------------------------------------------
 
 
-def test_slots_are_made_where_no_descriptor_is_free_as_many_as_were_reserved() -> None:
+def test_slots_are_made_where_no_descriptor_is_free_as_many_as_there_are_blanks() -> None:
     """The next one is refused with what helps, and nothing of it is left."""
     before = open_descriptors()
-    memory = SlotMemory(DescriptorReserve(3 * SLOT_DESCRIPTORS))
+    memory = SlotMemory(BlankSlots(3))
     with no_free_descriptors():
         for slot in range(3):
             memory.create(slot, SLOT_BYTES)
-        with pytest.raises(OSError, match=r"Too many open files: raise the limit \(LimitNOFILE="):
+        with pytest.raises(OSError, match=r"Too many open files; raise the limit \(LimitNOFILE="):
             memory.create(3, SLOT_BYTES)
     assert [slot in memory for slot in range(4)] == [True, True, True, False]
+    assert all(os.fstat(memory.readable(slot)).st_size == SLOT_BYTES for slot in range(3))
     memory.close()
     assert open_descriptors() == before
 
 
-def test_a_number_that_is_snatched_away_costs_the_reserve_not_the_slot(monkeypatch) -> None:
-    """ZeroMQ's thread may accept a connection between our closing and our opening; what it gives back is reserved again."""
-    reserve = DescriptorReserve(3 * SLOT_DESCRIPTORS)
-    memory = SlotMemory(reserve)
-    stolen: list[int] = []
-    create = os.memfd_create
-
-    def snatch(name: str, flags: int) -> int:
-        if not stolen:
-            stolen.append(os.dup(0))
-        return create(name, flags)
-
-    monkeypatch.setattr(os, "memfd_create", snatch)
+def test_a_slot_for_which_there_is_no_memory_leaves_its_blank() -> None:
+    """Empty again, for the next try."""
+    blanks = BlankSlots(1)
+    memory = SlotMemory(blanks)
     with no_free_descriptors():
+        with no_large_files(SLOT_BYTES - 1), pytest.raises(OSError, match="File too large"):
+            memory.create(0, SLOT_BYTES)
+        assert len(blanks) == 1
         memory.create(0, SLOT_BYTES)
-        assert 0 in memory
-        assert len(reserve) == 3
-        os.close(stolen[0])
-        memory.create(1, SLOT_BYTES)
-        assert len(reserve) == SLOT_DESCRIPTORS
+    assert os.fstat(memory.writable(0)).st_size == SLOT_BYTES
     memory.close()
 
 
-def test_a_slot_that_fails_for_other_reasons_gives_its_descriptors_back() -> None:
-    """What was freed for it is reserved for the next one."""
-    reserve = DescriptorReserve(2 * SLOT_DESCRIPTORS)
-    memory = SlotMemory(reserve)
-    with pytest.raises(MemoryError):
-        memory.create(0, 1 << 60)
-    assert len(reserve) == 2 * SLOT_DESCRIPTORS
+def test_blanks_take_no_memory_and_end_with_the_slots() -> None:
+    """They are made ahead, as many as slots may come and not endlessly many."""
+    before = open_descriptors()
+    blanks = BlankSlots(10)
+    memory = SlotMemory(blanks)
+    assert len(open_descriptors()) == len(before) + 10 * SLOT_DESCRIPTORS
+    assert all(os.fstat(one).st_blocks == 0 for blank in blanks._blanks for one in blank)
+    for slot in range(4):
+        memory.create(slot, SLOT_BYTES)
+    assert len(blanks) == 6
     memory.close()
-    assert len(reserve) == 0
+    assert open_descriptors() == before
 
 
-def test_a_reserve_takes_no_more_than_there_is() -> None:
-    """And fills up when there is more."""
+def test_no_more_blanks_are_made_ahead_than_the_kernel_should_carry(monkeypatch) -> None:
+    """As they are used, others follow."""
+    monkeypatch.setattr(reserve, "BLANKS_MAX", 2)
+    blanks = BlankSlots(3)
+    taken = []
+    for left in (2, 1, 0):
+        taken.append(blanks.take())
+        assert len(blanks) == left
+    for blank in taken:
+        blanks.give_back(blank)
+    blanks.close()
+
+
+def test_blanks_are_made_when_there_are_descriptors_again() -> None:
+    """The next slot tries."""
     with no_free_descriptors() as taken:
-        reserve = DescriptorReserve(4)
-        assert len(reserve) == 0
-        for _ in range(2):
+        blanks = BlankSlots(3)
+        assert len(blanks) == 0
+        for _ in range(SLOT_DESCRIPTORS + 1):
             os.close(taken.pop())
-        reserve.used(0)
-        assert len(reserve) == 2
-    reserve.used(0)
-    assert len(reserve) == 4
-    reserve.close()
+        memory = SlotMemory(blanks)
+        memory.create(0, SLOT_BYTES)
+        assert len(blanks) == 0
+    memory.create(1, SLOT_BYTES)
+    assert len(blanks) == 1
+    memory.close()
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
@@ -148,7 +168,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "reserved", "is_short"),
-    [(10_000, 1000, False), (1600, 1000, False), (1599, 999, True), (1000, 450, True), (200, 50, True), (50, 0, True)],
+    [(10_000, 500, False), (1600, 500, False), (1599, 499, True), (1000, 225, True), (200, 25, True), (50, 0, True)],
 )
 def test_where_there_are_too_few_slots_have_what_connections_leave_and_half_at_least(limit, reserved, is_short) -> None:
     """So neither can take everything from the other."""
