@@ -98,6 +98,11 @@ class Doorstep:
     def __len__(self) -> int:
         return len(self._connections)
 
+    def host_of(self, descriptor: int) -> str:
+        """Where the connection comes from; "" where it went before it was looked at."""
+        connection = self._connections.get(descriptor)
+        return connection.host if connection is not None else ""
+
     def strangers(self) -> dict[int, str]:
         """The hosts of the connections that are no sessions and were not closed, oldest first."""
         return {number: one.host for number, one in self._strangers()}

@@ -134,6 +134,7 @@ class RemoteSessions:
         self._doorstep = Doorstep(self._by_descriptor, limits.strangers_max)
         self._seldom = Seldom()
         self.failed_handshakes = 0
+        self._has_failed = False
         self._ipc_address = ""
 
     def bind(self, endpoint: str, ipc_address: str) -> None:
@@ -272,19 +273,25 @@ class RemoteSessions:
             except zmq.Again:
                 break
             if event & _FAILED_HANDSHAKES:
-                self.failed_handshakes += 1
-                if self._seldom.now("handshake"):
-                    advice = "it may have a key for another daemon, or none"
-                    _log.warning("remote handshake failed", advice=advice, failed=self.failed_handshakes)
+                self._has_failed = True  # ZeroMQ does not say here which connection it was; its end is told next
                 continue
             if event == zmq.EVENT_ACCEPTED:
                 self._doorstep.came(descriptor)
                 continue
+            if self._has_failed:
+                self._note_failure(self._doorstep.host_of(descriptor))
             self._doorstep.went(descriptor)
             session = self._by_descriptor.get(descriptor)
             if session is not None:
                 self._end(session, "")
         self._doorstep.settle()
+
+    def _note_failure(self, host: str) -> None:
+        self._has_failed = False
+        self.failed_handshakes += 1
+        if self._seldom.now(f"handshake {host}"):
+            advice = "it may have a key for another daemon, or none"
+            _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         routing, last = frames[0].bytes, frames[-1]
