@@ -295,7 +295,11 @@ class RemoteSessions:
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         routing, last = frames[0].bytes, frames[-1]
-        descriptor = last.get(zmq.SRCFD)
+        descriptor = _connection(last)
+        if descriptor is None:
+            if self._seldom.now("old"):
+                _log.warning("remote message rejected", reason="a peer speaks ZeroMQ's protocol of before version 3")
+            return
         session = self._by_routing.get(routing)
         if session is not None and _Connection(routing, descriptor) not in session.connections:
             self._end(session, "")  # another connection calls itself the same: the first one is gone
@@ -464,6 +468,14 @@ class RemoteSessions:
             if self._seldom.now("keys"):
                 _log.error("keys cannot be read", reason=str(error))
             return None
+
+
+def _connection(frame: zmq.Frame) -> int | None:
+    """The descriptor of the connection that a message came over; None in ZMTP 1 and 2, which tell none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def _host(frame: zmq.Frame) -> str:

@@ -180,6 +180,22 @@ def test_who_does_not_finish_his_greeting_is_dropped(daemon, words):
     assert wait_until(lambda: daemon.log_lines("remote handshake failed"), "it is logged")[0]["host"] == "127.0.0.1"
 
 
+OLD_PEERS = {
+    "ZMTP 1.0": bytes([1, 0]) + bytes([5, 0]) + b"word",
+    "ZMTP 2.0": b"\xff" + bytes(8) + b"\x7f" + bytes([1, 5]) + bytes([0, 0]) + bytes([0, 4]) + b"word",
+}
+"""Greeting, empty name, one message."""
+
+
+@pytest.mark.parametrize("words", OLD_PEERS.values(), ids=OLD_PEERS)
+@pytest.mark.usefixtures("raw")
+def test_a_peer_of_an_older_zeromq_is_not_heard(daemon, words):
+    """ZeroMQ lets it in where there are no keys, and knows nothing of its connection."""
+    with plain_connection(daemon) as connection:
+        connection.sendall(words)
+        wait_until(lambda: "before version 3" in daemon.log, "its message has arrived")
+
+
 @pytest.mark.usefixtures("raw")
 def test_two_hundred_connections_cut_at_once_leave_nothing(daemon):
     """Reset, as a crashed host's are."""
