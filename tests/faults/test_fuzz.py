@@ -4,71 +4,52 @@ What is sent is made in ``support.hostile_messages`` of whatever messages there 
 somebody thought of. A good trainer reads all the time, and its batches are compared byte for byte.
 """
 
-import itertools
 import os
-import re
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-import msgpack
 import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import batchd_client
-from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.messages import (
     TO_DAEMON,
     TO_DAEMON_LIFELINE,
     TO_TRAINER,
     TO_TRAINER_LIFELINE,
-    Handle,
     Hello,
     Open,
     Pull,
-    Refused,
     Subscribe,
-    Subscribed,
-    Welcome,
 )
-from support.expected import Expected
+from support.fuzzer import PLAIN, Fuzzer
+from support.good_trainers import good_trainers, private_bytes
 from support.hostile_messages import corpus, encode, good_message, hostile_messages, mutated
 from support.raw_peer import RawPeer
-from support.seen import look_at
 from support.waiting import PATIENCE_S, wait_until
 
-EPOCHS = 1 << 20
-PLAIN = {
-    "version": PROTOCOL_VERSION,
-    "rank": 0,
-    "window": 2,
-    "epoch": 0,
-    "step": 0,
-    "end_epoch": None,
-    "fingerprint": None,
-    "wait_us": 1,
-}
-"""What makes a message good where one of its kind would not be, with the example of its type."""
 ZEROMQ, LIFELINE = "ZeroMQ", "lifeline"
-UNUSED_NUMBERS = itertools.count(1_000_000)
 SPOILT_PER_SESSION = 40
 GROWTH_BYTES_MAX = 2 << 20
 
 
-class Fuzzer(RawPeer):
-    """A trainer that says whatever it is told to, listens, and remembers what it could use."""
+class LocalFuzzer(Fuzzer, RawPeer):
+    """Over the lifeline and ipc."""
 
     def __init__(self, runtime_dir: Path) -> None:
-        super().__init__(runtime_dir)
-        self.known = dict(PLAIN)
-        self.refusals = []
+        Fuzzer.__init__(self)
+        RawPeer.__init__(self, runtime_dir)
         self.lifeline.setblocking(False)
 
+    def tell(self, words):
+        """See ``Fuzzer``."""
+        self.say(ZEROMQ, words)
+
     def say(self, over, words):
-        """Send anything, and hear what there is to hear; who was hung up on speaks to nobody."""
+        """The same over either connection."""
         with suppress(ConnectionError, BlockingIOError, zmq.Again):
             if over == LIFELINE:
                 self.lifeline.send(words)
@@ -77,89 +58,30 @@ class Fuzzer(RawPeer):
         self.listen()
 
     def listen(self):
-        """Take in what the daemon has said so far; it is always a message."""
+        """See ``Fuzzer``."""
         with suppress(zmq.Again):
             while True:
-                self._learn(TO_TRAINER.decode(self.dealer.recv(zmq.NOBLOCK)))
+                self.learn(TO_TRAINER.decode(self.dealer.recv(zmq.NOBLOCK)))
         with suppress(BlockingIOError, ChannelClosed, ConnectionResetError):
             while True:
                 message, descriptors = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
                 for descriptor in descriptors:
                     os.close(descriptor)
-                self._learn(message)
+                self.learn(message)
 
     def begin(self):
         """Become a session that holds a batch, as a good trainer would."""
-        for over, kind, name in (
-            (LIFELINE, Hello, "secret"),
-            (ZEROMQ, Open, "daemon"),
-            (ZEROMQ, Subscribe, "generation"),
-        ):
-            self.say(over, good_message(kind, self.known))
-            wait_until(lambda name=name: self.listen() or name in self.known, f"a good {kind.__name__} is answered")
+        self.say(LIFELINE, good_message(Hello, self.known))
+        self.wait_to_learn(Hello, "secret")
+        self.tell_and_learn(Open, "daemon")
+        self.tell_and_learn(Subscribe, "generation")
         return self
-
-    def settle(self):
-        """Wait until the daemon has heard all of it: it answers a message whose number nobody uses."""
-        number = next(UNUSED_NUMBERS)
-        answer = f"message number {number} is not expected here"
-        wait_until(lambda: self.say(ZEROMQ, msgpack.packb([number])) or answer in self.refusals, "the last is answered")
-
-    def _learn(self, message):
-        if isinstance(message, Refused):
-            self.refusals.append(message.text)
-        if isinstance(message, (Welcome, Subscribed, Handle)) or "daemon" in message.field_names:
-            self.known |= {name: getattr(message, name) for name in message.field_names}
-        if isinstance(message, Handle):
-            self.known |= {"released": [(message.sequence, message.generation)], "consumed": message.sequence + 1}
-
-
-class GoodTrainer:
-    """Reads one batch after the other, and knows what each should be."""
-
-    def __init__(self, daemon, connection) -> None:
-        self._connection = connection
-        self._expected = Expected(daemon.config)
-        self._batches = iter(
-            itertools.chain.from_iterable(itertools.repeat(connection.stream("photos", epochs=EPOCHS)))
-        )
-        steps = self._expected.plan.steps
-        self._positions = ((epoch, step) for epoch in range(EPOCHS) for step in range(steps))
-
-    def read(self):
-        """Take the next batch: it is the next one, and is whole."""
-        with next(self._batches) as batch:
-            assert look_at(batch) == self._expected.batch(*next(self._positions))
-
-    def wait_until_alone(self):
-        """Wait until the daemon has heard everything, and has forgotten everybody else."""
-        wait_until(lambda: len(self._connection.status()["trainers"]) == 1, "the daemon has forgotten the others")
-
-
-@contextmanager
-def good_trainer(daemon):
-    """A good trainer of this daemon; at the end the daemon has had no accident."""
-    with batchd_client.connect(daemon.address) as connection:
-        good = GoodTrainer(daemon, connection)
-        good.read()
-        yield good
-        good.wait_until_alone()
-        good.read()
-        status = connection.status()
-        assert (status["daemon"]["worker_deaths"], status["streams"][0]["stopped"]) == (0, None)
-    assert "Traceback" not in daemon.log
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon):
     """A daemon of forty samples."""
     return start_shared_daemon()
-
-
-def private_bytes(pid):
-    """What a process has of memory that it shares with nobody."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)[1]) * 1024
 
 
 # --- messages that are well formed, more or less ------------------------------------------------------------------------
@@ -173,13 +95,13 @@ conversations = st.tuples(st.booleans(), st.lists(words, min_size=1, max_size=12
 
 def converse(daemon, examples):
     """Hold so many conversations; the good trainer reads a batch after each."""
-    with good_trainer(daemon) as good:
+    with good_trainers(daemon) as good:
 
         @settings(max_examples=examples)
         @given(conversations)
         def hold(conversation):
             is_session, said = conversation
-            with Fuzzer(daemon.runtime_dir) as peer:
+            with LocalFuzzer(daemon.runtime_dir) as peer:
                 if is_session:
                     peer.begin()
                 for over, parts in said:
@@ -207,7 +129,7 @@ def test_hostile_values_and_wrong_orders_change_nothing_for_long(daemon):
 def throw(daemon, chance, messages):
     """Send so many spoilt messages, most of them from sessions, some on lifelines."""
     for _ in range(0, messages, SPOILT_PER_SESSION):
-        with Fuzzer(daemon.runtime_dir) as session, Fuzzer(daemon.runtime_dir) as stranger:
+        with LocalFuzzer(daemon.runtime_dir) as session, LocalFuzzer(daemon.runtime_dir) as stranger:
             session.begin()
             over_zeromq, over_lifeline = (
                 corpus(kinds, known=session.known) for kinds in (TO_DAEMON, TO_DAEMON_LIFELINE)
@@ -224,7 +146,7 @@ def throw_rounds(daemon, rounds, messages):
     """Throw round after round; the daemon is not larger after the last than after the first few."""
     chance = Random(1)
     sizes = []
-    with good_trainer(daemon) as good:
+    with good_trainers(daemon) as good:
         for _ in range(rounds):
             throw(daemon, chance, messages)
             good.wait_until_alone()
@@ -249,7 +171,7 @@ def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(daemon):
 
 def test_the_good_messages_of_a_fuzzer_are_obeyed(daemon):
     """Or nothing here would get past the first checks: what is spoilt above was good before."""
-    with good_trainer(daemon), Fuzzer(daemon.runtime_dir) as peer:
+    with good_trainers(daemon), LocalFuzzer(daemon.runtime_dir) as peer:
         peer.begin()
         first = peer.known["sequence"]
         for _ in range(3):

@@ -24,9 +24,9 @@ class Proxy:
     """Passes bytes between whoever connects and a port, in a thread. What it does to them can be changed at any time.
 
     ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of whatever it is; ``delay_s`` is
-    slept before each part is passed on; while ``is_open`` is false nobody gets through; ``alter`` is applied to each part that
-    comes from the daemon. ``passed`` counts the bytes from the daemon on each connection; the one after ``connections_max`` is
-    not let through.
+    slept before each part is passed on; while ``is_open`` is false nobody gets through; ``alter`` gives what the trainer gets
+    instead of each part that the daemon says, and ``spoil`` the other way round. ``passed`` counts the bytes from the daemon on
+    each connection; the one after ``connections_max`` is not let through.
     """
 
     def __init__(self, port: int) -> None:
@@ -36,6 +36,7 @@ class Proxy:
         self.is_open = True
         self.alter: Callable[[bytes], bytes] = bytes
         self.connections = 0
+        self.spoil: Callable[[bytes], bytes] = bytes
         self.connections_max = 1 << 30
         self.passed: list[int] = []
         self._target = port
@@ -104,9 +105,12 @@ class Proxy:
                     if end is daemon and self.cut_after is not None and passed + len(data) > self.cut_after:
                         trainer.sendall(data[: self.cut_after - passed])
                         return
-                    passed += len(data) if end is daemon else 0
-                    self.passed[number] = passed
-                    (daemon if end is trainer else trainer).sendall(data)
+                    if end is daemon:
+                        passed += len(data)
+                        self.passed[number] = passed
+                        trainer.sendall(data)
+                    else:
+                        daemon.sendall(self.spoil(data))
 
 
 def _ip(*arguments: str) -> None:

@@ -1,0 +1,362 @@
+"""The daemon's TCP side, as ``test_fuzz`` does it for the local one: in ZeroMQ's messages, in their bytes, and below ZeroMQ.
+
+A good trainer over TCP and one on this host read all the time, and their batches are compared byte for byte. At the end the
+daemon has the descriptors that it had before, is not larger, and has not filled its log.
+"""
+
+import itertools
+import select
+import socket
+import struct
+import time
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchd_client
+from batchd.daemon.keys import KeyDirectory
+from batchd_wire.keys import connection_file_text, read_connection_key
+from batchd_wire.messages import TO_DAEMON, TO_DAEMON_REMOTE, TO_TRAINER_REMOTE, Greet, Pull, Subscribe
+from support.daemon_process import DaemonProcess
+from support.fuzzer import Fuzzer
+from support.good_trainers import descriptor_count, good_trainers, private_bytes
+from support.hostile_messages import corpus, encode, good_message, hostile_messages, mutated
+from support.hostile_streams import recorded, spoilt
+from support.network import Proxy, free_port
+from support.seen import see
+from support.waiting import PATIENCE_S, wait_until
+
+SPOILT_PER_SESSION = 40
+CONNECTIONS_PER_LOOK = 25
+GROWTH_BYTES_MAX = 2 << 20
+HANDSHAKE_PARTS = 2
+"""Greeting and first command: what comes before the daemon has answered these ends the connection."""
+ANSWER_S = 0.004
+"""How long the daemon is silent before a peer goes on."""
+ENDS_WITHIN_S = 10.0
+"""A daemon hangs up on who does not finish his handshake within five seconds."""
+SELDOM = ("remote message rejected", "remote handshake failed", "remote peer not understood", "peer refused")
+SELDOM_S = 60.0
+NAMES = itertools.count()
+
+
+class Served(NamedTuple):
+    """A daemon, and the connection file of its trainers where it has keys."""
+
+    daemon: DaemonProcess
+    key: object
+    started_s: float
+
+
+class RemoteFuzzer(Fuzzer):
+    """Over TCP; where the daemon hangs up it is connected again, and a stranger."""
+
+    def __init__(self, context, address, key=None, name=None):
+        super().__init__()
+        self.dealer = context.socket(zmq.DEALER)
+        self.dealer.linger = 0
+        if name is not None:
+            self.dealer.routing_id = name + str(next(NAMES)).encode()
+        if key is not None:
+            one = read_connection_key(key)
+            self.dealer.curve_serverkey = one.daemon.encode()
+            self.dealer.curve_publickey, self.dealer.curve_secretkey = one.public.encode(), one.secret.encode()
+        self.dealer.connect(address)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.dealer.close()
+
+    def tell(self, *frames):
+        """See ``Fuzzer``."""
+        with suppress(zmq.Again):
+            self.dealer.send_multipart(frames, zmq.NOBLOCK)
+        self.listen()
+
+    def listen(self):
+        """See ``Fuzzer``."""
+        with suppress(zmq.Again):
+            while True:
+                self.learn(TO_TRAINER_REMOTE.decode(self.dealer.recv_multipart(zmq.NOBLOCK)[0]))
+
+    def begin(self):
+        """Become a session that gets a batch, as a good trainer would."""
+        self.tell_and_learn(Greet, "daemon")
+        self.tell_and_learn(Subscribe, "generation")
+        return self
+
+
+@pytest.fixture(scope="module")
+def plain(start_shared_daemon):
+    """A daemon of forty samples on a port of loopback, without keys."""
+    return Served(start_shared_daemon(tcp=f"127.0.0.1:{free_port()}"), None, time.monotonic())
+
+
+@pytest.fixture(scope="module")
+def keyed(start_shared_daemon, tmp_path_factory):
+    """The same, with CURVE."""
+    folder = tmp_path_factory.mktemp("keyed")
+    file = folder / "conn.key"
+    file.touch(0o600)
+    file.write_text(connection_file_text(KeyDirectory(folder / "keys").new("box")))
+    tcp = f"127.0.0.1:{free_port()}"
+    return Served(start_shared_daemon(tcp=tcp, keys_dir=str(folder / "keys")), file, time.monotonic())
+
+
+@pytest.fixture(scope="module", params=["plain", "keyed"])
+def served(request):
+    """Both, one after the other."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def context():
+    """What all fuzzing peers live in."""
+    context = zmq.Context()
+    context.socket(zmq.PAIR).close()  # its threads start with its first socket
+    yield context
+    context.destroy(linger=0)
+
+
+@contextmanager
+def good_ones(served):
+    """Good trainers; afterwards the daemon has no descriptor more than with them alone, and has said little."""
+    with good_trainers(served.daemon, served.key) as good:
+        before = descriptor_count(served.daemon.pid)
+        yield good
+        wait_until(lambda: descriptor_count(served.daemon.pid) <= before, "the daemon has closed what it had opened")
+    minutes = 1 + int((time.monotonic() - served.started_s) / SELDOM_S)
+    for event in SELDOM:
+        assert len(served.daemon.log_lines(event)) <= minutes, event
+
+
+def settle(served, context):
+    """Wait until the daemon has heard what was said on all connections so far: it answers one that is made now."""
+    with RemoteFuzzer(context, served.daemon.tcp_address, served.key) as peer:
+        peer.settle()
+
+
+# --- messages that are well formed, more or less ------------------------------------------------------------------------
+
+message = hostile_messages(TO_DAEMON_REMOTE) | hostile_messages(TO_DAEMON)
+frames = st.lists(message | st.binary(max_size=40) | st.just(b""), min_size=2, max_size=6)
+words = message.map(lambda one: [one]) | message.map(lambda one: [one]) | frames
+conversations = st.tuples(
+    st.booleans(), st.none() | st.binary(min_size=1, max_size=240), st.lists(words, min_size=1, max_size=12)
+)
+"""Whether the peer is a session that gets batches, what it calls itself, and what it says, in an order that nobody keeps to."""
+
+
+def converse(served, context, examples):
+    """Hold so many conversations; the good trainers read a batch after each."""
+    with good_ones(served) as good:
+
+        @settings(max_examples=examples)
+        @given(conversations)
+        def hold(conversation):
+            is_session, name, said = conversation
+            name = b"x" + name if name else None  # names that start with zero are ZeroMQ's own
+            with RemoteFuzzer(context, served.daemon.tcp_address, served.key, name) as peer:
+                if is_session:
+                    peer.begin()
+                for parts in said:
+                    peer.tell(*(one if isinstance(one, bytes) else encode(one, peer.known) for one in parts))
+                good.read()
+                peer.settle()
+
+        hold()
+
+
+def test_hostile_values_and_wrong_orders_change_nothing(served, context):
+    """From peers that are a session, and from those that have not greeted; in one frame and in several."""
+    converse(served, context, 60)
+
+
+@pytest.mark.slow
+def test_hostile_values_and_wrong_orders_change_nothing_for_long(served, context):
+    """The same, for minutes."""
+    converse(served, context, 10_000)
+
+
+# --- bytes that were messages once -------------------------------------------------------------------------------------
+
+
+def throw(served, context, chance, messages):
+    """Send so many spoilt messages in sessions, some of them in several frames."""
+    for _ in range(0, messages, SPOILT_PER_SESSION):
+        with RemoteFuzzer(context, served.daemon.tcp_address, served.key) as peer:
+            peer.begin()
+            good = corpus(TO_DAEMON_REMOTE, known=peer.known)
+            for _ in range(SPOILT_PER_SESSION):
+                peer.tell(*(mutated(good, chance) for _ in range(chance.choice([1, 1, 1, 1, 2, 5]))))
+            peer.settle()
+
+
+def throw_rounds(served, context, rounds, messages):
+    """Throw round after round; the daemon is not larger after the last than after the first few."""
+    chance = Random(1)
+    sizes = []
+    with good_ones(served) as good:
+        for _ in range(rounds):
+            throw(served, context, chance, messages)
+            good.wait_until_alone()
+            good.read()
+            sizes.append(private_bytes(served.daemon.pid))
+    assert sizes[-1] - sizes[rounds // 3] < GROWTH_BYTES_MAX, sizes
+
+
+def test_spoilt_messages_change_nothing_and_leave_nothing(served, context):
+    """Flipped, cut, repeated and spliced; what is still a message is obeyed."""
+    throw_rounds(served, context, 6, 400)
+
+
+@pytest.mark.slow
+def test_spoilt_messages_change_nothing_and_leave_nothing_for_long(served, context):
+    """The same, for minutes."""
+    throw_rounds(served, context, 60, 4000)
+
+
+# --- below ZeroMQ -------------------------------------------------------------------------------------------------------
+
+
+def port_of(served):
+    """Where the daemon listens."""
+    return int(served.daemon.tcp_address.rpartition(":")[2])
+
+
+def record(served):
+    """What a good trainer says over TCP, from its greeting on, cut into its parts."""
+    said = bytearray()
+    with Proxy(port_of(served)) as proxy:
+        proxy.spoil = lambda data: said.extend(data) or data
+        key = str(served.key) if served.key else None
+        with batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", key=key) as daemon:
+            see(daemon.stream("photos"), 3)
+            daemon.status()
+    return recorded(bytes(said))
+
+
+def say_below(served, parts, *, resets):
+    """Say parts to the daemon; end as a host that crashed, or politely, which the daemon answers with its own end."""
+    address = "127.0.0.1", port_of(served)
+    with suppress(ConnectionError), socket.create_connection(address, timeout=ENDS_WITHIN_S) as connection:
+        for number, part in enumerate(parts):
+            connection.sendall(part)
+            if number < HANDSHAKE_PARTS and hears_the_end(connection):
+                return
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
+        with suppress(OSError):  # it was hung up on already
+            connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+
+def hears_the_end(connection):
+    """Hear what the daemon has to say, until it is silent: is it the end?"""
+    while select.select([connection], [], [], ANSWER_S)[0]:
+        if not connection.recv(1 << 16):
+            return True
+    return False
+
+
+def say_rounds_below(served, context, rounds, connections):
+    """Make round after round of spoilt connections; the daemon is not larger after the last than after the first few."""
+    chance = Random(2)
+    parts = record(served)
+    sizes = []
+    with good_ones(served) as good:
+        for _ in range(rounds):
+            for number in range(connections):
+                say_below(served, spoilt(parts, chance), resets=chance.random() < 1 / 4)
+                if number % CONNECTIONS_PER_LOOK == 0:
+                    good.read()
+            settle(served, context)
+            good.wait_until_alone()
+            sizes.append(private_bytes(served.daemon.pid))
+    assert sizes[-1] - sizes[rounds // 3] < GROWTH_BYTES_MAX, sizes
+
+
+def test_spoilt_connections_change_nothing_and_leave_nothing(served, context):
+    """The greeting, the handshake, lengths of frames and what is in them; all of it was good when it was recorded."""
+    say_rounds_below(served, context, 6, 40)
+
+
+@pytest.mark.slow
+def test_spoilt_connections_change_nothing_and_leave_nothing_for_long(served, context):
+    """The same, for minutes."""
+    say_rounds_below(served, context, 60, 1000)
+
+
+def spoil_on_the_way(served, context, connections):
+    """Let so many good peers talk through somebody who changes what they say, now and then, from the first byte on."""
+    chance = Random(3)
+    with good_ones(served) as good, Proxy(port_of(served)) as proxy:
+        proxy.spoil = lambda said: b"".join(spoilt([said], chance)) if chance.random() < 1 / 3 else said
+        for number in range(connections):
+            with RemoteFuzzer(context, f"tcp://127.0.0.1:{proxy.port}", served.key) as peer:
+                for kind in (Greet, Subscribe, Pull, Pull):
+                    peer.tell(good_message(kind, peer.known))
+                    peer.dealer.poll(20)
+            if number % CONNECTIONS_PER_LOOK == 0:
+                good.read()
+        proxy.drop()
+        settle(served, context)
+
+
+def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing(keyed, context):
+    """A recorded handshake of CURVE fails when it is played again; one that is changed while it is made gets farther."""
+    spoil_on_the_way(keyed, context, 60)
+
+
+@pytest.mark.slow
+def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing_for_long(keyed, context):
+    """The same, for minutes."""
+    spoil_on_the_way(keyed, context, 5_000)
+
+
+def test_a_message_that_cannot_be_decrypted_ends_its_connection_at_once(keyed, context):
+    """ZeroMQ would keep it half alive, and abort when it breaks in the end, if it had to tell of it on the monitor."""
+    with good_ones(keyed), Proxy(port_of(keyed)) as proxy:
+        for _ in range(5):
+            proxy.spoil = lambda said: said
+            with RemoteFuzzer(context, f"tcp://127.0.0.1:{proxy.port}", keyed.key) as peer:
+                peer.begin()
+                gone = len(keyed.daemon.log_lines("remote trainer gone"))
+                proxy.spoil = lambda said: said[:-1] + bytes([said[-1] ^ 1])
+                peer.tell(good_message(Pull, peer.known))
+                wait_until(
+                    lambda gone=gone: len(keyed.daemon.log_lines("remote trainer gone")) > gone,
+                    "its session has ended",
+                    ENDS_WITHIN_S / 4,
+                )
+
+
+# --- the tools themselves -----------------------------------------------------------------------------------------------
+
+
+def test_the_good_messages_of_a_fuzzer_are_obeyed(served, context):
+    """Or nothing here would get past the first checks: what is spoilt above was good before."""
+    with good_ones(served), RemoteFuzzer(context, served.daemon.tcp_address, served.key) as peer:
+        peer.begin()
+        first = peer.known["sequence"]
+        for _ in range(3):
+            peer.tell(good_message(Pull, peer.known))
+        wait_until(lambda: peer.listen() or peer.known["sequence"] > first + 1, "the next batches come", PATIENCE_S)
+
+
+def test_what_is_recorded_begins_a_session_when_it_is_played_again(plain):
+    """It is good before it is spoilt, down to its last byte."""
+    parts = record(plain)
+    before = len(plain.daemon.log_lines("remote trainer"))
+    with good_ones(plain):
+        say_below(plain, parts, resets=False)
+        wait_until(lambda: len(plain.daemon.log_lines("remote trainer")) > before + 1, "it is a session")

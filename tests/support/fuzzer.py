@@ -1,0 +1,72 @@
+"""A trainer that says whatever it is told to, and remembers of the answers what it could use. For fuzzing a daemon.
+
+Each way to a daemon has its own kind, which says how to ``tell`` and to ``listen``.
+"""
+
+import itertools
+from typing import Any
+
+import msgpack
+
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.codec import Message
+from batchd_wire.messages import Handle, Parcel, Refused, Subscribed, Welcome
+from support.hostile_messages import good_message
+from support.waiting import wait_until
+
+PLAIN: dict[str, Any] = {
+    "version": PROTOCOL_VERSION,
+    "host": "",
+    "rank": 0,
+    "window": 2,
+    "epoch": 0,
+    "step": 0,
+    "end_epoch": None,
+    "fingerprint": None,
+    "wait_us": 1,
+}
+"""What makes a message good where one of its kind would not be, with the example of its type."""
+_unused_numbers = itertools.count(1_000_000)
+
+
+class Fuzzer:
+    """See above. ``known`` is what the next good message is made of."""
+
+    def __init__(self) -> None:
+        self.known = dict(PLAIN)
+        self.refusals: list[str] = []
+
+    def tell(self, *frames: bytes) -> None:
+        """Send anything over ZeroMQ, and hear what there is to hear; who was hung up on speaks to nobody."""
+        raise NotImplementedError
+
+    def listen(self) -> None:
+        """Take in what the daemon has said so far; it is always a message."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Wait until the daemon has heard all of it: it answers a message whose number nobody uses."""
+        number = next(_unused_numbers)
+        answer = f"message number {number} is not expected here"
+        wait_until(
+            lambda: self.tell(msgpack.packb([number])) or answer in self.refusals,
+            "the last is answered",
+        )
+
+    def tell_and_learn(self, kind: type[Message], name: str) -> None:
+        """Send a good message, and wait until its answer has said what ``name`` is."""
+        self.tell(good_message(kind, self.known))
+        self.wait_to_learn(kind, name)
+
+    def wait_to_learn(self, kind: type[Message], name: str) -> None:
+        """Wait for the answer to a good message."""
+        wait_until(lambda: self.listen() or name in self.known, f"a good {kind.__name__} is answered")
+
+    def learn(self, message: Message) -> None:
+        """Keep of a message what may be of use."""
+        if isinstance(message, Refused):
+            self.refusals.append(message.text)
+        if isinstance(message, (Welcome, Subscribed, Handle, Parcel)) or "daemon" in message.field_names:
+            self.known |= {name: getattr(message, name) for name in message.field_names}
+        if isinstance(message, (Handle, Parcel)):
+            self.known |= {"released": [(message.sequence, message.generation)], "consumed": message.sequence + 1}

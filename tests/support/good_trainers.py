@@ -1,0 +1,96 @@
+"""Trainers that read on while others misbehave, and know what every batch should be. For tests of processes.
+
+with good_trainers(daemon) as good: ...      one on this host; another over TCP where the daemon listens there
+good.read()                                  each takes its next batch, byte for byte
+
+Invariant: at the end of the ``with`` everybody else is forgotten, and no worker and no stream has come to harm.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import batchd_client
+from support.daemon_process import DaemonProcess
+from support.expected import Expected
+from support.seen import look_at
+from support.waiting import wait_until
+
+EPOCHS = 1 << 20
+
+
+class GoodTrainer:
+    """Reads one batch after the other, and knows what each should be."""
+
+    def __init__(self, expected: Expected, connection: batchd_client.Daemon) -> None:
+        self._expected = expected
+        self._batches = iter(
+            itertools.chain.from_iterable(itertools.repeat(connection.stream("photos", epochs=EPOCHS)))
+        )
+        steps = expected.plan.steps
+        self._positions = ((epoch, step) for epoch in range(EPOCHS) for step in range(steps))
+
+    def read(self) -> None:
+        """Take the next batch: it is the next one, and is whole."""
+        with next(self._batches) as batch:
+            assert look_at(batch) == self._expected.batch(*next(self._positions))
+
+
+class GoodTrainers:
+    """All good trainers of one daemon."""
+
+    def __init__(self, daemon: DaemonProcess, connections: list[batchd_client.Daemon]) -> None:
+        expected = Expected(daemon.config)
+        self._connections = connections
+        self._all = [GoodTrainer(expected, connection) for connection in connections]
+
+    def read(self) -> None:
+        """Let each read its next batch."""
+        for one in self._all:
+            one.read()
+
+    def status(self) -> dict[str, Any]:
+        """The daemon's status, asked by one of them."""
+        return self._connections[0].status()
+
+    def wait_until_alone(self) -> None:
+        """Wait until the daemon has heard everything, and has forgotten everybody else."""
+        wait_until(lambda: len(self.status()["trainers"]) == len(self._all), "the daemon has forgotten the others")
+
+
+@contextmanager
+def good_trainers(daemon: DaemonProcess, key: Path | None = None) -> Iterator[GoodTrainers]:
+    """Good trainers of this daemon, the one over TCP with ``key``; at the end the daemon has had no accident."""
+    with ExitStack() as stack:
+        connections = [stack.enter_context(batchd_client.connect(daemon.address))]
+        if daemon.tcp_address is not None:
+            far = batchd_client.connect(daemon.tcp_address, key=str(key) if key else None, reconnect_timeout_s=0.0)
+            connections.append(stack.enter_context(far))
+        good = GoodTrainers(daemon, connections)
+        good.read()
+        yield good
+        good.wait_until_alone()
+        good.read()
+        status = good.status()
+        assert (status["daemon"]["worker_deaths"], status["streams"][0]["stopped"]) == (0, None)
+    assert "Traceback" not in daemon.log
+
+
+def private_bytes(pid: int) -> int:
+    """What a process has of memory that it shares with nobody."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def descriptor_count(pid: int) -> int:
+    """How many descriptors a process has open, without those of slots: a ring grows when it is first needed."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found += not str(link.readlink()).startswith("/memfd:")
+    return found
