@@ -18,9 +18,10 @@ import zmq
 from batchd_client.errors import ProtocolError
 from batchd_client.lifeline import SessionLost
 from batchd_client.memory import SlotMemory
+from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import Parcel
-from batchd_wire.pieces import PARTS_MAX
+from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
 
@@ -61,8 +62,12 @@ class ReceiveBuffers:
         self._free: list[ReceiveBuffer] = []
 
     def take(self) -> ReceiveBuffer:
-        """A buffer for one batch. Paired with ``give_back``."""
-        return self._free.pop() if self._free else ReceiveBuffer(self._slot_bytes)
+        """A buffer for one batch. Paired with ``give_back``. Raises ``ProtocolError`` where this machine has not the memory."""
+        try:
+            return self._free.pop() if self._free else ReceiveBuffer(self._slot_bytes)
+        except OSError as error:
+            text = f"a batch of {self._slot_bytes} bytes, for which there is no memory here: {error.strerror}"
+            raise ProtocolError(text) from None
 
     def give_back(self, buffer: ReceiveBuffer) -> None:
         """Nobody reads the buffer any more."""
@@ -153,6 +158,7 @@ def remote_socket(context: "zmq.Context[zmq.Socket[bytes]]", key: ConnectionKey 
         socket.setsockopt(getattr(zmq, name), value)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, PIECE_BYTES))
     socket.setsockopt(zmq.RCVHWM, 0)  # what may come is bounded by the window
     if key is not None:
         socket.curve_serverkey = key.daemon.encode()

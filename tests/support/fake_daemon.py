@@ -43,13 +43,11 @@ from batchd_wire.messages import (
     SlotShared,
     Status,
     Subscribe,
-    Subscribed,
     Unsubscribe,
     Welcome,
 )
 from batchd_wire.runtime import RuntimeDirectory, runtime_directory
 from batchd_wire.slot import SlotHeader
-from batchd_wire.views import slot_arrays
 from support.fake_stream import FakeSession, FakeSlot, FakeStream, FakeSubscription
 
 PATIENCE_S = 20.0
@@ -266,25 +264,9 @@ class FakeDaemon:
             self.send(session, Refused(asked.request, 0, *refusal))
             return
         number = 1 + sum(len(one.subscriptions) for one in self.sessions) + 100 * self.ended_sessions
-        window = asked.window or stream.window
-        subscription = FakeSubscription(number, asked, stream.positions(asked), window)
+        subscription = FakeSubscription(number, asked, stream.positions(asked), asked.window or stream.window)
         session.subscriptions[number] = subscription
-        self.send(
-            session,
-            Subscribed(
-                asked.request,
-                number,
-                stream.fingerprint,
-                stream.steps * stream.rows,
-                stream.rows,
-                stream.steps,
-                stream.rounds(0, asked.world_size),
-                stream.rounds(asked.step, asked.world_size),
-                window,
-                stream.layout.to_wire(),
-                ["cat", "dog"],
-            ),
-        )
+        self.send(session, stream.admit(asked, number))
 
     def _pull(self, session: FakeSession, pull: Pull) -> None:
         subscription = session.subscriptions[pull.subscription]
@@ -339,11 +321,7 @@ class FakeDaemon:
         slot.generation += 1
         header = SlotHeader(slot.generation, slot.number, epoch, step, self.stream.rows, 0)
         if self.stream.writes_pixels:
-            page = bytearray(self.stream.layout.slot_bytes)
-            arrays = slot_arrays(page, self.stream.layout)
-            arrays["image"][:] = (10 * epoch + step) % 256
-            arrays["label"][:] = self.stream.label(epoch, step)
-            os.pwrite(slot.descriptor, page, 0)
+            os.pwrite(slot.descriptor, self.stream.page(epoch, step), 0)
         os.pwrite(slot.descriptor, header.pack(), 0)
 
     def _share(self, session: FakeSession, slot: FakeSlot) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batchd_wire.fields import Field, SlotLayout, place_fields
-from batchd_wire.messages import Subscribe
+from batchd_wire.messages import Subscribe, Subscribed
+from batchd_wire.views import slot_arrays
 
 
 @dataclass
@@ -43,6 +44,30 @@ class FakeStream:
                     yield epoch, start + asked.rank * left // asked.world_size
                 start += asked.world_size
             epoch, start = epoch + 1, 0
+
+    def page(self, epoch: int, step: int) -> bytearray:
+        """A slot with this position in it, but for its header."""
+        page = bytearray(self.layout.slot_bytes)
+        arrays = slot_arrays(page, self.layout)
+        arrays["image"][:] = (10 * epoch + step) % 256
+        arrays["label"][:] = self.label(epoch, step)
+        return page
+
+    def admit(self, asked: Subscribe, number: int) -> Subscribed:
+        """Admit a claim as this subscription."""
+        return Subscribed(
+            asked.request,
+            number,
+            self.fingerprint,
+            self.steps * self.rows,
+            self.rows,
+            self.steps,
+            self.rounds(0, asked.world_size),
+            self.rounds(asked.step, asked.world_size),
+            asked.window or self.window,
+            self.layout.to_wire(),
+            ["cat", "dog"],
+        )
 
     def label(self, epoch: int, step: int) -> np.ndarray:
         """What the field ``label`` holds at a position."""

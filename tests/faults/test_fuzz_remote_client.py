@@ -1,0 +1,216 @@
+"""A daemon on another host that sends what is nearly right: the client ends each call by its deadline, well or with its own error.
+
+What it cannot know is believed: other pixels, another label. Nothing is ever read or written outside of its own buffers, and
+with an honest daemon the next connection is as good as ever.
+"""
+
+import time
+from contextlib import suppress
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import batchd_client
+from batchd_client.errors import BatchdClientError, DaemonUnavailable, ProtocolError
+from batchd_wire.fields import SLOT_BYTES_MAX
+from batchd_wire.messages import TO_TRAINER_REMOTE, Greeted, Parcel, Subscribed
+from batchd_wire.pieces import PIECE_BYTES
+from support.fake_remote import FakeRemoteDaemon, honest
+from support.fuzzer import PLAIN
+from support.hostile_messages import corpus, encode, hostile_messages, mutated
+
+DEADLINE_S = 0.1
+ENDS_WITHIN_S = 10.0
+"""A few deadlines, one after the other, with the time that finding out what is wrong may take; and a busy machine."""
+SPOILT_SHARE = 0.1
+
+
+@pytest.fixture(scope="module")
+def fake():
+    """A daemon that does whatever it is told."""
+    with FakeRemoteDaemon() as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def _honest_in_the_end(fake):
+    """Whatever it sent, the next connection reads an epoch."""
+    yield
+    fake.alter = honest
+    with batchd_client.connect(fake.address) as daemon:
+        assert [batch["image"].max() for batch in daemon.stream("photos", epochs=1)] == [0, 1, 2, 3, 4]
+
+
+def connect(fake):
+    """Connect with deadlines that can be waited for."""
+    return batchd_client.connect(
+        fake.address, connect_timeout_s=DEADLINE_S, reconnect_timeout_s=DEADLINE_S, batch_timeout_s=DEADLINE_S
+    )
+
+
+def train(fake):
+    """Ask everything that there is to ask, and read an epoch; an error of the client ends it, and the deadline."""
+    began_s = time.monotonic()
+    with suppress(BatchdClientError), connect(fake) as daemon:
+        daemon.status()
+        stream = daemon.stream("photos", epochs=1)
+        daemon.bad("photos")
+        len(stream)
+        with np.errstate(all="ignore"):
+            for batch in stream:
+                for array in batch.values():
+                    array.sum()
+    assert time.monotonic() - began_s < ENDS_WITHIN_S
+
+
+def fields_of(message):
+    """What a message says, by name."""
+    return {name: getattr(message, name) for name in message.field_names}
+
+
+# --- messages that are well formed, more or less, and frames that are not those which are due ---------------------------
+
+layouts = st.builds(
+    lambda dtype, shape, offset, rows, slot_bytes: [[["image", dtype, shape, offset]], rows, slot_bytes],
+    st.sampled_from(["uint8", "float16", "bool", "object"]),
+    st.lists(st.sampled_from([0, 1, 2, 1 << 20, 1 << 40]), max_size=3),
+    st.sampled_from([0, 4096, 4097, 8192, 1 << 39]),
+    st.sampled_from([0, 1, 4, 5, 1 << 40]),
+    st.sampled_from([0, 4096, 8192, 1 << 30, SLOT_BYTES_MAX, SLOT_BYTES_MAX + 1]),
+)
+FRAME_CHANGES = {
+    "as they are": lambda frames: frames,
+    "the first alone": lambda frames: frames[:1],
+    "without the last": lambda frames: frames[:-1],
+    "one too many": lambda frames: [*frames, b""],
+    "a long one too many": lambda frames: [*frames, bytes(1000)],
+    "an empty one first": lambda frames: [b"", *frames],
+    "all empty": lambda frames: [frames[0], *(b"" for _ in frames[1:])],
+    "the last cut": lambda frames: [*frames[:-1], frames[-1][:-1]],
+    "the last longer": lambda frames: [*frames[:-1], frames[-1] + b"!"],
+    "twice": lambda frames: frames * 2,
+    "the other way round": lambda frames: frames[::-1],
+    "one that is far too long": lambda frames: [*frames[:-1], bytes(2 * PIECE_BYTES)],
+    "none": lambda _frames: [],
+}
+changes = st.tuples(
+    st.none() | hostile_messages(TO_TRAINER_REMOTE),
+    st.just("as they are") | st.sampled_from(list(FRAME_CHANGES)),
+    st.none() | layouts,
+)
+scripts = st.dictionaries(st.integers(0, 8), changes, min_size=1, max_size=3)
+"""What becomes of the messages with these numbers: what is said instead, in which frames, and with which layout."""
+
+
+def keep_to(script):
+    """An ``alter`` that counts what is sent, and changes what the script names."""
+    sent = -1
+
+    def alter(message, frames):
+        nonlocal sent
+        sent += 1
+        if sent not in script:
+            return frames
+        parts, change, layout = script[sent]
+        known = fields_of(message)
+        if parts is not None:
+            frames = [encode(parts, known), *frames[1:]]
+        elif layout is not None and isinstance(message, Subscribed):
+            frames = [encode([message.code, *(known | {"layout": layout}).values()], {})]
+        return FRAME_CHANGES[change](frames)
+
+    return alter
+
+
+def follow_scripts(fake, examples):
+    """Let so many trainers meet a daemon that keeps to a script."""
+
+    @settings(max_examples=examples)
+    @given(scripts)
+    def follow(script):
+        fake.alter = keep_to(script)
+        train(fake)
+
+    follow()
+
+
+def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours(fake):
+    """In whatever the daemon says first, later, or all the time."""
+    follow_scripts(fake, 120)
+
+
+@pytest.mark.slow
+def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours_for_long(fake):
+    """The same, for minutes."""
+    follow_scripts(fake, 5_000)
+
+
+# --- bytes that were messages once -------------------------------------------------------------------------------------
+
+
+def meet_spoilt_bytes(fake, trainers):
+    """Let so many trainers meet a daemon whose messages are spoilt on their way, now and then."""
+    chance = Random(4)
+    others = corpus(TO_TRAINER_REMOTE, known=PLAIN)
+
+    def alter(_message, frames):
+        if chance.random() > SPOILT_SHARE:
+            return frames
+        number = chance.randrange(len(frames))
+        return [*frames[:number], mutated([frames[number], *others], chance), *frames[number + 1 :]]
+
+    for _ in range(trainers):
+        fake.alter = alter
+        train(fake)
+
+
+def test_spoilt_bytes_end_in_an_error_of_ours(fake):
+    """Flipped, cut, repeated and spliced; what is still a message is believed."""
+    meet_spoilt_bytes(fake, 200)
+
+
+@pytest.mark.slow
+def test_spoilt_bytes_end_in_an_error_of_ours_for_long(fake):
+    """The same, for minutes."""
+    meet_spoilt_bytes(fake, 5_000)
+
+
+# --- some of it by name -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_any_memory_is_refused(fake):
+    """It is the daemon's layout that says how much memory is wanted."""
+    layout = [[["image", "uint8", [1 << 37], 4096]], 4, SLOT_BYTES_MAX]
+    fake.alter = lambda message, frames: (
+        [encode([message.code, *(fields_of(message) | {"layout": layout}).values()], {})]
+        if isinstance(message, Subscribed)
+        else frames
+    )
+    with connect(fake) as daemon, pytest.raises(ProtocolError, match=str(SLOT_BYTES_MAX)):
+        next(iter(daemon.stream("photos")))
+
+
+@pytest.mark.parametrize("change", ["without the last", "one too many", "the last cut", "the last longer"])
+def test_a_batch_whose_frames_do_not_fit_is_refused(fake, change):
+    """Their number and their lengths follow from the layout."""
+    fake.alter = lambda message, frames: FRAME_CHANGES[change](frames) if isinstance(message, Parcel) else frames
+    with connect(fake) as daemon, pytest.raises(ProtocolError):
+        next(iter(daemon.stream("photos")))
+
+
+def test_a_frame_that_no_message_has_ends_the_connection(fake):
+    """It is not even taken in, and the trainer tries again until its deadline."""
+    change = FRAME_CHANGES["one that is far too long"]
+    fake.alter = lambda message, frames: change(frames) if isinstance(message, Parcel) else frames
+    with connect(fake) as daemon, pytest.raises(DaemonUnavailable):
+        next(iter(daemon.stream("photos")))
+
+
+def test_a_second_greeting_is_refused(fake):
+    """A session begins once."""
+    fake.alter = lambda message, frames: frames if isinstance(message, Greeted) else [Greeted("again", "").encode()]
+    with connect(fake) as daemon, pytest.raises(ProtocolError, match="twice"):
+        daemon.status()
