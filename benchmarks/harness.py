@@ -56,21 +56,22 @@ class Bench:
         self.figures.append(figure)
         print(figure.line, flush=True)
 
-    def config(
-        self, *, pipeline: str = CROP, batch_size: int = 256, workers: int = 2, repeats: int = 4, **keys: str
-    ) -> Path:
-        """Write a configuration with one stream, ``photos``, over the photographs ``repeats`` times; ``keys`` are more of it."""
+    def config(self, *, workers: int = 2, **stream: Any) -> Path:
+        """Write a configuration with one stream, ``photos``; ``stream`` is what ``self.stream`` takes."""
+        path = self.scratch / "batchd.toml"
+        path.write_text(f'[daemon]\nworkers = {workers}\nmemory = "2GiB"\n{self.stream("photos", **stream)}')
+        return path
+
+    def stream(self, name: str, *, pipeline: str = CROP, batch_size: int = 256, repeats: int = 4, **keys: str) -> str:
+        """The part of a configuration about a stream over the photographs ``repeats`` times; ``keys`` are more of it."""
         files = sorted(path for path in self.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
         listing = self.scratch / f"list-{repeats}.txt"
         listing.write_text("".join(f"{path} 0\n" for path in files * repeats))
-        path = self.scratch / "batchd.toml"
-        path.write_text(
-            f'[daemon]\nworkers = {workers}\nmemory = "2GiB"\n[streams.photos]\n'
-            f'source = {{ type = "list", path = "{listing}", allow_outside_root = true }}\n'
+        return (
+            f'[streams.{name}]\nsource = {{ type = "list", path = "{listing}", allow_outside_root = true }}\n'
             f"batch_size = {batch_size}\npipeline = {pipeline}\n"
             + "".join(f"{key} = {value}\n" for key, value in keys.items())
         )
-        return path
 
 
 @contextmanager

@@ -1,37 +1,57 @@
 """What does the network cost? 38.5 MB batches over loopback TCP against a bare pair of processes, and what others notice.
 
-The stream does not change from epoch to epoch, so after the first one nothing is decoded: all that is left is sending.
+Where sending is measured, the stream does not change from epoch to epoch, so after the first one nothing is decoded.
+
+Where it is measured what others cost a trainer, that trainer's own work is the same on both sides: fresh batches, decoded for
+it alone. What the slow one reads is decoded already, and is only sent. What the hostile one says is never admitted as a claim,
+which would have its fair share. One worker decodes, so that two cores have room for everybody: a loss is then the daemon's, and
+not the want of a core. The sides take turns every few batches, as the noise of a shared machine lasts for seconds.
 """
 
 import os
+import random
 import signal
 import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import zmq
 from harness import RESIZE, Bench, Figure, Player, endless, orders, spread
 
 import batchd
 import batchd_client
 from batchd.daemon.keys import KeyDirectory
+from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.keys import connection_file_text
+from batchd_wire.messages import AskStatus, Greet, Pull, Subscribe
 
 BATCHES = 160
 BATCH_BYTES = 256 * 224 * 224 * 3
 CLIENTS = 200
 LONG = 40
 """Batches that have to be decoded, so many that those which were ready before count for little."""
+TURN = 8
+"""So many batches a turn; with one worker a second or two."""
+SLOW_SHARE = 0.05
+"""What a slow trainer reads, in images, of what the one beside it does."""
+SLOW_BATCH = 32
+IMAGE_BYTES = BATCH_BYTES // 256
+HOSTILE_PER_S = 200.0
+CONNECTION_EVERY = 4
+"""Of so many hostile acts one is a connection, below ZeroMQ; the others are messages."""
 
 
 def run(bench: Bench) -> None:
-    """One and two subscriptions, with keys, beside a stopped trainer, and two hundred at once."""
+    """One and two subscriptions, with keys, beside a stopped, a slow and a hostile trainer, and two hundred at once."""
     _throughput(bench)
     _beside_a_stopped_one(bench)
+    _beside_a_slow_one(bench)
+    _beside_a_hostile_one(bench)
     _many_clients(bench)
 
 
@@ -88,6 +108,50 @@ def _beside_a_stopped_one(bench: Bench) -> None:
     bench.report(Figure("remote-stopped-cost", statistics.median(ratios), ">=", 0.95))
 
 
+def _beside_a_slow_one(bench: Bench) -> None:
+    """Decoded images/s of a local trainer, alone and beside a remote one that reads steadily at a twentieth of its rate."""
+    still = bench.stream("still", pipeline=RESIZE, batch_size=SLOW_BATCH, repeats=1, shuffle="false")
+    with ExitStack() as stack:
+        address, near, _ = stack.enter_context(_served(bench, "slow", workers=1, more=still))
+        local = stack.enter_context(Player(_trainer, near, None))
+        slow = stack.enter_context(Player(_slow, address))
+        slow.tell(20.0)
+        local.ask(TURN)
+        slow.ask("enough")
+        per_s = SLOW_SHARE * local.ask(TURN) / IMAGE_BYTES / SLOW_BATCH
+        ratios = _ratios(bench, local, slow, per_s)
+    print(f"a local trainer beside a slow remote one / alone: {spread(ratios, 3)}")
+    bench.report(Figure("remote-slow-cost", statistics.median(ratios), ">=", 0.95))
+
+
+def _beside_a_hostile_one(bench: Bench) -> None:
+    """Decoded images/s of a trainer, local or remote, alone and while somebody throws messages and connections at the port."""
+    with ExitStack() as stack:
+        address, near, _ = stack.enter_context(_served(bench, "hostile", workers=1))
+        hostile = stack.enter_context(Player(_hostile, address))
+        for side, place in (("local", near), ("remote", address)):
+            with Player(_trainer, place, None) as trainer:
+                trainer.ask(TURN)
+                ratios = _ratios(bench, trainer, hostile, HOSTILE_PER_S)
+            print(f"a {side} trainer while the port is attacked / alone: {spread(ratios, 3)}")
+            bench.report(Figure(f"remote-attacked-{side}", statistics.median(ratios), ">=", 0.95))
+
+
+def _ratios(bench: Bench, good: Player, other: Player, per_s: float) -> list[float]:
+    """The good one's rate beside the other, who acts so often a second, to its rate alone; each side is first in turn."""
+    ratios = []
+    for number in range(2 * bench.rounds):
+        rates = {}
+        for is_beside in (False, True) if number % 2 else (True, False):
+            if is_beside:
+                other.tell(per_s)
+            rates[is_beside] = good.ask(TURN)
+            if is_beside:
+                assert other.ask("enough"), "it did nothing"
+        ratios.append(rates[True] / rates[False])
+    return ratios
+
+
 def _many_clients(bench: Bench) -> None:
     """So many connect within 100 ms to a warm stream of small batches; when has the last one its first batch?"""
     config = {"batch_size": 8, "pipeline": SMALL, "memory": '"1GiB"'}
@@ -107,15 +171,20 @@ SMALL = '[ { op = "decode" }, { op = "resize", size = [32, 32] } ]'
 
 
 @contextmanager
-def _served(bench: Bench, name: str, *, with_key: bool = False, **keys: Any) -> Iterator[tuple[str, str, Path | None]]:
-    """A daemon with a port: its address in the network and on this host, and a connection file where it has keys."""
+def _served(
+    bench: Bench, name: str, *, with_key: bool = False, more: str = "", **keys: Any
+) -> Iterator[tuple[str, str, Path | None]]:
+    """A daemon with a port: its address in the network and on this host, and a connection file where it has keys.
+
+    ``more`` is added to its configuration.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     config = bench.config(**keys)
     folder = bench.scratch / name
     lines = f'[daemon]\ntcp = "127.0.0.1:{port}"\nkeys_dir = "{folder}"\n'
     file = bench.scratch / f"{name}.toml"
-    file.write_text(config.read_text().replace("[daemon]\n", lines))
+    file.write_text(config.read_text().replace("[daemon]\n", lines) + more)
     key = None
     if with_key:
         key = bench.scratch / f"{name}.key"
@@ -147,6 +216,54 @@ def _trainer(pipe: Connection, address: str, key: Path | None) -> None:
                 with next(batches) as batch:
                     taken += batch["image"].nbytes
             pipe.send(taken / (time.perf_counter() - started_s))
+
+
+def _paced(pipe: Connection, act: Callable[[], object]) -> None:
+    """For each order do something so often a second, until the next word; answer how often it was done."""
+    for per_s in orders(pipe):
+        started_s, done = time.perf_counter(), 0
+        while not pipe.poll(max(0.0, started_s + done / per_s - time.perf_counter())):
+            act()
+            done += 1
+        pipe.recv()
+        pipe.send(done)
+
+
+def _slow(pipe: Connection, address: str) -> None:
+    """Take a batch now and then."""
+    with batchd_client.connect(address) as daemon:
+        batches = endless(daemon.stream("still"))
+        _paced(pipe, lambda: next(batches).release())
+
+
+def _hostile(pipe: Connection, address: str) -> None:
+    """Say what is nearly a message, in a session and over connections that never become one."""
+    host, _, port = address.removeprefix("tcp://").partition(":")
+    chance = random.Random(1)
+    good = [
+        Greet(PROTOCOL_VERSION, "hostile", 1, ""),
+        Subscribe(1, "no such stream", 0, 1, 2, 0, 0, None, None, is_spectator=False),
+        Pull(1, 1, True, 1, [(0, 1)]),
+        AskStatus(1),
+    ]
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(address)
+
+    def act() -> None:
+        words = bytearray(chance.choice(good).encode())
+        words[chance.randrange(len(words))] ^= 1 << chance.randrange(8)
+        if chance.randrange(CONNECTION_EVERY):
+            with suppress(zmq.Again):
+                dealer.send(bytes(words), zmq.NOBLOCK)
+            while dealer.poll(0):
+                dealer.recv_multipart()
+        else:
+            with suppress(OSError), socket.create_connection((host, int(port))) as connection:
+                connection.sendall(words * 9)
+
+    with closing(dealer):
+        _paced(pipe, act)
 
 
 def _sender(pipe: Connection) -> None:
