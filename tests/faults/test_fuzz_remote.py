@@ -176,7 +176,7 @@ def converse(served, context, examples):
 
 def test_hostile_values_and_wrong_orders_change_nothing(served, context):
     """From peers that are a session, and from those that have not greeted; in one frame and in several."""
-    converse(served, context, 60)
+    converse(served, context, 40)
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def throw_rounds(served, context, rounds, messages):
 
 def test_spoilt_messages_change_nothing_and_leave_nothing(served, context):
     """Flipped, cut, repeated and spliced; what is still a message is obeyed."""
-    throw_rounds(served, context, 6, 400)
+    throw_rounds(served, context, 6, 320)
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def spoil_on_the_way(served, context, connections):
 
 def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing(keyed, context):
     """A recorded handshake of CURVE fails when it is played again; one that is changed while it is made gets farther."""
-    spoil_on_the_way(keyed, context, 60)
+    spoil_on_the_way(keyed, context, 40)
 
 
 @pytest.mark.slow
