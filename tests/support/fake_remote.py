@@ -85,7 +85,7 @@ class FakeRemoteDaemon:
     def _obey(self, routing: bytes, message: Message) -> None:
         match message:
             case Greet():
-                self._send(routing, Greeted("fake", ""))
+                self._send(routing, Greeted("fake", "", bytes(16)))
             case Subscribe():
                 self._numbers += 1
                 window = message.window or self.stream.window
@@ -109,7 +109,7 @@ class FakeRemoteDaemon:
             if position is None:
                 return
             page = bytes(self.stream.page(*position))
-            parcel = Parcel(number, claim.sent, *position, 1, 0, self.stream.rows)
+            parcel = Parcel(number, claim.sent, *position, 1, 0, self.stream.rows, 0, 1)
             claim.sent += 1
             self._send(
                 routing, parcel, *(page[start:end] for start, end in pieces(self.stream.layout, 0, self.stream.rows))
