@@ -1,8 +1,8 @@
-"""Connections over TCP that are no sessions, and how they are closed. DAEMON process.
+"""Connections over TCP that are closed by us: those that are no sessions, and those that say too much. DAEMON process.
 
     ACCEPTED (descriptor) -> stranger -- Greet --> session -- its end --> stranger -> DISCONNECTED
                                |                                            |
-                               +-- no session for STRANGER_TICKS, or too many strangers --> shut down
+                               +-- no session for STRANGER_TICKS, or too many strangers --> shut down <-- RECEIVED_BYTES_MAX
 
 ZeroMQ ends a handshake that is not finished. Who finishes it and never greets, who speaks a version of ZMTP that has none, and
 who was refused and stays, would keep a descriptor for ever; ZeroMQ can neither name nor close one connection. So the connection
@@ -11,7 +11,12 @@ moment. Therefore it is first duplicated onto a spare descriptor of ours, which 
 inode is compared with that of the connection that was accepted; and only then is it shut down. ZeroMQ reads the end of file and
 cleans up, as it does whoever hangs up.
 
-Invariant: nothing is shut down but a TCP connection to our port that was accepted under this descriptor and is no session.
+How much a peer says is the kernel's word (``TCP_INFO``), since messages are no measure: a message that never ends is in none,
+and ZeroMQ keeps it in memory all the same. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5 aborts
+where a peer that has reached it sends a PING and resets its connection; so there is none, and this takes its place.
+
+Invariant: nothing is shut down but a TCP connection to our port that was accepted under this descriptor, and is no session or
+said too much.
 """
 
 import os
@@ -19,6 +24,8 @@ import socket
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from struct import Struct
+from time import monotonic
 
 import structlog
 
@@ -28,6 +35,18 @@ from batchd.daemon.seldom import Seldom
 STRANGER_TICKS = 20
 """How many ticks of the loop (10 s of them) a connection may be no session; ZeroMQ gives a handshake 5 s. Ticks, not seconds:
 while the machine stands still nobody can greet."""
+
+AUDIT_INTERVAL_S = 0.1
+MESSAGES_MAX = 2_000
+RECEIVED_BYTES_MAX = 1 << 20
+"""What one peer may say from one audit to the next. Trainers say some 100 bytes for each batch, and wait for it."""
+BAN_S = 10.0
+"""For how long nobody is let in from where somebody said too much: what he said has to be read away."""
+BANNED_MAX = 1_024
+_TCP_INFO_BYTES = 136
+_BYTES_RECEIVED = Struct("=Q")
+_BYTES_RECEIVED_OFFSET = 128
+"""Of ``tcpi_bytes_received`` in ``struct tcp_info`` (linux/tcp.h, Linux 4.1)."""
 
 _log = structlog.get_logger()
 
@@ -66,10 +85,16 @@ class Grip:
 
 @dataclass(slots=True)
 class _Connection:
-    """One that was accepted. ``ticks``: for how long it has been a stranger."""
+    """One that was accepted. ``ticks``: for how long it has been a stranger.
+
+    ``number`` is the descriptor's, as a socket to ask the kernel with: whatever has that number by now is asked. It owns nothing.
+    """
 
     inode: int
     host: str
+    number: socket.socket
+    received: int = 0
+    messages: int = 0
     ticks: int = 0
     is_closed: bool = False
 
@@ -85,6 +110,8 @@ class Doorstep:
         self._grip = Grip()
         self._seldom = Seldom()
         self._port = 0
+        self._banned_until_s: dict[str, float] = {}
+        """By host, in the order of their ends."""
 
     def open(self, port: int) -> None:
         """From now on connections to this port are ours."""
@@ -92,7 +119,8 @@ class Doorstep:
 
     def close(self) -> None:
         """Stop looking; the connections end with ZeroMQ's context."""
-        self._connections.clear()
+        for descriptor in list(self._connections):
+            self.went(descriptor)
         self._grip.close()
 
     def __len__(self) -> int:
@@ -110,14 +138,51 @@ class Doorstep:
     def came(self, descriptor: int) -> None:
         """A connection was accepted. Paired with ``went``; it may have gone already."""
         self.went(descriptor)
+        host = ""
         with self._grip.on(descriptor) as held:
             if held is not None and self._is_ours(held):
-                host = peer_network(held.getpeername()[0])
-                self._connections[descriptor] = _Connection(os.fstat(held.fileno()).st_ino, host)
+                with suppress(OSError):  # it has just gone, and the news of it will find nothing
+                    host = peer_network(held.getpeername()[0])
+                    number = socket.socket(held.family, held.type, fileno=descriptor)
+                    self._connections[descriptor] = _Connection(os.fstat(held.fileno()).st_ino, host, number)
+        if descriptor in self._connections and self._is_banned(host):
+            self._shut(descriptor, f"somebody said too much there less than {BAN_S:g} s ago")
 
     def went(self, descriptor: int) -> None:
         """The connection is gone."""
-        self._connections.pop(descriptor, None)
+        connection = self._connections.pop(descriptor, None)
+        if connection is not None:
+            connection.number.detach()
+
+    def hears(self, descriptor: int) -> bool:
+        """A message has come: is it to be looked at? What one that was shut down had said before is not."""
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            return True
+        connection.messages += 1
+        if connection.messages > MESSAGES_MAX and not connection.is_closed:
+            self._silence(descriptor, f"it sent more than {MESSAGES_MAX} messages within {AUDIT_INTERVAL_S:g} s")
+        return not connection.is_closed
+
+    def audit(self) -> None:
+        """Close whoever has said more since the last audit than anybody has to say."""
+        for descriptor, connection in self._connections.items():
+            received = _received_bytes(connection.number)
+            if received - connection.received > RECEIVED_BYTES_MAX and not connection.is_closed:
+                self._silence(descriptor, f"it sent more than {RECEIVED_BYTES_MAX} bytes within {AUDIT_INTERVAL_S:g} s")
+            connection.received, connection.messages = received, 0
+
+    def _silence(self, descriptor: int, reason: str) -> None:
+        """Close one that says too much, and let nobody in from there for a while."""
+        host = self._connections[descriptor].host
+        self._banned_until_s.pop(host, None)
+        if len(self._banned_until_s) >= BANNED_MAX:
+            del self._banned_until_s[next(iter(self._banned_until_s))]
+        self._banned_until_s[host] = monotonic() + BAN_S
+        self._shut(descriptor, reason)
+
+    def _is_banned(self, host: str) -> bool:
+        return monotonic() < self._banned_until_s.get(host, 0.0)
 
     def settle(self) -> None:
         """Where there are too many strangers, the host with most of them loses its oldest."""
@@ -166,3 +231,15 @@ class Doorstep:
         except OSError:
             return False
         return port == self._port
+
+
+def _received_bytes(connection: socket.socket) -> int:
+    """What the kernel has received over it; 0 where that is no connection any more, or the kernel does not count."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return 0
+    if len(info) < _TCP_INFO_BYTES:
+        return 0
+    received: int = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
+    return received

@@ -137,6 +137,8 @@ class Loop:
         spawn_s = self._state.fleet.next_spawn_s
         if spawn_s is not None:
             due_s = min(due_s, spawn_s)
+        if self._network is not None:
+            due_s = min(due_s, monotonic() + self._network.remote.patience_s)
         return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
 
     def _tick(self) -> None:

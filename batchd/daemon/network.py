@@ -26,6 +26,7 @@ class Network:
 
     def receive(self, ready: dict[Any, int]) -> bool:
         """Take what has come; true where there may be more from trainers."""
+        self.remote.audit()
         if self._authenticator is not None and self._authenticator.socket in ready:
             self._authenticator.answer()
         if self.remote.router in ready:

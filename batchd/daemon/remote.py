@@ -12,6 +12,7 @@ Invariant: a slot that is being sent is not written: its lease ends by ``BatchSe
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from secrets import token_bytes
 from time import monotonic
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionEnded
 from batchd.daemon.authenticator import ZAP_DOMAIN
-from batchd.daemon.doorstep import Doorstep
+from batchd.daemon.doorstep import AUDIT_INTERVAL_S, Doorstep
 from batchd.daemon.keys import KeyDirectory, TrainerKey
 from batchd.daemon.limits import HandshakeRate, RemoteLimits, peer_network
 from batchd.daemon.outbox import Outbox
@@ -135,6 +136,7 @@ class RemoteSessions:
         self._heard_of: set[int] = set()
         """Descriptors over which a message has come: who ends without one has failed in the handshake."""
         self._doorstep = Doorstep(self._by_descriptor, limits.strangers_max)
+        self._next_audit_s = 0.0
         self._seldom = Seldom()
         self.failed_handshakes = 0
         self._ipc_address = ""
@@ -149,6 +151,7 @@ class RemoteSessions:
             (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
             (zmq.SNDHWM, UNREAD_MAX),
+            (zmq.RCVHWM, 0),  # see ``doorstep``
         ):
             self.router.setsockopt(option, value)
         if self._keys is not None:
@@ -267,6 +270,18 @@ class RemoteSessions:
             self._take(frames)
         return True
 
+    def audit(self) -> None:
+        """Look, every now and then, whether anybody says too much."""
+        now = monotonic()
+        if now >= self._next_audit_s:
+            self._next_audit_s = now + AUDIT_INTERVAL_S
+            self._doorstep.audit()
+
+    @property
+    def patience_s(self) -> float:
+        """How long nothing has to be done here."""
+        return max(0.0, self._next_audit_s - monotonic()) if len(self._doorstep) else inf
+
     def note_ends(self) -> None:
         """Take note of the connections that have begun and ended."""
         for _ in range(EVENTS_AT_ONCE):
@@ -298,6 +313,8 @@ class RemoteSessions:
         if descriptor is None:
             if self._seldom.now("old"):
                 _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
+            return
+        if not self._doorstep.hears(descriptor):
             return
         self._heard_of.add(descriptor)
         session = self._by_routing.get(routing)

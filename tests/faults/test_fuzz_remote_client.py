@@ -211,6 +211,8 @@ def test_a_frame_that_no_message_has_ends_the_connection(fake):
 
 def test_a_second_greeting_is_refused(fake):
     """A session begins once."""
-    fake.alter = lambda message, frames: frames if isinstance(message, Greeted) else [Greeted("again", "", bytes(16)).encode()]
+    fake.alter = lambda message, frames: (
+        frames if isinstance(message, Greeted) else [Greeted("again", "", bytes(16)).encode()]
+    )
     with connect(fake) as daemon, pytest.raises(ProtocolError, match="twice"):
         daemon.status()

@@ -103,6 +103,7 @@ def test_a_host_that_greets_without_end_is_put_off_and_an_honest_client_comes_in
             flood.send(OLD_GREET)
         codes = [hear(flood).error for _ in range(BURST)]
         assert set(codes) == {ErrorCode.UNSUPPORTED_VERSION}
+    with dealer(daemon.tcp_address) as flood:
         for _ in range(BURST):
             flood.send(OLD_GREET)
         codes = [hear(flood).error for _ in range(BURST)]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.doorstep import STRANGER_TICKS, Doorstep, Grip
+from batchd.daemon.doorstep import BAN_S, BANNED_MAX, MESSAGES_MAX, RECEIVED_BYTES_MAX, STRANGER_TICKS, Doorstep, Grip
 from support.waiting import PATIENCE_S
 
 
@@ -160,6 +160,97 @@ def test_a_number_that_is_accepted_again_is_the_new_connection(doorstep, connect
     assert not has_ended(theirs)
     let_pass(doorstep, 1)
     assert has_ended(theirs)
+
+
+def say(theirs: socket.socket, ours: socket.socket, count: int) -> None:
+    """Send so many bytes, and have them taken."""
+    taken = 0
+    theirs.setblocking(False)
+    while taken < count:
+        if select.select([], [theirs], [], 0)[1] and theirs.send(bytes(min(1 << 16, count - taken))):
+            taken += len(ours.recv(1 << 20))
+
+
+@pytest.mark.parametrize("is_session", [False, True])
+def test_who_sends_more_between_two_audits_than_anybody_has_to_say_is_closed(
+    doorstep, sessions, connect, is_session
+) -> None:
+    """A session, too. What it sent over a long time counts for nothing."""
+    ours, theirs = connect()
+    doorstep.came(ours.fileno())
+    if is_session:
+        sessions.add(ours.fileno())
+    for _ in range(3):
+        say(theirs, ours, RECEIVED_BYTES_MAX)
+        doorstep.audit()
+    assert not has_ended(theirs)
+    say(theirs, ours, RECEIVED_BYTES_MAX + 1)
+    doorstep.audit()
+    assert has_ended(theirs)
+    assert not doorstep.hears(ours.fileno())
+
+
+def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_any_more(doorstep, connect) -> None:
+    """Small ones are no excuse."""
+    ours, theirs = connect()
+    doorstep.came(ours.fileno())
+    for _ in range(2):
+        assert all(doorstep.hears(ours.fileno()) for _ in range(MESSAGES_MAX))
+        doorstep.audit()
+    assert not has_ended(theirs)
+    assert [doorstep.hears(ours.fileno()) for _ in range(MESSAGES_MAX + 2)] == [*[True] * MESSAGES_MAX, False, False]
+    assert has_ended(theirs)
+    assert doorstep.closed == 1
+
+
+def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(doorstep, connect, monkeypatch) -> None:
+    """Others are, and those who are in stay."""
+    now = 1000.0
+    monkeypatch.setattr("batchd.daemon.doorstep.monotonic", lambda: now)
+    loud, before = connect(), connect()
+    for ours, _theirs in (loud, before):
+        doorstep.came(ours.fileno())
+    for _ in range(MESSAGES_MAX + 1):
+        doorstep.hears(loud[0].fileno())
+    after, elsewhere = connect(), connect("127.0.0.2")
+    for ours, _theirs in (after, elsewhere):
+        doorstep.came(ours.fileno())
+    assert [has_ended(theirs) for _, theirs in (loud, before, after, elsewhere)] == [True, False, True, False]
+
+    now += BAN_S
+    later = connect()
+    doorstep.came(later[0].fileno())
+    assert not has_ended(later[1])
+
+
+def test_the_hosts_that_are_kept_out_are_so_many_at_most(doorstep, connect) -> None:
+    """The one that has been longest in the list goes first."""
+    ours, _ = connect("127.0.0.3")
+    doorstep.came(ours.fileno())
+    doorstep._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
+    for _ in range(MESSAGES_MAX + 1):
+        doorstep.hears(ours.fileno())
+    assert len(doorstep._banned_until_s) == BANNED_MAX
+    assert list(doorstep._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
+
+
+def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(doorstep, connect, stack) -> None:
+    """Another connection that has received much, a pipe, nothing at all."""
+    ours, _ = connect()
+    number = ours.fileno()
+    doorstep.came(number)
+    other, its_peer = connect()
+    say(its_peer, other, RECEIVED_BYTES_MAX + 1)
+    os.dup2(other.fileno(), number, inheritable=False)
+    doorstep.audit()
+    assert not has_ended(its_peer)
+    reading, writing = os.pipe()
+    stack.callback(os.close, writing)
+    os.dup2(reading, number, inheritable=False)
+    os.close(reading)
+    doorstep.audit()
+    os.write(writing, b"x")
+    assert os.read(number, 1) == b"x"
 
 
 def test_gripping_changes_nothing_about_what_is_held(stack) -> None:
