@@ -10,12 +10,9 @@ address; what a message may do is decided by the connection that it came over, n
 Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by what the trainer says.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
 from math import inf
 from secrets import token_bytes
 from time import monotonic
-from typing import NamedTuple
 
 import structlog
 import zmq
@@ -30,6 +27,7 @@ from batchd.daemon.doorstep import AUDIT_INTERVAL_S, Doorstep
 from batchd.daemon.keys import KeyDirectory, TrainerKey
 from batchd.daemon.limits import HandshakeRate, RemoteLimits, peer_network
 from batchd.daemon.outbox import Outbox
+from batchd.daemon.register import Connection, Register, RemoteSession
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
@@ -74,44 +72,6 @@ IO_THREADS_MAX = 4
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
 EVENTS_AT_ONCE = 4_096
 """More than ZeroMQ keeps of what its monitor tells, so one look sees everything that happened before it."""
-RATE_MARKS = 10
-"""Ticks of the loop over which a rate is taken."""
-
-
-class _Connection(NamedTuple):
-    """A routing id of the ROUTER, and the descriptor that it stands for."""
-
-    routing: bytes
-    descriptor: int
-
-
-@dataclass(slots=True, eq=False)
-class RemoteSession:
-    """One trainer on another host, from its ``Greet`` to the end of its connection."""
-
-    number: int
-    connections: list["_Connection"]
-    """The first is what it speaks over; parts of its batches go to all."""
-    secret: bytes
-    host: str
-    name: str
-    pid: int
-    key: TrainerKey | None
-    sent_bytes: int = 0
-    marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
-    """How much had been sent when, every now and then."""
-    subscriptions: int = 0
-    known: set[int] = field(default_factory=set)
-    """Subscriptions of which it has spoken. Others' batches go over its first connection, behind what names them."""
-
-    def may_read(self, stream: str) -> bool:
-        """Does its key open this stream?"""
-        return self.key is None or self.key.streams is None or stream in self.key.streams
-
-    def bytes_per_s(self, now: float) -> float:
-        """What went out lately, by the second."""
-        then_s, then_bytes = self.marks[0]
-        return (self.sent_bytes - then_bytes) / max(now - then_s, 1e-3)
 
 
 class RemoteSessions:
@@ -129,13 +89,10 @@ class RemoteSessions:
         # No event of failed handshakes: where libzmq 4.3.5 tells of a message that fails to decrypt, it forgets to hang up, and
         # aborts later.
         self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._by_number: dict[int, RemoteSession] = {}
-        self._by_routing: dict[bytes, RemoteSession] = {}
-        self._by_descriptor: dict[int, RemoteSession] = {}
-        self._by_secret: dict[bytes, RemoteSession] = {}
+        self._register = Register()
         self._heard_of: set[int] = set()
         """Descriptors over which a message has come: who ends without one has failed in the handshake."""
-        self._doorstep = Doorstep(self._by_descriptor, limits.strangers_max)
+        self._doorstep = Doorstep(self._register.descriptors, limits.strangers_max)
         self._next_audit_s = 0.0
         self._seldom = Seldom()
         self.failed_handshakes = 0
@@ -182,17 +139,17 @@ class RemoteSessions:
         }
 
     def __contains__(self, number: int) -> bool:
-        return number in self._by_number
+        return number in self._register
 
     def everybody(self) -> list[RemoteSession]:
         """All sessions."""
-        return list(self._by_number.values())
+        return self._register.everybody()
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
         """Send to a trainer; nothing where it is gone."""
-        session = self._by_number.get(number)
+        session = self._register.get(number)
         if session is not None:
             if isinstance(message, Refused) and message.request:
                 session.subscriptions -= 1
@@ -200,7 +157,7 @@ class RemoteSessions:
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send the rows of a lease. ``BatchSent`` follows, also where the trainer is gone."""
-        session = self._by_number.get(grant.session)
+        session = self._register.get(grant.session)
         sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
         if session is None:
             self._enqueue(sent)
@@ -230,7 +187,7 @@ class RemoteSessions:
     def tick(self) -> None:
         """Time has passed: note what was sent until now, and end the sessions of keys that have been revoked."""
         self._doorstep.tick()
-        for session in self._by_number.values():
+        for session in self.everybody():
             session.marks.append((monotonic(), session.sent_bytes))
         if self._keys is None:
             return
@@ -239,7 +196,7 @@ class RemoteSessions:
                 self._send(session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode()])
                 self._end(session, "its key has been revoked")
 
-    def _send(self, session: RemoteSession, frames: list[bytes | memoryview], over: _Connection | None = None) -> None:
+    def _send(self, session: RemoteSession, frames: list[bytes | memoryview], over: Connection | None = None) -> None:
         routing, _descriptor = over or session.connections[0]
         try:
             self.router.send_multipart([routing, *frames], zmq.NOBLOCK, copy=False)
@@ -292,7 +249,7 @@ class RemoteSessions:
             if event == zmq.EVENT_ACCEPTED:
                 self._doorstep.came(descriptor)
                 continue
-            session = self._by_descriptor.get(descriptor)
+            session = self._register.on(descriptor)
             if session is not None:
                 self._end(session, "")
             if descriptor not in self._heard_of:
@@ -317,8 +274,8 @@ class RemoteSessions:
         if not self._doorstep.hears(descriptor):
             return
         self._heard_of.add(descriptor)
-        session = self._by_routing.get(routing)
-        if session is not None and _Connection(routing, descriptor) not in session.connections:
+        session = self._register.at(routing)
+        if session is not None and Connection(routing, descriptor) not in session.connections:
             self._end(session, "")  # another connection calls itself the same: the first one is gone
             session = None
         try:
@@ -361,7 +318,7 @@ class RemoteSessions:
         number = self._desk.numbers.next_session()
         session = RemoteSession(number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key)
         session.marks.append((monotonic(), 0))
-        self._by_number[number] = self._by_secret[session.secret] = session
+        self._register.add(session)
         self._connect(session, routing, frame)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
         _log.info("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
@@ -370,7 +327,7 @@ class RemoteSessions:
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
         self._clear_descriptor(frame)
-        session = self._by_secret.get(message.secret)
+        session = self._register.knowing(message.secret)
         if session is None or (self._keys is not None and self._key_of(frame) != session.key):
             self._reject(routing, frame, ErrorCode.UNKNOWN_SESSION, "no session with this key has this secret")
             return
@@ -383,27 +340,23 @@ class RemoteSessions:
     def _clear_descriptor(self, frame: zmq.Frame) -> None:
         """End what had this descriptor before a new connection, now and not when the news of it would end its new session."""
         self.note_ends()
-        former = self._by_descriptor.get(frame.get(zmq.SRCFD))
+        former = self._register.on(frame.get(zmq.SRCFD))
         if former is not None:
             self._end(former, "")
 
-    def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> _Connection:
+    def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> Connection:
         """A connection belongs to this session from now on."""
-        connection = _Connection(routing, frame.get(zmq.SRCFD))
-        session.connections.append(connection)
+        connection = Connection(routing, frame.get(zmq.SRCFD))
+        self._register.connect(session, connection)
         self._heard_of.add(connection.descriptor)
-        self._by_routing[routing] = self._by_descriptor[connection.descriptor] = session
         return connection
 
     def _crowd(self, key: TrainerKey | None, host: str) -> str:
         """Why there are too many sessions for one more; "" where there are not."""
         limits = self._limits
-        if len(self._by_number) >= limits.sessions_max:
+        if len(self._register) >= limits.sessions_max:
             return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
-        if key is not None:
-            count = sum(one.key is not None and one.key.public == key.public for one in self._by_number.values())
-        else:
-            count = sum(peer_network(one.host) == peer_network(host) for one in self._by_number.values())
+        count = self._register.of_peer(key, host)
         if count < limits.sessions_per_peer:
             return ""
         who = f"the key {key.name!r}" if key is not None else peer_network(host)
@@ -457,12 +410,8 @@ class RemoteSessions:
 
     def _end(self, session: RemoteSession, fault: str) -> None:
         """The connection is gone, or not listened to any more."""
-        if self._by_number.pop(session.number, None) is None:
+        if not self._register.remove(session):
             return
-        del self._by_secret[session.secret]
-        for routing, descriptor in session.connections:
-            self._by_routing.pop(routing, None)
-            self._by_descriptor.pop(descriptor, None)
         _log.info(
             "remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {})
         )

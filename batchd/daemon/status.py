@@ -5,7 +5,7 @@ from dataclasses import asdict
 from time import monotonic
 
 from batchd.core.statistics import DaemonStatistics
-from batchd.daemon.remote import RemoteSession
+from batchd.daemon.register import RemoteSession
 from batchd.daemon.sessions import Session
 
 Plain = dict[str, object]

@@ -28,7 +28,8 @@ from batchd_client.errors import (
     ReentrantCall,
 )
 from batchd_client.lifeline import DaemonBusy, SessionLost
-from batchd_client.session import Context, Session, Target, open_session
+from batchd_client.opening import Context, Target, open_session
+from batchd_client.session import Session
 
 PAUSE_S = 0.02
 PAUSE_MAX_S = 1.0

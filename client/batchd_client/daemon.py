@@ -13,7 +13,8 @@ from typing import NamedTuple, Self
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
-from batchd_client.session import Session, make_context
+from batchd_client.opening import make_context
+from batchd_client.session import Session
 from batchd_client.stream import Stream
 from batchd_client.subscription import Claim
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status

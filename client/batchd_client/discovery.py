@@ -21,7 +21,8 @@ from batchd_client.errors import (
     PermissionDenied,
 )
 from batchd_client.lifeline import DaemonBusy
-from batchd_client.session import Context, Place, Session, Target
+from batchd_client.opening import Context, Place, Target
+from batchd_client.session import Session
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.pieces import PARTS_MAX
 from batchd_wire.runtime import (

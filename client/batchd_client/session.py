@@ -1,6 +1,6 @@
 """One session with one daemon: the lifeline, the ZeroMQ connection, the slots mapped through it. Runs in the trainer.
 
-    open_session:  lifeline Hello/Welcome -> DEALER Open/Opened -> requests, pulls, handles -> close, or SessionLost
+    opened (see ``opening``) -> requests, pulls, handles -> close, or SessionLost
 
 A session is never repaired. When it is lost, or when an interrupt may have swallowed half of what was being read
 (``torn``), the connection opens another one and each stream subscribes again where it stands; leases of the old session
@@ -16,21 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import zmq
 
-from batchd_client.diagnosis import explain
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
-from batchd_client.hints import nearer_way, tell_once
-from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, open_lifeline, program
+from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, program
 from batchd_client.memory import SlotMemory
-from batchd_client.remote import RemoteLink, remote_socket
+from batchd_client.remote import RemoteLink
 from batchd_client.subscription import OwnerToken, Subscription
 from batchd_wire import PROTOCOL_VERSION
-from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
+from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import (
     TO_TRAINER,
     TO_TRAINER_REMOTE,
@@ -47,32 +44,14 @@ from batchd_wire.messages import (
     Unsubscribe,
 )
 from batchd_wire.pieces import part_of
-from batchd_wire.runtime import RuntimeDirectory, TcpAddress, host_id
+from batchd_wire.runtime import host_id
 
 SLOT_WAIT_S = 10.0
 """How much later than the handle that names it a slot's memory may come."""
-RECONNECT_INTERVAL_MS = 20
-RECONNECT_INTERVAL_MAX_MS = 500
 CLOSE_LINGER_MS = 100
 """How long closing waits for the last messages to leave, where leases outlive the connection."""
 OPENING = 0
 """In place of a request's number: ``Open`` has none."""
-
-DIAGNOSIS_S = 1.0
-DIAGNOSIS_MAX_S = 3.0
-"""How long finding out why there is no session may take; the shorter one also past the deadline."""
-
-Context = zmq.Context[zmq.Socket[bytes]]
-Place = RuntimeDirectory | TcpAddress
-
-
-class Target(NamedTuple):
-    """Which daemon, and what reaching it takes. ``context`` is whose sockets it gets; the rest counts over TCP alone."""
-
-    context: Context
-    place: Place
-    key: ConnectionKey | None
-    connections: int
 
 
 M = TypeVar("M", bound=Message)
@@ -378,81 +357,3 @@ class Session:
 
 
 _MEANS_LOST = (ErrorCode.UNKNOWN_SESSION, ErrorCode.DRAINING)
-
-
-def make_context(connections: int) -> Context:
-    """Make what a connection's sockets live in; it starts ZeroMQ's threads, one for each TCP connection of a session.
-
-    They are told never to pre-empt the thread that wakes them. Otherwise, on a machine that is busy decoding, each send waits
-    until ZeroMQ and often the daemon had their turn on the trainer's core: measured with every core busy, ``next()`` with a
-    batch ready took 25 us instead of 50 to 170 us (p50), and 0.1 ms instead of 2 to 5 ms (p90).
-    """
-    context: Context = zmq.Context(connections)
-    context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
-    return context
-
-
-def open_session(target: Target, deadline: float) -> Session:
-    """Begin a session. ``DaemonBusy`` and ``OSError`` are worth another try; what else is raised says why not."""
-    if isinstance(target.place, TcpAddress):
-        return _open_remote(target, target.place, deadline)
-    return _open_local(target.context, target.place, deadline)
-
-
-def _open_local(context: Context, directory: RuntimeDirectory, deadline: float) -> Session:
-    """On this host. Raises what ``open_lifeline`` raises."""
-    lifeline, secret = open_lifeline(directory.lifeline_path, deadline)
-    session = Session(_dealer(context, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
-    opened = False
-    try:
-        session.open(secret, deadline)
-        opened = True
-    except SessionLost as lost:
-        raise DaemonBusy(str(lost)) from None
-    finally:
-        if not opened:
-            session.close()
-    return session
-
-
-def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
-    """On another host. Raises ``PermissionDenied`` where keys do not fit, and ``OSError`` saying what stands in the way."""
-    socket, link = _remote_connection(target, address)
-    session = Session(socket, link, address.endpoint)
-    opened = False
-    try:
-        socket.connect(address.endpoint)
-        greeted = session.greet(deadline)
-        for _ in range(target.connections - 1):
-            session.join(*_remote_connection(target, address), greeted.secret, deadline)
-        opened = True
-    except (SessionLost, ConnectTimeout, zmq.ZMQError):
-        if link.is_put_off:
-            raise DaemonBusy(
-                f"the daemon at {address.address} lets nobody in from here just now: this host connects too often, or the daemon "
-                "cannot read its keys; its log says which"
-            ) from None
-        left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
-        raise explain(address, target.key, left_s, key_refused=link.is_key_refused) from None
-    finally:
-        if not opened:
-            session.close()
-    if greeted.ipc_address:
-        tell_once(nearer_way(address.address, greeted.ipc_address))
-    return session
-
-
-def _remote_connection(target: Target, address: TcpAddress) -> tuple[zmq.Socket[bytes], RemoteLink]:
-    socket = remote_socket(target.context, target.key)
-    return socket, RemoteLink(socket, address)
-
-
-def _dealer(context: Context, endpoint: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.DEALER)
-    socket.linger = 0
-    socket.immediate = True
-    socket.maxmsgsize = MESSAGE_BYTES_MAX
-    socket.reconnect_ivl = RECONNECT_INTERVAL_MS
-    socket.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
-    socket.connect(endpoint)
-    return socket
