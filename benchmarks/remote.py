@@ -57,9 +57,11 @@ def run(bench: Bench) -> None:
 
 def _throughput(bench: Bench) -> None:
     with ExitStack() as stack:
-        address, _, _ = stack.enter_context(_served(bench, "plain", pipeline=RESIZE, shuffle="false", repeats=1))
+        address, _, _ = stack.enter_context(
+            served_over_tcp(bench, "plain", pipeline=RESIZE, shuffle="false", repeats=1)
+        )
         curve, _, key = stack.enter_context(
-            _served(bench, "curve", with_key=True, pipeline=RESIZE, shuffle="false", repeats=1)
+            served_over_tcp(bench, "curve", with_key=True, pipeline=RESIZE, shuffle="false", repeats=1)
         )
         first, second = (stack.enter_context(Player(_trainer, address, None)) for _ in range(2))
         secret = stack.enter_context(Player(_trainer, curve, key))
@@ -92,7 +94,7 @@ def _throughput(bench: Bench) -> None:
 def _beside_a_stopped_one(bench: Bench) -> None:
     """Decoded images/s of a local trainer, alone and beside a remote one that was stopped in mid-stream."""
     with ExitStack() as stack:
-        address, near, _ = stack.enter_context(_served(bench, "beside"))
+        address, near, _ = stack.enter_context(served_over_tcp(bench, "beside"))
         local = stack.enter_context(Player(_trainer, near, None))
         ratios = []
         local.ask(4)
@@ -112,7 +114,7 @@ def _beside_a_slow_one(bench: Bench) -> None:
     """Decoded images/s of a local trainer, alone and beside a remote one that reads steadily at a twentieth of its rate."""
     still = bench.stream("still", pipeline=RESIZE, batch_size=SLOW_BATCH, repeats=1, shuffle="false")
     with ExitStack() as stack:
-        address, near, _ = stack.enter_context(_served(bench, "slow", workers=1, more=still))
+        address, near, _ = stack.enter_context(served_over_tcp(bench, "slow", workers=1, more=still))
         local = stack.enter_context(Player(_trainer, near, None))
         slow = stack.enter_context(Player(_slow, address))
         slow.tell(20.0)
@@ -127,7 +129,7 @@ def _beside_a_slow_one(bench: Bench) -> None:
 def _beside_a_hostile_one(bench: Bench) -> None:
     """Decoded images/s of a trainer, local or remote, alone and while somebody throws messages and connections at the port."""
     with ExitStack() as stack:
-        address, near, _ = stack.enter_context(_served(bench, "hostile", workers=1))
+        address, near, _ = stack.enter_context(served_over_tcp(bench, "hostile", workers=1))
         hostile = stack.enter_context(Player(_hostile, address))
         for side, place in (("local", near), ("remote", address)):
             with Player(_trainer, place, None) as trainer:
@@ -156,7 +158,7 @@ def _many_clients(bench: Bench) -> None:
     """So many connect within 100 ms to a warm stream of small batches; when has the last one its first batch?"""
     config = {"batch_size": 8, "pipeline": SMALL, "memory": '"1GiB"'}
     with ExitStack() as stack:
-        address, _, _ = stack.enter_context(_served(bench, "many", **config))
+        address, _, _ = stack.enter_context(served_over_tcp(bench, "many", **config))
         crowds = [stack.enter_context(Player(_crowd, address, CLIENTS // 4)) for _ in range(4)]
         worst = []
         for _ in range(min(3, bench.rounds)):
@@ -171,7 +173,7 @@ SMALL = '[ { op = "decode" }, { op = "resize", size = [32, 32] } ]'
 
 
 @contextmanager
-def _served(
+def served_over_tcp(
     bench: Bench, name: str, *, with_key: bool = False, more: str = "", **keys: Any
 ) -> Iterator[tuple[str, str, Path | None]]:
     """A daemon with a port: its address in the network and on this host, and a connection file where it has keys.

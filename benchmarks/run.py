@@ -16,7 +16,7 @@ from harness import benchmark
 
 from batchd.config.cpus import available_cpus
 
-BENCHMARKS = ("efficiency", "handover", "sharing", "start", "plan", "memory", "remote")
+BENCHMARKS = ("efficiency", "handover", "sharing", "start", "plan", "memory", "remote", "connections", "verify")
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 
 

@@ -156,7 +156,7 @@ class StreamConfig(_Branch):
 
     verify: bool = False
     """Whether every row carries a CRC-32 that the worker makes and the trainer compares; a batch that does not match is
-    asked for again and counted. For networks and memory that are not trusted; costs both sides some 0.3 ms for each MB."""
+    asked for again and counted. For networks and memory that are not trusted; costs both sides some 0.2 ms for each MB."""
 
     on_error: OnError = "substitute"
     """What stands for a sample that cannot be read or decoded: "substitute" another sample (always the same one), "mask" it
