@@ -65,6 +65,7 @@ class Reader:
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
+        self._reconnects_before = 0
         self._waited_in_vain = False
         self.subscription: Subscription
         connection.run(partial(self._begin, position=position, fingerprint=fingerprint))
@@ -148,14 +149,14 @@ class Reader:
         """Make the next batch ready, or raise why it cannot be."""
         connection, deadlines = self._connection, self._connection.deadlines
         self._began_s = time.monotonic()
+        self._reconnects_before = connection.reconnects
         self._waited_in_vain = False
         if len(self.subscription.lent) >= HELD_MAX and self.subscription.held >= HELD_MAX:
             raise RingExhausted(f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}")
         self.subscription.announced_s = 0.0
         give_up = self._began_s + deadlines.batch_timeout_s
-        reconnects = connection.reconnects
         while not connection.run(self._attempt):
-            if connection.reconnects != reconnects:  # the daemon's absence has a deadline of its own
+            if connection.reconnects != self._reconnects_before:  # the daemon's absence has a deadline of its own
                 give_up = self._began_s + deadlines.batch_timeout_s + deadlines.reconnect_timeout_s
             seconds = give_up - time.monotonic()
             if seconds <= 0:
@@ -279,9 +280,11 @@ class Reader:
     def _timeout(self) -> BatchTimeout:
         connection, position = self._connection, self.position
         silent_s = time.monotonic() - connection.session.heard_s if connection.session else 0.0
+        lost = connection.reconnects - self._reconnects_before
+        again = f", but the connection to it was lost and made anew {lost} times meanwhile" if lost else ""
         return BatchTimeout(
             f"no batch of stream {self.claim.stream!r} at epoch {position.epoch}, step {position.step} within "
             f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.place.address} is alive (its lifeline is "
-            f"open), its last word came {silent_s:.0f} s ago, and {self.subscription.held} batches of the stream are alive "
-            "in this program"
+            f"open){again}, its last word came {silent_s:.0f} s ago, and {self.subscription.held} batches of the stream are "
+            "alive in this program"
         )

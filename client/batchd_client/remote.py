@@ -33,6 +33,9 @@ PUT_OFF_STATUS = 500
 UNDER_WAY_MAX = 1024
 """More batches than a daemon ever has on their way to one subscription."""
 
+CURVE_BYTES = 64
+"""More than encryption adds to a frame: a name, a nonce and an authenticator, of 33 bytes together."""
+
 _ENDINGS: dict[int, str] = {
     zmq.EVENT_DISCONNECTED: "the connection to the daemon was lost",
     zmq.EVENT_CLOSED: "no connection could be made",
@@ -158,7 +161,7 @@ def remote_socket(context: "zmq.Context[zmq.Socket[bytes]]", key: ConnectionKey 
         socket.setsockopt(getattr(zmq, name), value)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, PIECE_BYTES))
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MESSAGE_BYTES_MAX, PIECE_BYTES) + CURVE_BYTES)
     socket.setsockopt(zmq.RCVHWM, 0)  # what may come is bounded by the window
     if key is not None:
         socket.curve_serverkey = key.daemon.encode()

@@ -193,7 +193,8 @@ def test_with_keys_only_the_same_key_joins(start_daemon, photos, peer, tmp_path)
     keys = KeyDirectory(tmp_path / "keys")
     keys.make_daemon_key()
     ours, theirs = keys.new("ours", None), keys.new("theirs", None)
-    daemon = start_daemon({"photos": folder_stream(photos)}, tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path))
+    streams = {"photos": folder_stream(photos), "large": folder_stream(photos, pipeline=LARGE)}
+    daemon = start_daemon(streams, tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path), memory="512MiB")
     secret = peer(port_of(daemon), ours).ask(greet()).secret
     assert peer(port_of(daemon), theirs).ask(Join(secret)).error == ErrorCode.UNKNOWN_SESSION
     assert peer(port_of(daemon), ours).ask(Join(secret)) == Joined()
@@ -201,8 +202,10 @@ def test_with_keys_only_the_same_key_joins(start_daemon, photos, peer, tmp_path)
     file = tmp_path / "ours.conn"
     file.touch(0o600)
     file.write_text(connection_file_text(ours))
-    with batchd_client.connect(daemon.tcp_address, key=str(file), connections=3) as far:
-        assert see(far.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+    for connections in (1, 3):
+        with batchd_client.connect(daemon.tcp_address, key=str(file), connections=connections) as far:
+            for stream in streams:
+                assert see(far.stream(stream, epochs=1)) == Expected(daemon.config, stream).epoch(0)
 
 
 def test_a_daemon_that_lets_nobody_join_is_an_error_and_not_a_hang(daemon):
