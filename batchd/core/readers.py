@@ -99,11 +99,22 @@ class Readers:
         """By reader: its rank, and where it stands on which grids."""
         self.next_sequence: dict[int, int] = {}
         """How far each reader is in its course."""
+        self._moved: dict[int, Course] = {}
+        """Readers that are elsewhere than their lines say: who moves for each batch is looked for far less often."""
 
     def move(self, reader: int, course: Course, sequence: int) -> None:
         """A reader will read place ``sequence`` of its course next; at the end of the course it reads nothing any more."""
-        self.forget(reader)
         self.next_sequence[reader] = sequence
+        self._moved[reader] = course
+
+    def _settle(self) -> None:
+        """Put on their lines those that have moved."""
+        while self._moved:
+            reader, course = self._moved.popitem()
+            self._leave(reader)
+            self._stand(reader, course, self.next_sequence[reader])
+
+    def _stand(self, reader: int, course: Course, sequence: int) -> None:
         end_epoch = inf if course.end_epoch is None else course.end_epoch
         start, left = course.base % course.world_size, course.first_rounds - sequence
         next_turn = (course.epoch + 1) * course.rounds
@@ -122,6 +133,10 @@ class Readers:
     def forget(self, reader: int) -> None:
         """A reader wants no more."""
         self.next_sequence.pop(reader, None)
+        self._moved.pop(reader, None)
+        self._leave(reader)
+
+    def _leave(self, reader: int) -> None:
         rank, stands = self._stands.pop(reader, (0, ()))
         for grid, place in stands:
             line = grid.lines[rank]
@@ -133,6 +148,7 @@ class Readers:
 
     def nearest(self, key: Position) -> Reading | None:
         """Who reads ``key`` first, or None where nobody will."""
+        self._settle()
         best: Reading | None = None
         for grid in self._grids.values():
             found = grid.nearest(key)
