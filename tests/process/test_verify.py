@@ -8,7 +8,7 @@ import pytest
 
 import batchd_client
 from batchd.core.plan import Position
-from batchd.daemon.slot_memory import MEMORY_NAME
+from batchd.daemon.reserve import MEMORY_NAME
 from batchd_client import reader as client_reader
 from batchd_client.errors import BatchCorrupt
 from batchd_wire.fields import HEADER_BYTES
