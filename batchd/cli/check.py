@@ -19,6 +19,7 @@ from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
+from batchd.config.sources import place_of
 from batchd.config.tcp import default_keys_dir
 from batchd.config.tree import Config
 from batchd.daemon.keys import KeyDirectory, check_tcp_keys
@@ -92,7 +93,7 @@ def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
         rows.append(
             (
                 name,
-                f"{stream.source.type} {stream.source.path}",
+                f"{stream.source.type} {place_of(stream.source)}",
                 ", ".join(_field(field, layout.rows) for field in layout.sample_fields),
                 round_bytes(layout.slot_bytes),
                 str(rings[name].slots_max),

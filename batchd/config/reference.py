@@ -23,6 +23,7 @@ _EXAMPLES = {
     { op = "random_resized_crop", size = [224, 224] },
     { op = "random_flip" },
 ]""",
+    "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
     "runtime_dir": '"/run/batchd"',
     "tcp": '"10.0.0.5:7070"',
     "keys_dir": '"/etc/batchd/keys"',

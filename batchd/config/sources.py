@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+PATH_BYTES_MAX = 4096
 STRICT: dict[str, object] = {"extra": "forbid", "use_attribute_docstrings": True}
 
 
@@ -25,8 +26,13 @@ class FolderSource:
     path: Path
     """The folder. Each sub-folder is a class; classes are numbered in the order of their names. Hidden files are skipped."""
 
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample, relative to the folder, as UTF-8 and zeros;
+    0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
     def __post_init__(self) -> None:
         _check_path("path", self.path)
+        _check_path_bytes(self.path_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,40 +53,104 @@ class ListSource:
     allow_outside_root: bool = False
     """Whether the list may name absolute paths and paths with `..` in them."""
 
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample, as it stands in the list, as UTF-8 and
+    zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
     def __post_init__(self) -> None:
         _check_path("path", self.path)
+        _check_path_bytes(self.path_bytes)
         if self.root is not None:
             _check_path("root", self.root)
 
 
-Source = FolderSource | ListSource
-SOURCE_KINDS: dict[str, type[Source]] = {"folder": FolderSource, "list": ListSource}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobSource:
+    """The files below a folder whose paths match patterns, in the order of their paths, each once."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    type: Literal["glob"] = "glob"
+    """Kind of source."""
+
+    root: Path
+    """The folder where the search begins. Links to folders are followed."""
+
+    patterns: tuple[str, ...]
+    """What the paths below the root have to look like, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and `?` match within a
+    name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the other."""
+
+    classes: Literal["none", "folder"] = "none"
+    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their order; "none" makes all 0."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample, relative to the root, as UTF-8 and zeros;
+    0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    def __post_init__(self) -> None:
+        _check_path("root", self.root)
+        _check_path_bytes(self.path_bytes)
+        if not self.patterns:
+            raise ValueError("patterns must not be empty")
+
+
+Source = FolderSource | ListSource | GlobSource
+SOURCE_KINDS: dict[str, type[Source]] = {"folder": FolderSource, "list": ListSource, "glob": GlobSource}
+
+
+def place_of(source: Source) -> str:
+    """Where the samples come from, for people."""
+    return f"{source.root}: {' '.join(source.patterns)}" if isinstance(source, GlobSource) else str(source.path)
 
 
 def source_to_plain(source: Source) -> dict[str, object]:
     """The source as strings, booleans and None, for a message."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(source).items()}
+    return {name: _plain(value) for name, value in asdict(source).items()}
 
 
 def source_from_plain(plain: dict[str, object]) -> Source:
     """Read what ``source_to_plain`` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
     match plain:
-        case {"type": "folder", "path": str(path), **rest} if not rest:
-            return FolderSource(path=Path(path))
+        case {"type": "folder", "path": str(path), "path_bytes": int(path_bytes), **rest} if not rest:
+            return FolderSource(path=Path(path), path_bytes=path_bytes)
         case {
             "type": "list",
             "path": str(path),
             "root": str() | None as root,
             "allow_outside_root": bool(allow_outside_root),
+            "path_bytes": int(path_bytes),
             **rest,
         } if not rest:
             return ListSource(
                 path=Path(path),
                 root=None if root is None else Path(root),
                 allow_outside_root=allow_outside_root,
+                path_bytes=path_bytes,
+            )
+        case {
+            "type": "glob",
+            "root": str(root),
+            "patterns": [*patterns],
+            "classes": "none" | "folder" as classes,
+            "path_bytes": int(path_bytes),
+            **rest,
+        } if not rest and all(isinstance(pattern, str) for pattern in patterns):
+            return GlobSource(
+                root=Path(root), patterns=tuple(map(str, patterns)), classes=classes, path_bytes=path_bytes
             )
         case _:
             raise ValueError(f"not a source as source_to_plain writes it: {plain!r}")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _check_path_bytes(count: int) -> None:
+    if not 0 <= count <= PATH_BYTES_MAX:
+        raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
 
 
 def _check_path(name: str, path: Path) -> None:

@@ -72,7 +72,7 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
 
 
 def _row_fields(stream: StreamConfig) -> tuple[Field, ...]:
-    sample = sample_fields(stream.pipeline, stream.on_error)
+    sample = sample_fields(stream.pipeline, stream.on_error, stream.source.path_bytes)
     return (*sample, CHECKSUM) if stream.verify else sample
 
 

@@ -117,6 +117,8 @@ def fingerprint(config: StreamConfig, source_digest: str) -> str:
         "drop_last": config.drop_last,
         "on_error": config.on_error,
     }
+    if config.source.path_bytes:
+        content["path_bytes"] = config.source.path_bytes
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 

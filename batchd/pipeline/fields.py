@@ -20,8 +20,9 @@ from batchd.config.steps import (
 )
 from batchd_wire.fields import Field
 
-IMAGE, LABEL, INDEX, VALID = "image", "label", "index", "valid"
-"""The names of the fields: the pixels, the class, the sample's index in the source, whether the sample is what it should be."""
+IMAGE, LABEL, INDEX, VALID, PATH = "image", "label", "index", "valid", "path"
+"""The names of the fields: the pixels, the class, the sample's index in the source, whether the sample is what it should be, and
+where it came from."""
 
 _RANKS: dict[type[Step], int] = {
     Decode: 0,
@@ -35,14 +36,21 @@ _RANKS: dict[type[Step], int] = {
 _COLOR_CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
 
 
-def sample_fields(steps: Sequence[Step], on_error: str) -> tuple[Field, ...]:
-    """Name the arrays of one sample: ``image``, ``label``, ``index`` and, where bad samples are masked, ``valid``."""
-    fields = (
+def sample_fields(steps: Sequence[Step], on_error: str, path_bytes: int = 0) -> tuple[Field, ...]:
+    """Name the arrays of one sample: ``image``, ``label``, ``index``, and ``valid`` where bad samples are masked.
+
+    ``path`` comes where it is asked for, ``path_bytes`` long.
+    """
+    fields = [
         Field(IMAGE, image_dtype(steps), image_shape(steps)),
         Field(LABEL, "int64", ()),
         Field(INDEX, "int64", ()),
-    )
-    return (*fields, Field(VALID, "bool", ())) if on_error == "mask" else fields
+    ]
+    if on_error == "mask":
+        fields.append(Field(VALID, "bool", ()))
+    if path_bytes:
+        fields.append(Field(PATH, "uint8", (path_bytes,)))
+    return tuple(fields)
 
 
 def image_shape(steps: Sequence[Step]) -> tuple[int, int, int]:

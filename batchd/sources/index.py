@@ -148,11 +148,15 @@ class SourceIndex:
 
     def file(self, sample: int) -> bytes:
         """The path of a sample as the kernel takes it, absolute where the root is. Raises ``IndexError``."""
+        return os.path.join(self.root, self.name(sample))  # noqa: PTH118  bytes, because names need not be text
+
+    def name(self, sample: int) -> bytes:
+        """The path of a sample as it was found: relative to the root, or absolute. Raises ``IndexError``."""
         sample = self._checked(sample)
         start, end = int(self.offsets[sample]), int(self.offsets[sample + 1])
         if not 0 <= start <= end <= len(self.paths):
             raise IndexMalformed(f"sample {sample} has its path at bytes {start} to {end} of {len(self.paths)}")
-        return os.path.join(self.root, bytes(self.paths[start:end]))  # noqa: PTH118  bytes, because names need not be text
+        return bytes(self.paths[start:end])
 
     def _checked(self, sample: int) -> int:
         if not 0 <= sample < len(self.labels):

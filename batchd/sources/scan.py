@@ -8,6 +8,8 @@
 
     list.txt: "a b/1.jpg 7"     the label is the last word of the line
 
+    root/**/*.jpg               every path that matches, once, in the order of the bytes of the paths
+
 Invariant: what cannot be served as the user means it is refused here with the file's name (and line), and is never left
 out quietly. Names are bytes all the way: they need not be text. No list of all paths is ever made.
 """
@@ -21,9 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.config.sources import FolderSource, ListSource, Source
+from batchd.config.sources import FolderSource, GlobSource, ListSource, Source
 from batchd.errors import SourceInvalid
 from batchd.sources.index import NUMBER, SourceIndex, readable
+from batchd.sources.patterns import Pattern, resolve_braces
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
 """Endings of the file names that a folder source takes, in any case."""
@@ -42,16 +45,25 @@ ReportProgress = Callable[[int], None]
 
 def scan_source(source: Source, progress: ReportProgress) -> SourceIndex:
     """Find all samples of a source. Raises ``SourceInvalid`` naming the folder, or the file and line, that is wrong."""
-    growing = _GrowingIndex(progress)
-    if isinstance(source, FolderSource):
-        return _scan_folder(source, growing)
-    return _scan_list(source, growing)
+    growing = _GrowingIndex(progress, source.path_bytes)
+    match source:
+        case FolderSource():
+            return _scan_folder(source, growing)
+        case GlobSource():
+            return _scan_glob(source, growing)
+        case ListSource():
+            return _scan_list(source, growing)
 
 
 def source_problems(source: Source) -> list[str]:
     """Tell what is wrong with a source without scanning it: is it there, and is it what it should be?"""
     problems = []
     folder = source.path if isinstance(source, FolderSource) else source.root
+    if isinstance(source, GlobSource):
+        try:
+            _patterns(source)
+        except SourceInvalid as error:
+            problems.append(str(error))
     if folder is not None and not folder.is_dir():
         problems.append(f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}")
     elif folder is not None and not os.access(folder, os.R_OK | os.X_OK):
@@ -67,7 +79,8 @@ def source_problems(source: Source) -> list[str]:
 class _GrowingIndex:
     """An index while it is built; grows as three flat arrays."""
 
-    def __init__(self, progress: ReportProgress) -> None:
+    def __init__(self, progress: ReportProgress, path_bytes: int) -> None:
+        self._path_bytes = path_bytes
         self._paths = bytearray()
         self._offsets = array("q", [0])
         self._labels = array("q")
@@ -75,6 +88,10 @@ class _GrowingIndex:
 
     def add(self, path: bytes, label: int) -> None:
         """Add one sample; ``path`` is relative to the root, or absolute."""
+        if self._path_bytes and len(path) > self._path_bytes:
+            raise SourceInvalid(
+                f"the path {readable(path)} has {len(path)} bytes, more than path_bytes = {self._path_bytes}"
+            )
         self._paths += path
         self._offsets.append(len(self._paths))
         self._labels.append(label)
@@ -108,9 +125,9 @@ def _scan_folder(source: FolderSource, growing: _GrowingIndex) -> SourceIndex:
         growing.add(name, 0)
     for label, class_name in enumerate(folders):
         found = len(growing)
-        for folder, names in _walk(top, class_name):
+        for folder, names in _walk(top, class_name, lambda folder: _entries(os.path.join(top, folder))):  # noqa: PTH118  bytes
             for name in names:
-                growing.add(folder + b"/" + name, label)
+                growing.add(_below(folder, name), label)
         if len(growing) == found:
             raise SourceInvalid(
                 f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_suffixes()}); "  # noqa: PTH118
@@ -121,8 +138,12 @@ def _scan_folder(source: FolderSource, growing: _GrowingIndex) -> SourceIndex:
     return growing.finish(source.path, folders or [b""])
 
 
-def _walk(top: bytes, start: bytes) -> list[tuple[bytes, list[bytes]]]:
-    """Every folder from ``start`` down with the names of its images, folders in the order of their paths.
+_Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
+"""Which folders of a folder to go into, and which of its files to take, in order."""
+
+
+def _walk(top: bytes, start: bytes, look: _Look) -> list[tuple[bytes, list[bytes]]]:
+    """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
 
     Links are followed, as people build subsets of them; one that leads back to a folder around it is refused.
     """
@@ -138,31 +159,41 @@ def _walk(top: bytes, start: bytes) -> list[tuple[bytes, list[bytes]]]:
         identity = (status.st_dev, status.st_ino)
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
-        folders, images = _entries(full)
-        found.append((folder, images))
-        waiting += [(folder + b"/" + name, around | {identity}) for name in folders]
+        folders, files = look(folder)
+        found.append((folder, files))
+        waiting += [(_below(folder, name), around | {identity}) for name in folders]
     return sorted(found)
 
 
-def _entries(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-    """The names of the folders and of the images in a folder, sorted, without hidden ones.
+def _below(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name if folder else name
+
+
+def _is_image(name: bytes) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def _entries(
+    folder: bytes, *, is_wanted: Callable[[bytes], bool] = _is_image, hidden: bool = False
+) -> tuple[list[bytes], list[bytes]]:
+    """The names of the folders and of the wanted files in a folder, sorted, without hidden ones where they are not asked for.
 
     Whatever is no folder and ends like an image is an image here; the reader looks at what it really is.
     """
-    folders, images = [], []
+    folders, files = [], []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith(b"."):
+                if entry.name.startswith(b".") and not hidden:
                     continue
-                is_image = entry.name.lower().endswith(IMAGE_SUFFIXES)
-                if _is_folder(entry, or_else=is_image):
+                is_file = is_wanted(entry.name)
+                if _is_folder(entry, or_else=is_file):
                     folders.append(entry.name)
-                elif is_image:
-                    images.append(entry.name)
+                elif is_file:
+                    files.append(entry.name)
     except OSError as error:
         raise _unreadable(folder, error) from None
-    return sorted(folders), sorted(images)
+    return sorted(folders), sorted(files)
 
 
 def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
@@ -181,6 +212,36 @@ def _suffixes() -> str:
 
 def _unreadable(path: bytes, error: OSError) -> SourceInvalid:
     return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+def _scan_glob(source: GlobSource, growing: _GrowingIndex) -> SourceIndex:
+    patterns, top = _patterns(source), os.fsencode(source.root)
+
+    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+        around = folder.split(b"/") if folder else []
+        folders, files = _entries(os.path.join(top, folder), is_wanted=lambda _name: True, hidden=True)  # noqa: PTH118
+        return (
+            [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)],
+            [name for name in files if any(one.matches([*around, name]) for one in patterns)],
+        )
+
+    found = [(folder, names) for folder, names in _walk(top, b"", look) if names]
+    if not found:
+        raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
+    for label, (folder, names) in enumerate(found):
+        for name in names:
+            growing.add(_below(folder, name), label if source.classes == "folder" else 0)
+    return growing.finish(source.root, [folder for folder, _ in found] if source.classes == "folder" else [b""])
+
+
+def _patterns(source: GlobSource) -> list[Pattern]:
+    try:
+        return [Pattern(plain) for pattern in source.patterns for plain in resolve_braces(pattern)]
+    except ValueError as error:
+        raise SourceInvalid(f"patterns: {error}") from None
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ content can reach a trainer. Anything that is not a bad sample (a bug, no memory
 
 from time import perf_counter_ns
 
+import numpy as np
+
 from batchd import failpoints
 from batchd.config.steps import Decode, step_from_plain
 from batchd.core.plan import Plan, Position
@@ -66,6 +68,8 @@ class ServedStream:
                 if not self._treat(order.epoch, row, sample, arrays):
                     path = self._shown_path(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {path}: {reason}"
+            if "path" in arrays:
+                self._write_path(arrays["path"][row], int(arrays["index"][row]))
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
@@ -99,6 +103,12 @@ class ServedStream:
         if "valid" in arrays:
             arrays["valid"][row] = False
         return self._on_error != "substitute"
+
+    def _write_path(self, out: np.ndarray, sample: int) -> None:
+        """The path of the sample that the row holds, and zeros behind it; the daemon has seen that each fits."""
+        name = np.frombuffer(self._index.name(sample), np.uint8)
+        out[: len(name)] = name
+        out[len(name) :] = 0
 
     def _shown_path(self, sample: int) -> str:
         """The path for people: its end where it is long, odd bytes written out."""

@@ -10,7 +10,7 @@ Starts no thread at import. All exceptions are in ``batchd_client.errors`` and d
 """
 
 from batchd_client import errors
-from batchd_client.batch import Batch
+from batchd_client.batch import Batch, text
 from batchd_client.course import StreamState
 from batchd_client.daemon import BadReport, BadSample, Daemon, connect
 from batchd_client.errors import BatchdClientError
@@ -30,4 +30,5 @@ __all__ = [
     "StreamStatistics",
     "connect",
     "errors",
+    "text",
 ]

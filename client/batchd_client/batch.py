@@ -170,3 +170,11 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
             for field in self._fields.values()
         )
         return f"{where} samples={self.samples} {shapes}>"
+
+
+def text(array: npt.NDArray[np.uint8]) -> list[str]:
+    """The strings in a field of text, such as ``path``: uint8 ``[samples, bytes]``, UTF-8 with zeros behind it.
+
+    Bytes that are no UTF-8 come as they do in file names of Python (``surrogateescape``).
+    """
+    return [bytes(row).rstrip(b"\0").decode("utf-8", "surrogateescape") for row in array]

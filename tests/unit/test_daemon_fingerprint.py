@@ -62,6 +62,13 @@ def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
     assert len({fingerprint_with(pipeline=pipeline) for pipeline in [*steps, *sized]}) == 6
 
 
+def test_a_field_for_paths_changes_the_fingerprint() -> None:
+    """A batch holds more then, so a trainer that goes on would find another one."""
+    with_paths = FolderSource(path=Path("/data"), path_bytes=64)
+
+    assert len({fingerprint_with(), fingerprint_with(source=with_paths)}) == 2
+
+
 def test_every_key_of_a_stream_decides_either_bytes_or_time() -> None:
     """A new key must be put on one of the two sides, here and in the fingerprint."""
     decided = DECIDE_BYTES.keys() | DECIDE_TIME.keys() | {"source", "pipeline", "max_skew"}

@@ -1,0 +1,106 @@
+"""Patterns of file names: the same paths as Python's own ``glob`` finds, and no folder visited in vain."""
+
+import glob
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.sources.patterns import ALTERNATIVES_MAX, Pattern, resolve_braces
+from support.source_files import make
+
+FILES = (
+    "a.jpg", "b.png", ".hidden.jpg", "cat/1.jpg", "cat/2.JPG", "cat/deep/er/3.jpg", "cat/.secret/4.jpg", "dog/1.jpg",
+    "dog/1.jpeg", "dog/ä.jpg", "dog/x[1].jpg", "owl/ya k/z.jpg",
+)  # fmt: skip
+NAMES = st.sampled_from(
+    ["*", "**", "cat", "d*", "*.jpg", "?.jpg", "[ad]*", "[!c]*", "*.[jp]*", "deep", "er", ".*", "ä.jpg", "ya k"]
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Files in folders, some of them hidden."""
+    return make(tmp_path_factory.mktemp("glob"), *FILES)
+
+
+def names(path: str) -> list[bytes]:
+    return path.encode().split(b"/")
+
+
+def matching(pattern: str) -> set[str]:
+    return {file for file in FILES if Pattern(pattern).matches(names(file))}
+
+
+@given(st.lists(NAMES, min_size=1, max_size=4))
+def test_what_matches_is_what_globbing_finds(folder, parts) -> None:
+    """Files, that is; ``**`` at the end means every file below, which Python finds among the folders."""
+    pattern = "/".join(parts)
+    found = {
+        path
+        for path in glob.glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207  to be compared with
+        if (folder / path).is_file()
+    }
+    assert matching(pattern) == found
+
+
+@given(st.lists(NAMES, min_size=1, max_size=4))
+def test_a_folder_is_skipped_only_where_nothing_below_it_matches(parts) -> None:
+    """And one that is not may hold something, if other files were there."""
+    pattern = Pattern("/".join(parts))
+    for file in FILES:
+        if pattern.matches(names(file)):
+            folders = names(file)[:-1]
+            assert all(pattern.may_match_below(folders[:depth]) for depth in range(len(folders) + 1))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder", "worth_it"),
+    [
+        ("cat/*.jpg", "dog", False),
+        ("cat/*.jpg", "cat", True),
+        ("cat/*.jpg", "cat/deep", False),
+        ("**/*.jpg", "dog/any/thing", True),
+        ("**/*.jpg", "dog/.git", False),
+        ("cat/**", "cat/x/y", True),
+        ("*/deep/**/*.jpg", "dog/shallow", False),
+    ],
+)
+def test_the_search_goes_only_where_something_may_be(pattern, folder, worth_it) -> None:
+    """A root may hold much else."""
+    assert Pattern(pattern).may_match_below(names(folder)) is worth_it
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        ("a.jpg", ["a.jpg"]),
+        ("*.{jpg,png}", ["*.jpg", "*.png"]),
+        ("{a,b}/{c,d}.x", ["a/c.x", "a/d.x", "b/c.x", "b/d.x"]),
+        ("a{,b}", ["a", "ab"]),
+    ],
+)
+def test_braces_stand_for_several_patterns(pattern, plain) -> None:
+    """In the order in which they are written."""
+    assert resolve_braces(pattern) == plain
+
+
+@pytest.mark.parametrize("pattern", ["{a", "a}", "{a,{b,c}}", "a}{b", "{a}}"])
+def test_braces_that_do_not_match_are_refused(pattern) -> None:
+    """Rather than being taken for characters."""
+    with pytest.raises(ValueError, match="braces of"):
+        resolve_braces(pattern)
+
+
+def test_braces_that_stand_for_too_much_are_refused_before_they_are_resolved() -> None:
+    """Thirty times two is a thousand million."""
+    with pytest.raises(ValueError, match=f"stand for {2**30} patterns, more than {ALTERNATIVES_MAX}"):
+        resolve_braces("{a,b}" * 30)
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/*", "../*", "a/../b", "a//b", "a/", "./a", "a**/b", "**.jpg"])
+def test_what_leads_out_of_the_root_or_means_nothing_is_refused(pattern) -> None:
+    """With an example of what would do."""
+    with pytest.raises(ValueError, match=r"photos/\*\*/\*\.jpg"):
+        Pattern(pattern)
