@@ -16,7 +16,18 @@ from harness import benchmark
 
 from batchd.config.cpus import available_cpus
 
-BENCHMARKS = ("efficiency", "handover", "sharing", "start", "plan", "memory", "remote", "connections", "verify")
+BENCHMARKS = (
+    "efficiency",
+    "handover",
+    "sharing",
+    "start",
+    "plan",
+    "memory",
+    "remote",
+    "connections",
+    "verify",
+    "sources",
+)
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 
 

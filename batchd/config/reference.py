@@ -24,6 +24,7 @@ _EXAMPLES = {
     { op = "random_flip" },
 ]""",
     "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
+    "shards": '["train-{0000..0123}.tar"]',
     "runtime_dir": '"/run/batchd"',
     "tcp": '"10.0.0.5:7070"',
     "keys_dir": '"/etc/batchd/keys"',

@@ -94,13 +94,59 @@ class GlobSource:
             raise ValueError("patterns must not be empty")
 
 
-Source = FolderSource | ListSource | GlobSource
-SOURCE_KINDS: dict[str, type[Source]] = {"folder": FolderSource, "list": ListSource, "glob": GlobSource}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebDatasetSource:
+    """Shards in tar format, in which members of the same name but for their endings are one sample."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    type: Literal["webdataset"] = "webdataset"
+    """Kind of source."""
+
+    root: Path
+    """The folder of the shards."""
+
+    shards: tuple[str, ...]
+    """The paths of the shards below the root, or patterns of them, such as ["train-{0000..0123}.tar"]. Each that is named has to
+    be there. They are plain tar files, not compressed ones."""
+
+    image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+    """Endings of the members that are images; where a sample has several, the first of these."""
+
+    label: str = "cls"
+    """Where labels come from: the ending of a member that is a whole number, or "json:KEY" for a number in a JSON object; ""
+    makes all labels 0."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the name of each image within its shard, as UTF-8 and zeros; 0 leaves
+    the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    def __post_init__(self) -> None:
+        _check_path("root", self.root)
+        _check_path_bytes(self.path_bytes)
+        for name, given in (("shards", self.shards), ("image", self.image)):
+            if not given or not all(given):
+                raise ValueError(f"{name} must not be empty")
+        if self.label.endswith(":"):
+            raise ValueError('label must name the key, as in "json:label"')
+
+
+Source = FolderSource | ListSource | GlobSource | WebDatasetSource
+SOURCE_KINDS: dict[str, type[Source]] = {
+    "folder": FolderSource,
+    "list": ListSource,
+    "glob": GlobSource,
+    "webdataset": WebDatasetSource,
+}
 
 
 def place_of(source: Source) -> str:
     """Where the samples come from, for people."""
-    return f"{source.root}: {' '.join(source.patterns)}" if isinstance(source, GlobSource) else str(source.path)
+    match source:
+        case GlobSource(root=root, patterns=patterns) | WebDatasetSource(root=root, shards=patterns):
+            return f"{root}: {' '.join(patterns)}"
+        case FolderSource(path=path) | ListSource(path=path):
+            return str(path)
 
 
 def source_to_plain(source: Source) -> dict[str, object]:
@@ -137,6 +183,22 @@ def source_from_plain(plain: dict[str, object]) -> Source:
         } if not rest and all(isinstance(pattern, str) for pattern in patterns):
             return GlobSource(
                 root=Path(root), patterns=tuple(map(str, patterns)), classes=classes, path_bytes=path_bytes
+            )
+        case {
+            "type": "webdataset",
+            "root": str(root),
+            "shards": [*shards],
+            "image": [*image],
+            "label": str(label),
+            "path_bytes": int(path_bytes),
+            **rest,
+        } if not rest and all(isinstance(text, str) for text in (*shards, *image)):
+            return WebDatasetSource(
+                root=Path(root),
+                shards=tuple(map(str, shards)),
+                image=tuple(map(str, image)),
+                label=label,
+                path_bytes=path_bytes,
             )
         case _:
             raise ValueError(f"not a source as source_to_plain writes it: {plain!r}")

@@ -4,8 +4,8 @@ A source is someone else's disk: files vanish, are replaced by a FIFO, shrink wh
 ``SampleUnreadable`` with a short reason; what is wrong with this process instead (no descriptors, no memory) stays an
 ``OSError``, so that a good sample is never called bad.
 
-Invariant: what ``read`` returns is the whole of one regular file as it was in one piece, at most ``max_bytes`` long, and
-stays valid until the next ``read``.
+Invariant: what ``read`` returns is the whole of one regular file as it was in one piece, or of one record of a shard, at most
+``max_bytes`` long, and stays valid until the next ``read``.
 """
 
 import errno
@@ -18,6 +18,8 @@ from batchd.sources.index import SourceIndex
 KEPT_BYTES_MAX = 8 << 20
 """A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
 FIRST_BUFFER_BYTES = 1 << 20
+SHARDS_MAX = 64
+"""Shards that one worker keeps open for one stream."""
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _OUR_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _KINDS = {
@@ -40,13 +42,18 @@ class SampleReader:
         self._index = index
         self._max_bytes = max_bytes
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
+        self._shards: dict[bytes, int] = {}
+        """Open shards, those used lately last."""
 
     def read(self, sample: int) -> memoryview:
         """Return the bytes of a sample's file, valid until the next call.
 
         Raises ``SampleUnreadable`` with the reason; ``IndexError`` where there is no such sample.
         """
+        extent = self._index.extent(sample)
         try:
+            if extent is not None:
+                return self._read_extent(self._shard(self._index.file(sample)), *extent)
             descriptor = os.open(self._index.file(sample), _OPEN_FLAGS)
             try:
                 failpoints.passing("worker.sample.opened", sample)
@@ -57,6 +64,36 @@ class SampleReader:
             if error.errno in _OUR_OWN_FAULTS:
                 raise
             raise SampleUnreadable(os.strerror(error.errno or errno.EIO)) from None
+
+    def close(self) -> None:
+        """Close the shards that are open."""
+        while self._shards:
+            os.close(self._shards.popitem()[1])
+
+    def _shard(self, file: bytes) -> int:
+        """A shard, open; those that were used least lately are closed."""
+        descriptor = self._shards.pop(file, None)
+        if descriptor is None:
+            if len(self._shards) >= SHARDS_MAX:
+                os.close(self._shards.pop(next(iter(self._shards))))
+            descriptor = os.open(file, _OPEN_FLAGS)
+        self._shards[file] = descriptor
+        return descriptor
+
+    def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
+        if size == 0:
+            raise SampleUnreadable(f"is empty (at byte {start} of its shard)")
+        if size > self._max_bytes:
+            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+        room = self._room(size)
+        filled = 0
+        while filled < size and (count := os.preadv(shard, [room[filled:]], start + filled)):
+            filled += count
+        if filled != size:
+            raise SampleUnreadable(
+                f"the shard ends at byte {start + filled}, {size - filled} bytes before the sample does"
+            )
+        return room
 
     def _read_whole(self, descriptor: int) -> memoryview:
         status = os.fstat(descriptor)

@@ -17,21 +17,16 @@ out quietly. Names are bytes all the way: they need not be text. No list of all 
 import os
 import re
 import stat
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from batchd.config.sources import FolderSource, GlobSource, ListSource, Source
+from batchd.config.sources import FolderSource, GlobSource, ListSource, Source, WebDatasetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.index import NUMBER, SourceIndex, readable
-from batchd.sources.patterns import Pattern, resolve_braces
+from batchd.sources.growing import GrowingIndex, ReportProgress
+from batchd.sources.index import SourceIndex, readable
+from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, matching, read_patterns, unreadable, walk
+from batchd.sources.webdataset import scan_webdataset
 
-IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
-"""Endings of the file names that a folder source takes, in any case."""
-PROGRESS_EVERY = 4096
-"""Samples between two reports of progress."""
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
 LINE_BYTES_MAX = PATH_BYTES_MAX + 64
@@ -39,13 +34,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
 
-ReportProgress = Callable[[int], None]
-"""Called now and then with the number of samples found so far."""
-
 
 def scan_source(source: Source, progress: ReportProgress) -> SourceIndex:
     """Find all samples of a source. Raises ``SourceInvalid`` naming the folder, or the file and line, that is wrong."""
-    growing = _GrowingIndex(progress, source.path_bytes)
+    growing = GrowingIndex(progress, source.path_bytes)
     match source:
         case FolderSource():
             return _scan_folder(source, growing)
@@ -53,15 +45,17 @@ def scan_source(source: Source, progress: ReportProgress) -> SourceIndex:
             return _scan_glob(source, growing)
         case ListSource():
             return _scan_list(source, growing)
+        case WebDatasetSource():
+            return scan_webdataset(source, growing)
 
 
 def source_problems(source: Source) -> list[str]:
     """Tell what is wrong with a source without scanning it: is it there, and is it what it should be?"""
     problems = []
     folder = source.path if isinstance(source, FolderSource) else source.root
-    if isinstance(source, GlobSource):
+    if isinstance(source, GlobSource | WebDatasetSource):
         try:
-            _patterns(source)
+            read_patterns(source.patterns if isinstance(source, GlobSource) else source.shards)
         except SourceInvalid as error:
             problems.append(str(error))
     if folder is not None and not folder.is_dir():
@@ -76,45 +70,12 @@ def source_problems(source: Source) -> list[str]:
     return problems
 
 
-class _GrowingIndex:
-    """An index while it is built; grows as three flat arrays."""
-
-    def __init__(self, progress: ReportProgress, path_bytes: int) -> None:
-        self._path_bytes = path_bytes
-        self._paths = bytearray()
-        self._offsets = array("q", [0])
-        self._labels = array("q")
-        self._progress = progress
-
-    def add(self, path: bytes, label: int) -> None:
-        """Add one sample; ``path`` is relative to the root, or absolute."""
-        if self._path_bytes and len(path) > self._path_bytes:
-            raise SourceInvalid(
-                f"the path {readable(path)} has {len(path)} bytes, more than path_bytes = {self._path_bytes}"
-            )
-        self._paths += path
-        self._offsets.append(len(self._paths))
-        self._labels.append(label)
-        if len(self._labels) % PROGRESS_EVERY == 0:
-            self._progress(len(self._labels))
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def finish(self, root: Path, class_names: list[bytes]) -> SourceIndex:
-        """Make the index; nothing may be added afterwards."""
-        self._progress(len(self._labels))
-        offsets = np.frombuffer(self._offsets, np.int64).astype(NUMBER, copy=False)
-        labels = np.frombuffer(self._labels, np.int64).astype(NUMBER, copy=False)
-        return SourceIndex.build(os.fsencode(root.absolute()), class_names, offsets, labels, memoryview(self._paths))
-
-
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def _scan_folder(source: FolderSource, growing: _GrowingIndex) -> SourceIndex:
+def _scan_folder(source: FolderSource, growing: GrowingIndex) -> SourceIndex:
     top = os.fsencode(source.path)
-    folders, images = _entries(top)
+    folders, images = entries(top)
     if folders and images:
         raise SourceInvalid(
             f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
@@ -125,9 +86,9 @@ def _scan_folder(source: FolderSource, growing: _GrowingIndex) -> SourceIndex:
         growing.add(name, 0)
     for label, class_name in enumerate(folders):
         found = len(growing)
-        for folder, names in _walk(top, class_name, lambda folder: _entries(os.path.join(top, folder))):  # noqa: PTH118  bytes
+        for folder, names in walk(top, class_name, lambda folder: entries(os.path.join(top, folder))):  # noqa: PTH118  bytes
             for name in names:
-                growing.add(_below(folder, name), label)
+                growing.add(below(folder, name), label)
         if len(growing) == found:
             raise SourceInvalid(
                 f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_suffixes()}); "  # noqa: PTH118
@@ -138,116 +99,27 @@ def _scan_folder(source: FolderSource, growing: _GrowingIndex) -> SourceIndex:
     return growing.finish(source.path, folders or [b""])
 
 
-_Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
-"""Which folders of a folder to go into, and which of its files to take, in order."""
-
-
-def _walk(top: bytes, start: bytes, look: _Look) -> list[tuple[bytes, list[bytes]]]:
-    """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
-
-    Links are followed, as people build subsets of them; one that leads back to a folder around it is refused.
-    """
-    found = []
-    waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(start, frozenset())]
-    while waiting:
-        folder, around = waiting.pop()
-        full = os.path.join(top, folder)  # noqa: PTH118  bytes
-        try:
-            status = os.stat(full)  # noqa: PTH116  bytes
-        except OSError as error:
-            raise _unreadable(full, error) from None
-        identity = (status.st_dev, status.st_ino)
-        if identity in around:
-            raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
-        folders, files = look(folder)
-        found.append((folder, files))
-        waiting += [(_below(folder, name), around | {identity}) for name in folders]
-    return sorted(found)
-
-
-def _below(folder: bytes, name: bytes) -> bytes:
-    return folder + b"/" + name if folder else name
-
-
-def _is_image(name: bytes) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
-def _entries(
-    folder: bytes, *, is_wanted: Callable[[bytes], bool] = _is_image, hidden: bool = False
-) -> tuple[list[bytes], list[bytes]]:
-    """The names of the folders and of the wanted files in a folder, sorted, without hidden ones where they are not asked for.
-
-    Whatever is no folder and ends like an image is an image here; the reader looks at what it really is.
-    """
-    folders, files = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(b".") and not hidden:
-                    continue
-                is_file = is_wanted(entry.name)
-                if _is_folder(entry, or_else=is_file):
-                    folders.append(entry.name)
-                elif is_file:
-                    files.append(entry.name)
-    except OSError as error:
-        raise _unreadable(folder, error) from None
-    return sorted(folders), sorted(files)
-
-
-def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
-    """Tell a folder; a link that leads nowhere is none if ``or_else`` it is taken for an image, and is refused otherwise."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if or_else:
-            return False
-        raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
-
-
 def _suffixes() -> str:
     return b" ".join(IMAGE_SUFFIXES).decode()
-
-
-def _unreadable(path: bytes, error: OSError) -> SourceInvalid:
-    return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
 
 
 # --- patterns --------------------------------------------------------------------------------------------------------
 
 
-def _scan_glob(source: GlobSource, growing: _GrowingIndex) -> SourceIndex:
-    patterns, top = _patterns(source), os.fsencode(source.root)
-
-    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-        around = folder.split(b"/") if folder else []
-        folders, files = _entries(os.path.join(top, folder), is_wanted=lambda _name: True, hidden=True)  # noqa: PTH118
-        return (
-            [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)],
-            [name for name in files if any(one.matches([*around, name]) for one in patterns)],
-        )
-
-    found = [(folder, names) for folder, names in _walk(top, b"", look) if names]
+def _scan_glob(source: GlobSource, growing: GrowingIndex) -> SourceIndex:
+    found = matching(source.root, source.patterns)
     if not found:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
     for label, (folder, names) in enumerate(found):
         for name in names:
-            growing.add(_below(folder, name), label if source.classes == "folder" else 0)
+            growing.add(below(folder, name), label if source.classes == "folder" else 0)
     return growing.finish(source.root, [folder for folder, _ in found] if source.classes == "folder" else [b""])
-
-
-def _patterns(source: GlobSource) -> list[Pattern]:
-    try:
-        return [Pattern(plain) for pattern in source.patterns for plain in resolve_braces(pattern)]
-    except ValueError as error:
-        raise SourceInvalid(f"patterns: {error}") from None
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def _scan_list(source: ListSource, growing: _GrowingIndex) -> SourceIndex:
+def _scan_list(source: ListSource, growing: GrowingIndex) -> SourceIndex:
     root = source.path.absolute().parent if source.root is None else source.root
     for number, line in _lines(source.path):
         try:
@@ -274,7 +146,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 if stripped and not stripped.startswith(b"#"):
                     yield number, stripped
     except OSError as error:
-        raise _unreadable(os.fsencode(file), error) from None
+        raise unreadable(os.fsencode(file), error) from None
 
 
 def _open_regular(path: str, flags: int) -> int:

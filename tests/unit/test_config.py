@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from batchd.config.load import load_config
-from batchd.config.sources import FolderSource, GlobSource, ListSource, Source, source_from_plain, source_to_plain
+from batchd.config.sources import (
+    FolderSource,
+    GlobSource,
+    ListSource,
+    Source,
+    WebDatasetSource,
+    source_from_plain,
+    source_to_plain,
+)
 from batchd.config.steps import STEP_KINDS, Decode, RandomFlip, RandomResizedCrop
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
@@ -138,6 +146,8 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypat
         FolderSource(path=Path("/data"), path_bytes=64),
         GlobSource(root=Path("/data"), patterns=("**/*.jpg", "b/*.png")),
         GlobSource(root=Path("/data"), patterns=("*",), classes="folder", path_bytes=9),
+        WebDatasetSource(root=Path("/data"), shards=("a-{00..11}.tar", "b.tar")),
+        WebDatasetSource(root=Path("/data"), shards=("*.tar",), image=("png",), label="json:label", path_bytes=9),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:

@@ -79,6 +79,9 @@ def test_the_search_goes_only_where_something_may_be(pattern, folder, worth_it) 
         ("*.{jpg,png}", ["*.jpg", "*.png"]),
         ("{a,b}/{c,d}.x", ["a/c.x", "a/d.x", "b/c.x", "b/d.x"]),
         ("a{,b}", ["a", "ab"]),
+        ("t-{8..11}.tar", ["t-8.tar", "t-9.tar", "t-10.tar", "t-11.tar"]),
+        ("{0000..0002}/{x,y}", ["0000/x", "0000/y", "0001/x", "0001/y", "0002/x", "0002/y"]),
+        ("{5..5}{a..b}", ["5a..b"]),
     ],
 )
 def test_braces_stand_for_several_patterns(pattern, plain) -> None:
@@ -90,6 +93,13 @@ def test_braces_stand_for_several_patterns(pattern, plain) -> None:
 def test_braces_that_do_not_match_are_refused(pattern) -> None:
     """Rather than being taken for characters."""
     with pytest.raises(ValueError, match="braces of"):
+        resolve_braces(pattern)
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("{9..1}", "goes down"), ("{0..999999}", "more than 4096 numbers")])
+def test_numbers_that_go_down_or_too_far_are_refused(pattern, text) -> None:
+    """Rather than standing for nothing, or for everything."""
+    with pytest.raises(ValueError, match=text):
         resolve_braces(pattern)
 
 

@@ -40,13 +40,14 @@ def test_the_annotated_file_has_every_key_and_every_kind(tmp_path: Path) -> None
         "folder",
         "list",
         "glob",
+        "webdataset",
     ]
 
 
 def test_the_schema_names_every_key_with_its_meaning() -> None:
     """An editor can complete and explain everything that the file may hold."""
     schema = json.loads(json.dumps(json_schema()))
-    tables = {"DaemonConfig", "StreamConfig", "FolderSource", "ListSource", "GlobSource"} | {
+    tables = {"DaemonConfig", "StreamConfig", "FolderSource", "ListSource", "GlobSource", "WebDatasetSource"} | {
         kind.__name__ for kind in STEP_KINDS.values()
     }
 

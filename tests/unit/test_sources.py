@@ -12,9 +12,10 @@ import pytest
 
 from batchd.config.sources import FolderSource, ListSource
 from batchd.errors import SourceInvalid
+from batchd.sources.growing import PROGRESS_EVERY
 from batchd.sources.index import HEADER_BYTES, IndexMalformed, SourceIndex, readable
 from batchd.sources.reader import SampleReader
-from batchd.sources.scan import PROGRESS_EVERY, scan_source, source_problems
+from batchd.sources.scan import scan_source, source_problems
 from support.source_files import make, nothing, scan_folder, scan_list
 
 

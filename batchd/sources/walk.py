@@ -1,0 +1,124 @@
+"""Folders and what is in them, in an order that does not depend on the file system. Daemon.
+
+Invariant: links are followed, but never in a circle; what cannot be looked into is refused by name, not left out.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from batchd.errors import SourceInvalid
+from batchd.sources.index import readable
+from batchd.sources.patterns import Pattern, resolve_braces
+
+IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
+"""Endings of the file names that a folder source takes, in any case."""
+
+Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
+"""Which folders of a folder to go into, and which of its files to take, in order."""
+
+
+def walk(top: bytes, start: bytes, look: Look) -> list[tuple[bytes, list[bytes]]]:
+    """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
+
+    Links are followed, as people build subsets of them; one that leads back to a folder around it is refused.
+    """
+    found = []
+    waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(start, frozenset())]
+    while waiting:
+        folder, around = waiting.pop()
+        full = os.path.join(top, folder)  # noqa: PTH118  bytes
+        try:
+            status = os.stat(full)  # noqa: PTH116  bytes
+        except OSError as error:
+            raise unreadable(full, error) from None
+        identity = (status.st_dev, status.st_ino)
+        if identity in around:
+            raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
+        folders, files = look(folder)
+        found.append((folder, files))
+        waiting += [(below(folder, name), around | {identity}) for name in folders]
+    return sorted(found)
+
+
+def below(folder: bytes, name: bytes) -> bytes:
+    """The path of a name in a folder; "" is the folder where a search began."""
+    return folder + b"/" + name if folder else name
+
+
+def is_image(name: bytes) -> bool:
+    """Does this name end like that of an image?"""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def entries(
+    folder: bytes, *, is_wanted: Callable[[bytes], bool] = is_image, hidden: bool = False
+) -> tuple[list[bytes], list[bytes]]:
+    """The names of the folders and of the wanted files in a folder, sorted, without hidden ones where they are not asked for.
+
+    Whatever is no folder and ends like an image is an image here; the reader looks at what it really is.
+    """
+    folders, files = [], []
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                if entry.name.startswith(b".") and not hidden:
+                    continue
+                is_file = is_wanted(entry.name)
+                if _is_folder(entry, or_else=is_file):
+                    folders.append(entry.name)
+                elif is_file:
+                    files.append(entry.name)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    return sorted(folders), sorted(files)
+
+
+def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
+    """Tell a folder; a link that leads nowhere is none if ``or_else`` it is taken for an image, and is refused otherwise."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if or_else:
+            return False
+        raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
+
+
+def matching(root: Path, texts: Sequence[str]) -> list[tuple[bytes, list[bytes]]]:
+    """The files below a folder that match patterns: folders that hold some, in order, with their names, in order.
+
+    Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there.
+    """
+    patterns, top = read_patterns(texts), os.fsencode(root)
+
+    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+        around = folder.split(b"/") if folder else []
+        folders, files = entries(os.path.join(top, folder), is_wanted=lambda _name: True, hidden=True)  # noqa: PTH118
+        return (
+            [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)],
+            [name for name in files if any(one.matches([*around, name]) for one in patterns)],
+        )
+
+    found = [(folder, names) for folder, names in walk(top, b"", look) if names]
+    there = (
+        {below(folder, name) for folder, names in found for name in names}
+        if any(one.is_plain for one in patterns)
+        else set()
+    )
+    for one in patterns:
+        if one.is_plain and os.fsencode(one.text) not in there:
+            raise SourceInvalid(f"there is no file {root / one.text}")
+    return found
+
+
+def read_patterns(texts: Sequence[str]) -> list[Pattern]:
+    """The patterns that these stand for. Raises ``SourceInvalid``."""
+    try:
+        return [Pattern(plain) for text in texts for plain in resolve_braces(text)]
+    except ValueError as error:
+        raise SourceInvalid(f"patterns: {error}") from None
+
+
+def unreadable(path: bytes, error: OSError) -> SourceInvalid:
+    """What to raise where the system does not let us look."""
+    return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")

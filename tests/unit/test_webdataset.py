@@ -1,0 +1,316 @@
+"""Shards in tar format: which samples they hold, where their bytes are, and what is said of each kind of damage."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchd.config.sources import WebDatasetSource
+from batchd.errors import SourceInvalid
+from batchd.sources.index import SourceIndex
+from batchd.sources.reader import SHARDS_MAX, SampleReader, SampleUnreadable
+from batchd.sources.scan import scan_source, source_problems
+from support.shards import write_shard
+from support.source_files import nothing
+
+
+def scan(root: Path, *shards: str, **changes: object) -> SourceIndex:
+    """The index of shards, as a worker gets it."""
+    index = scan_source(WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), nothing)
+    descriptor = index.to_memfd()
+    try:
+        shared = SourceIndex.from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+    assert (shared.digest, shared.shards, len(shared)) == (index.digest, index.shards, len(index))
+    return shared
+
+
+def read_all(index: SourceIndex, max_bytes: int = 1 << 20) -> list[bytes]:
+    """The bytes of every sample, the last one first: any order will do."""
+    reader = SampleReader(index, max_bytes)
+    try:
+        return [bytes(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
+    finally:
+        reader.close()
+
+
+def pair(key: str, label: int) -> list[tuple[str, bytes]]:
+    """An image and its label, as members."""
+    return [(f"{key}.jpg", f"image {key}".encode()), (f"{key}.cls", f"{label}\n".encode())]
+
+
+def test_each_sample_is_found_with_its_label_and_its_bytes(tmp_path) -> None:
+    """Whatever the tar dialect is, over several shards, in the order of their names."""
+    for number, dialect in enumerate((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)):
+        members = [member for row in range(3) for member in pair(f"{number}-{row}", 10 * number + row)]
+        write_shard(tmp_path / f"train-{number:04}.tar", members, format=dialect)
+
+    index = scan(tmp_path, "train-{0000..0002}.tar")
+
+    assert index.labels.tolist() == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    assert read_all(index) == [f"image {number}-{row}".encode() for number in range(3) for row in range(3)]
+    assert index.path(4) == f"{tmp_path}/train-0001.tar: 1-1.jpg"
+    assert index.name(4) == b"1-1.jpg"
+
+
+def test_the_key_is_the_name_up_to_the_first_dot_of_its_last_part(tmp_path) -> None:
+    """Other members of a sample are not looked at; folders and hidden files are none."""
+    write_shard(
+        tmp_path / "a.tar",
+        [
+            ("v1.0/a.jpg", b"first"),
+            ("v1.0/a.seg.png", b"mask"),
+            ("v1.0/a.cls", b"1"),
+            ("v1.0/.DS_Store", b"x"),
+            ("v1.0/._b.jpg", b"x"),
+            ("v2.0/a.cls", b"2"),
+            ("v2.0/a.jpg", b"second"),
+        ],
+    )
+
+    index = scan(tmp_path)
+    assert (read_all(index), index.labels.tolist()) == ([b"first", b"second"], [1, 2])
+
+
+def test_names_longer_than_a_header_and_names_that_are_no_text_are_kept(tmp_path) -> None:
+    """Both dialects for long names."""
+    long, odd = "d/" * 60 + "n" * 120, os.fsdecode(b"\xff\xfe")
+    members = [*pair(long, 3), (f"{odd}.jpg", b"odd"), (f"{odd}.cls", b"4")]
+    write_shard(tmp_path / "a.tar", members, format=tarfile.GNU_FORMAT)
+    write_shard(tmp_path / "b.tar", pair(long, 5), format=tarfile.PAX_FORMAT)
+
+    index = scan(tmp_path)
+    assert [index.name(sample) for sample in range(3)] == [
+        f"{long}.jpg".encode(),
+        b"\xff\xfe.jpg",
+        f"{long}.jpg".encode(),
+    ]
+    assert index.labels.tolist() == [3, 4, 5]
+
+
+def test_labels_may_stand_in_json_or_be_left_out(tmp_path) -> None:
+    """By the key of an object; without labels nobody asks for their members."""
+    write_shard(tmp_path / "a.tar", [("x.png", b"i"), ("x.json", json.dumps({"label": 7, "more": [1]}).encode())])
+
+    assert scan(tmp_path, label="json:label").labels.tolist() == [7]
+    assert scan(tmp_path, label="").labels.tolist() == [0]
+
+
+def test_the_first_ending_that_a_sample_has_is_its_image(tmp_path) -> None:
+    """In the order of the setting."""
+    write_shard(tmp_path / "a.tar", [("x.png", b"png"), ("x.jpg", b"jpg"), ("x.cls", b"0")])
+
+    assert read_all(scan(tmp_path)) == [b"jpg"]
+    assert read_all(scan(tmp_path, image=("webp", "png"))) == [b"png"]
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([("x.cls", b"1")], r"the sample of x\.cls has no image: its endings are cls, and image = \['jpg'"),
+        ([("x.jpg", b"i")], r'the sample of x\.jpg has no member \.cls for its label; label = "cls" says'),
+        ([("x.jpg", b"i"), ("x.cls", b"cat")], r"x\.cls is not a whole number"),
+        ([("x.jpg", b"i"), ("x.cls", b"1.5")], r"x\.cls is not a whole number"),
+        ([("x.jpg", b"i"), ("x.cls", b"9" * 30)], r"x\.cls is not a whole number"),
+        ([("x.jpg", b"i"), ("x.cls", b"1" * (1 << 21))], r"x\.cls has 2097152 bytes, too many for a label"),
+        ([("x.jpg", b"i"), ("x.jpg", b"j"), ("x.cls", b"1")], r"two members are called x\.jpg"),
+        ([], r"a\.tar holds no sample"),
+    ],
+)
+def test_a_sample_that_is_not_as_the_user_means_it_is_refused_by_name(tmp_path, members, text) -> None:
+    """With the shard and the member."""
+    write_shard(tmp_path / "a.tar", members)
+
+    with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.tar.*{text}|{text}"):
+        scan(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"[1]", b'{"other": 1}', b'{"label": "1"}', b'{"label": true}', b"{", b"[" * 100_000])
+def test_json_without_the_number_is_refused(tmp_path, text) -> None:
+    """Deeply nested JSON, too."""
+    write_shard(tmp_path / "a.tar", [("x.jpg", b"i"), ("x.json", text)])
+
+    with pytest.raises(SourceInvalid, match=r"x\.json is not JSON with a whole number under 'label'"):
+        scan(tmp_path, label="json:label")
+
+
+@pytest.mark.parametrize(
+    ("compress", "kind"),
+    [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz"), (b"\x28\xb5\x2f\xfd".__add__, "zstd")],
+)
+def test_compressed_shards_are_refused_with_advice(tmp_path, compress, kind) -> None:
+    """Whatever their names are."""
+    shard = write_shard(tmp_path / "a.tar", pair("x", 1))
+    shard.write_bytes(compress(shard.read_bytes()))
+
+    with pytest.raises(SourceInvalid, match=rf"a\.tar is compressed \({kind}\).*unpack the shard"):
+        scan(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"no tar at all" * 100, bytes(5), b"\xff" * 2000])
+def test_what_is_no_tar_file_is_refused(tmp_path, data) -> None:
+    """By name, and never as an empty shard."""
+    (tmp_path / "a.tar").write_bytes(data)
+
+    with pytest.raises(SourceInvalid, match=r"a\.tar (is no tar file|holds no sample)"):
+        scan(tmp_path)
+
+
+def test_a_shard_that_is_named_and_not_there_is_refused(tmp_path) -> None:
+    """A pattern of shards may find fewer; a list of them may not."""
+    write_shard(tmp_path / "t-0.tar", pair("x", 1))
+
+    assert len(scan(tmp_path, "t-*.tar")) == 1
+    with pytest.raises(SourceInvalid, match=rf"there is no file {tmp_path}/t-1\.tar"):
+        scan(tmp_path, "t-{0..2}.tar")
+    with pytest.raises(SourceInvalid, match=r"no file below .* matches 'u-\*'"):
+        scan(tmp_path, "u-*")
+
+
+def test_a_header_that_says_it_is_huge_costs_no_memory(tmp_path) -> None:
+    """A shard is somebody else's: the daemon reads its headers."""
+    huge = tarfile.TarInfo("x.jpg")
+    huge.type, huge.size = tarfile.XHDTYPE, 1 << 32
+    (tmp_path / "a.tar").write_bytes(huge.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 12))
+
+    with pytest.raises(SourceInvalid, match=r"a\.tar is no tar file, or is damaged: a header of \d+ bytes"):
+        scan(tmp_path)
+
+
+def test_a_shard_that_is_cut_is_refused_with_the_place(tmp_path) -> None:
+    """Within a sample, and within a header."""
+    shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000), ("c.jpg", b"c")])
+    os.truncate(shard, 512 + 1024 + 512 + 1000)
+    with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 3048, within b\.jpg; copy it again"):
+        scan(tmp_path, label="")
+    os.truncate(shard, 512 + 1024 + 100)
+    with pytest.raises(SourceInvalid, match=r"a\.tar is damaged: no header of a member at byte 1536"):
+        scan(tmp_path, label="")
+
+
+def test_a_broken_header_is_no_end(tmp_path) -> None:
+    """Everything behind it would be left out quietly."""
+    shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b"), ("c.jpg", b"c")])
+    data = bytearray(shard.read_bytes())
+    data[1024 + 148 : 1024 + 156] = b"0000000\0"
+    shard.write_bytes(data)
+
+    with pytest.raises(SourceInvalid, match=r"a\.tar is damaged: no header of a member at byte 1024"):
+        scan(tmp_path, label="")
+
+
+def test_a_shard_may_end_without_the_zeros_that_end_it(tmp_path) -> None:
+    """As some writers leave it."""
+    shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
+    os.truncate(shard, 2048)
+
+    assert read_all(scan(tmp_path, label="")) == [b"a", b"b"]
+
+
+def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
+    """Those behind the cut; the others are read, and the error says where the shard ends."""
+    shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000)])
+    reader = SampleReader(scan(tmp_path, label=""), 1 << 20)
+    os.truncate(shard, 512 + 1024 + 512 + 1000)
+
+    assert bytes(reader.read(0)) == b"a" * 600
+    with pytest.raises(SampleUnreadable, match="the shard ends at byte 3048, 4000 bytes before the sample does"):
+        reader.read(1)
+    reader.close()
+
+
+def test_samples_that_are_empty_or_too_large_are_bad_ones(tmp_path) -> None:
+    """By their sizes, before anything is read."""
+    write_shard(tmp_path / "a.tar", [("a.jpg", b""), ("b.jpg", b"b" * 100)])
+    reader = SampleReader(scan(tmp_path, label=""), 99)
+
+    with pytest.raises(SampleUnreadable, match="is empty"):
+        reader.read(0)
+    with pytest.raises(SampleUnreadable, match="has 100 bytes, more than max_bytes = 99"):
+        reader.read(1)
+    reader.close()
+
+
+def test_a_shard_that_vanishes_makes_bad_samples_and_no_other_ones(tmp_path) -> None:
+    """What is open stays readable."""
+    for name in "ab":
+        write_shard(tmp_path / f"{name}.tar", pair(name, 1))
+    reader = SampleReader(scan(tmp_path), 1 << 20)
+    reader.read(0)
+    for name in "ab":
+        (tmp_path / f"{name}.tar").unlink()
+
+    assert bytes(reader.read(0)) == b"image a"
+    with pytest.raises(SampleUnreadable, match="No such file"):
+        reader.read(1)
+    reader.close()
+
+
+def test_a_worker_keeps_a_bounded_number_of_shards_open(tmp_path) -> None:
+    """The one that was used least lately is closed, and opened again when it is wanted."""
+    count = SHARDS_MAX + 5
+    for number in range(count):
+        write_shard(tmp_path / f"{number:03}.tar", pair(f"{number}", number))
+    reader = SampleReader(scan(tmp_path), 1 << 20)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+
+    for sample in [*range(count), *range(count)]:
+        assert bytes(reader.read(sample)) == f"image {sample}".encode()
+        assert len(os.listdir("/proc/self/fd")) <= before + SHARDS_MAX  # noqa: PTH208
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_the_digest_names_what_is_in_the_shards(tmp_path) -> None:
+    """Not where they lie; another label, another length or another name is another source."""
+    digests = set()
+    for number, members in enumerate(
+        [pair("x", 1), pair("x", 2), pair("y", 1), [("x.jpg", b"longer"), ("x.cls", b"1")]]
+    ):
+        write_shard(tmp_path / f"{number}/a.tar", members)
+        digests.add(scan(tmp_path / str(number)).digest)
+    write_shard(tmp_path / "copy/a.tar", pair("x", 1))
+
+    assert len(digests) == 4
+    assert scan(tmp_path / "copy").digest in digests
+
+
+def test_scanning_keeps_no_list_of_members(tmp_path) -> None:
+    """Tarfile would, of all that it has seen."""
+    write_shard(tmp_path / "a.tar", [(f"{number}.jpg", b"x") for number in range(3000)])
+
+    index = scan(tmp_path, label="")
+    assert (len(index), np.unique(index.extents[:, 2]).tolist()) == (3000, [1])
+
+
+def test_a_sparse_member_is_refused(tmp_path) -> None:
+    """Its bytes are not where its extent says."""
+    sparse = tarfile.TarInfo("x.jpg")
+    sparse.type = tarfile.GNUTYPE_SPARSE
+    (tmp_path / "a.tar").write_bytes(sparse.tobuf(tarfile.GNU_FORMAT) + io.BytesIO().read() + bytes(1024))
+
+    with pytest.raises(SourceInvalid, match=r"sparse|damaged"):
+        scan(tmp_path, label="")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"shards": ()}, {"image": ()}, {"image": ("",)}, {"label": "json:"}, {"path_bytes": -1}]
+)
+def test_settings_that_cannot_be_are_refused(changes) -> None:
+    """By the key's name."""
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        WebDatasetSource(**{"root": Path("/a"), "shards": ("*",)} | changes)
+
+
+def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None:
+    """By `batchd check`."""
+    (problem,) = source_problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)))
+    assert "goes down" in problem
