@@ -2,7 +2,7 @@
 
     ACCEPTED (descriptor) -> stranger -- Greet --> session -- its end --> stranger -> DISCONNECTED
                                |                                            |
-                               +-- no session for STRANGER_TICKS, or too many strangers --> shut down <-- RECEIVED_BYTES_MAX
+                               +-- no session for STRANGER_TICKS, or too many strangers --> shut down <-- UNREAD_BYTES_MAX
 
 ZeroMQ ends a handshake that is not finished. Who finishes it and never greets, who speaks a version of ZMTP that has none, and
 who was refused and stays, would keep a descriptor for ever; ZeroMQ can neither name nor close one connection. So the connection
@@ -12,8 +12,9 @@ inode is compared with that of the connection that was accepted; and only then i
 cleans up, as it does whoever hangs up.
 
 How much a peer says is the kernel's word (``TCP_INFO``), since messages are no measure: a message that never ends is in none,
-and ZeroMQ keeps it in memory all the same. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5 aborts
-where a peer that has reached it sends a PING and resets its connection; so there is none, and this takes its place.
+and ZeroMQ keeps it in memory all the same. What the kernel has received and we have not read lies in ZeroMQ's memory; that is
+bounded, for each connection and for all of a host. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5
+aborts where a peer that has reached it sends a PING and resets its connection; so there is none, and this takes its place.
 
 Invariant: nothing is shut down but a TCP connection to our port that was accepted under this descriptor, and is no session or
 said too much.
@@ -37,9 +38,13 @@ STRANGER_TICKS = 20
 while the machine stands still nobody can greet."""
 
 AUDIT_INTERVAL_S = 0.1
-MESSAGES_MAX = 2_000
-RECEIVED_BYTES_MAX = 1 << 20
-"""What one peer may say from one audit to the next. Trainers say some 100 bytes for each batch, and wait for it."""
+FRAMES_MAX = 5_000
+"""Frames of one connection that are read from one audit to the next. A trainer sends one for each batch, and waits for it."""
+UNREAD_BYTES_MAX = 256 << 10
+UNREAD_HOST_BYTES_MAX = 1 << 20
+"""What may lie unread, as bytes on the wire, of one connection and of all of a host; as tiny frames it is 32 times as much."""
+HEARTBEAT_BYTES_PER_S = 1_024
+"""ZeroMQ's own words are never read by us, so unread bytes wear off at this rate."""
 BAN_S = 10.0
 """For how long nobody is let in from where somebody said too much: what he said has to be read away."""
 BANNED_MAX = 1_024
@@ -94,7 +99,9 @@ class _Connection:
     host: str
     number: socket.socket
     received: int = 0
-    messages: int = 0
+    unread: float = 0.0
+    read: int = 0
+    frames: int = 0
     ticks: int = 0
     is_closed: bool = False
 
@@ -110,6 +117,7 @@ class Doorstep:
         self._grip = Grip()
         self._seldom = Seldom()
         self._port = 0
+        self._audited_s = monotonic()
         self._banned_until_s: dict[str, float] = {}
         """By host, in the order of their ends."""
 
@@ -154,23 +162,43 @@ class Doorstep:
         if connection is not None:
             connection.number.detach()
 
-    def hears(self, descriptor: int) -> bool:
-        """A message has come: is it to be looked at? What one that was shut down had said before is not."""
+    def hears(self, descriptor: int, wire_bytes: int, frames: int) -> bool:
+        """A message has been read: is it to be looked at? What one that was shut down had said before is not."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return True
-        connection.messages += 1
-        if connection.messages > MESSAGES_MAX and not connection.is_closed:
-            self._silence(descriptor, f"it sent more than {MESSAGES_MAX} messages within {AUDIT_INTERVAL_S:g} s")
+        connection.read += wire_bytes
+        connection.frames += frames
+        if connection.frames > FRAMES_MAX and not connection.is_closed:
+            self._silence(descriptor, f"it sent more than {FRAMES_MAX} messages within {AUDIT_INTERVAL_S:g} s")
         return not connection.is_closed
 
     def audit(self) -> None:
-        """Close whoever has said more since the last audit than anybody has to say."""
+        """Close whoever says more than is read."""
+        now = monotonic()
+        worn_off = HEARTBEAT_BYTES_PER_S * (now - self._audited_s)
+        self._audited_s = now
+        by_host: dict[str, list[int]] = {}
         for descriptor, connection in self._connections.items():
             received = _received_bytes(connection.number)
-            if received - connection.received > RECEIVED_BYTES_MAX and not connection.is_closed:
-                self._silence(descriptor, f"it sent more than {RECEIVED_BYTES_MAX} bytes within {AUDIT_INTERVAL_S:g} s")
-            connection.received, connection.messages = received, 0
+            more = received - connection.received - connection.read
+            connection.unread = max(0.0, connection.unread + more - worn_off)
+            connection.received, connection.read, connection.frames = received, 0, 0
+            if connection.unread and not connection.is_closed:
+                by_host.setdefault(connection.host, []).append(descriptor)
+        for loud in by_host.values():
+            self._hush(loud)
+
+    def _hush(self, loud: list[int]) -> None:
+        """Close those of one host that have too much unread, and the one with most of it where all of them together have."""
+        unread = {descriptor: self._connections[descriptor].unread for descriptor in loud}
+        for descriptor in loud:
+            if unread[descriptor] > UNREAD_BYTES_MAX:
+                del unread[descriptor]
+                self._silence(descriptor, f"more than {UNREAD_BYTES_MAX} bytes of it are unread")
+        if sum(unread.values()) > UNREAD_HOST_BYTES_MAX:
+            most = max(unread, key=lambda descriptor: unread[descriptor])
+            self._silence(most, f"more than {UNREAD_HOST_BYTES_MAX} bytes of its host are unread")
 
     def _silence(self, descriptor: int, reason: str) -> None:
         """Close one that says too much, and let nobody in from there for a while."""
@@ -212,6 +240,7 @@ class Doorstep:
     def _shut(self, descriptor: int, reason: str) -> None:
         connection = self._connections[descriptor]
         connection.is_closed = True
+        connection.unread = 0.0
         with self._grip.on(descriptor) as held:
             if held is None or os.fstat(held.fileno()).st_ino != connection.inode or not self._is_ours(held):
                 return  # it has gone already, and the news of it is on its way

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from batchd.daemon.keys import TrainerKey
 from batchd.daemon.limits import peer_network
 
+QUESTIONS_PER_TICK = 10
+"""Questions of people, such as for the status, whose answers are long; ticks are half a second apart."""
 RATE_MARKS = 10
 """Ticks of the loop over which a rate is taken."""
 
@@ -22,6 +24,18 @@ class Connection(NamedTuple):
 
     routing: bytes
     descriptor: int
+
+
+@dataclass(slots=True)
+class Claim:
+    """A subscription, not given up.
+
+    ``is_known``: the trainer has spoken of it, so its batches may go over any connection; before that they go over the first,
+    behind the message that names it.
+    """
+
+    request: int
+    is_known: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -39,13 +53,23 @@ class RemoteSession:
     sent_bytes: int = 0
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
     """How much had been sent when, every now and then."""
-    subscriptions: int = 0
-    known: set[int] = field(default_factory=set)
-    """Subscriptions of which it has spoken. Others' batches go over its first connection, behind what names them."""
+    claims: dict[int, Claim] = field(default_factory=dict)
+    """By subscription: those that were asked for, and neither refused nor given up."""
+    questions: int = 0
+    """Asked since the last tick."""
 
     def may_read(self, stream: str) -> bool:
         """Does its key open this stream?"""
         return self.key is None or self.key.streams is None or stream in self.key.streams
+
+    def refused(self, request: int) -> None:
+        """The claim of this request is not admitted."""
+        self.claims = {number: claim for number, claim in self.claims.items() if claim.request != request}
+
+    def may_ask(self) -> bool:
+        """Count a question; false where there have been too many since the last tick."""
+        self.questions += 1
+        return self.questions <= QUESTIONS_PER_TICK
 
     def bytes_per_s(self, now: float) -> float:
         """What went out lately, by the second."""
@@ -72,6 +96,11 @@ class Register:
     def descriptors(self) -> Container[int]:
         """The descriptors of all sessions, now and later."""
         return self._by_descriptor
+
+    @property
+    def further_connections(self) -> int:
+        """Connections that have joined a session."""
+        return len(self._by_routing) - len(self._by_number)
 
     def everybody(self) -> list[RemoteSession]:
         """All sessions."""

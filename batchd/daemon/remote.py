@@ -21,19 +21,17 @@ from batchd import __version__, failpoints
 from batchd.config.cpus import available_cpus
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
-from batchd.core.events import BatchSent, SessionCutOff, SubscriptionEnded
+from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
 from batchd.daemon.authenticator import ZAP_DOMAIN
 from batchd.daemon.doorstep import AUDIT_INTERVAL_S, Doorstep
 from batchd.daemon.keys import KeyDirectory, TrainerKey
 from batchd.daemon.limits import HandshakeRate, RemoteLimits, peer_network
 from batchd.daemon.outbox import Outbox
-from batchd.daemon.register import Connection, Register, RemoteSession
+from batchd.daemon.register import QUESTIONS_PER_TICK, Claim, Connection, Register, RemoteSession
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
     MESSAGE_BYTES_MAX,
-    MESSAGES_AT_ONCE,
-    UNREAD_MAX,
     Desk,
     event_of,
     printable,
@@ -68,6 +66,14 @@ _log = structlog.get_logger()
 SECRET_BYTES = 16
 SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
+REMOTE_MESSAGES_AT_ONCE = 16
+"""What is read in one turn of the loop: a quarter of what trainers on this host may say."""
+REMOTE_UNREAD_MAX = 512
+"""Messages that a trainer may leave unread before it is cut off: two batches of each claim, and answers."""
+CURVE_BYTES = 33
+SHORT_FRAME_BYTES = 2
+LONG_FRAME_BYTES = 9
+LONG_FRAME_FROM = 256
 IO_THREADS_MAX = 4
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
 EVENTS_AT_ONCE = 4_096
@@ -107,7 +113,7 @@ class RemoteSessions:
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
             (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
-            (zmq.SNDHWM, UNREAD_MAX),
+            (zmq.SNDHWM, REMOTE_UNREAD_MAX),
             (zmq.RCVHWM, 0),  # see ``doorstep``
         ):
             self.router.setsockopt(option, value)
@@ -152,7 +158,7 @@ class RemoteSessions:
         session = self._register.get(number)
         if session is not None:
             if isinstance(message, Refused) and message.request:
-                session.subscriptions -= 1
+                session.refused(message.request)
             self._send(session, [message.encode()])
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
@@ -163,7 +169,8 @@ class RemoteSessions:
             self._enqueue(sent)
             return
         view = self._outbox.view(grant.slot, sent)
-        connections = session.connections if grant.subscription in session.known else session.connections[:1]
+        claim = session.claims.get(grant.subscription)
+        connections = session.connections if claim is not None and claim.is_known else session.connections[:1]
         parts = max(1, min(len(connections), grant.count * layout.row_bytes // PIECE_BYTES))
         for part in range(parts):
             parcel = Parcel(
@@ -189,6 +196,7 @@ class RemoteSessions:
         self._doorstep.tick()
         for session in self.everybody():
             session.marks.append((monotonic(), session.sent_bytes))
+            session.questions = 0
         if self._keys is None:
             return
         for session in self.everybody():
@@ -201,7 +209,7 @@ class RemoteSessions:
         try:
             self.router.send_multipart([routing, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            self._end(session, f"it left {UNREAD_MAX} messages unread")
+            self._end(session, f"it left {REMOTE_UNREAD_MAX} messages unread")
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -219,7 +227,7 @@ class RemoteSessions:
     def receive(self) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
         self.note_ends()
-        for _ in range(MESSAGES_AT_ONCE):
+        for _ in range(REMOTE_MESSAGES_AT_ONCE):
             try:
                 frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -247,6 +255,7 @@ class RemoteSessions:
             except zmq.Again:
                 break
             if event == zmq.EVENT_ACCEPTED:
+                self._heard_of.discard(descriptor)
                 self._doorstep.came(descriptor)
                 continue
             session = self._register.on(descriptor)
@@ -271,7 +280,8 @@ class RemoteSessions:
             if self._seldom.now("old"):
                 _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
             return
-        if not self._doorstep.hears(descriptor):
+        wire_bytes = sum(_wire_bytes(len(frame.buffer), encrypted=self._keys is not None) for frame in frames[1:])
+        if not self._doorstep.hears(descriptor, wire_bytes, len(frames) - 1):
             return
         self._heard_of.add(descriptor)
         session = self._register.at(routing)
@@ -333,6 +343,11 @@ class RemoteSessions:
             return
         if len(session.connections) >= PARTS_MAX:
             text = f"a session has up to {PARTS_MAX} connections"
+        elif self._register.further_connections >= self._limits.sessions_max:
+            text = f"{self._limits.sessions_max} further connections are there already; raise sessions_max in [daemon]"
+        else:
+            text = ""
+        if text:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
             return
         self._send(session, [Joined().encode()], self._connect(session, routing, frame))
@@ -369,13 +384,15 @@ class RemoteSessions:
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
             self._send(session, [Refused(message.request, 0, ErrorCode.KEY_REFUSED, text).encode()])
             return
-        if isinstance(message, Subscribe):
-            session.subscriptions += 1
-            if session.subscriptions > SUBSCRIPTIONS_MAX:
-                text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
-                self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
-                return
+        if isinstance(message, Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
+            text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
+            self._send(session, [Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text).encode()])
+            return
         if isinstance(message, AskStatus | AskBad):
+            if not session.may_ask():
+                text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
+                self._send(session, [Refused(message.request, 0, ErrorCode.TOO_OFTEN, text).encode()])
+                return
             self._send(session, [self._without_secrets(session, self._desk.answer(message)).encode()])
             return
         event = event_of(session.number, message, self._desk.numbers, is_remote=True)
@@ -384,12 +401,13 @@ class RemoteSessions:
             self._reject(session.connections[0].routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
         elif isinstance(message, Unsubscribe):
             # Its batches go back when they are sent, whatever the trainer has seen of them.
-            session.subscriptions = max(0, session.subscriptions - 1)
-            session.known.discard(message.subscription)
+            session.claims.pop(message.subscription, None)
             self._enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
         else:
-            if isinstance(message, Pull) and len(session.known) < SUBSCRIPTIONS_MAX:
-                session.known.add(message.subscription)
+            if isinstance(event, SubscriptionAsked):
+                session.claims[event.subscription] = Claim(event.request)
+            elif isinstance(message, Pull) and message.subscription in session.claims:
+                session.claims[message.subscription].is_known = True
             self._enqueue(event)
 
     def _without_secrets(self, session: RemoteSession, answer: Message) -> Message:
@@ -448,3 +466,10 @@ def _descriptor(frame: zmq.Frame) -> int | None:
 def _host(frame: zmq.Frame) -> str:
     """Where a message came from; addresses of version 4 as they are usually written."""
     return str(frame.get("Peer-Address") or "").removeprefix("::ffff:")
+
+
+def _wire_bytes(length: int, *, encrypted: bool) -> int:
+    """What a frame of this length takes on the wire, by ZMTP 3.1 and CURVE (RFC 26)."""
+    if encrypted:
+        length += CURVE_BYTES
+    return length + (SHORT_FRAME_BYTES if length < LONG_FRAME_FROM else LONG_FRAME_BYTES)

@@ -141,7 +141,7 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
     if daemon.tcp is not None:
         limits = RemoteLimits(daemon.sessions_max, daemon.sessions_per_peer)
-        connections += limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT
+        connections += 2 * limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT  # as many may join sessions
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         own=OWN_DESCRIPTORS + WORKER_DESCRIPTORS * daemon.worker_count() + len(config.streams),

@@ -3,15 +3,31 @@
 import socket
 import struct
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
+import zmq
 
 import batchd_client
+from batchd.core.state import TICK_S
 from batchd.daemon.doorstep import BAN_S
+from batchd.daemon.register import QUESTIONS_PER_TICK
+from batchd.daemon.remote import SUBSCRIPTIONS_MAX
 from batchd_client.errors import DaemonNotFound
 from batchd_wire import PROTOCOL_VERSION
-from batchd_wire.messages import AskStatus, Greet, Pull
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import (
+    TO_TRAINER_REMOTE,
+    AskStatus,
+    Greet,
+    Greeted,
+    Pull,
+    Refused,
+    Status,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+)
 from support.good_trainers import good_trainers, private_bytes
 from support.hostile_streams import COMMAND, frame
 from support.network import free_port
@@ -57,6 +73,23 @@ def connect(daemon, host=ELSEWHERE):
     return connection
 
 
+@contextmanager
+def zmq_dealer(daemon):
+    """A trainer that says what it is told to."""
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(daemon.tcp_address)
+        yield dealer
+    context.term()
+
+
+def hear(dealer):
+    """The next message; batches without their bytes."""
+    assert dealer.poll(PATIENCE_S * 1000)
+    return TO_TRAINER_REMOTE.decode(dealer.recv_multipart()[0])
+
+
 def flood(daemon, part, *, greets, host=ELSEWHERE):
     """Connect, and say it for a while; then reset the connection."""
     words = part * max(1, (1 << 16) // len(part))
@@ -88,7 +121,61 @@ def test_a_flood_ends_and_others_read_on(daemon, words):
         assert good.status()["daemon"]["tcp"]["closed"] == FLOODS
     (line,) = daemon.log_lines("remote connection closed")[:1]
     assert line["host"] == ELSEWHERE
-    assert "it sent more than" in line["reason"]
+    assert "unread" in line["reason"] or "it sent more than" in line["reason"]
+
+
+@pytest.mark.parametrize("words", ["a message that never ends", "a message of large frames that never ends"])
+def test_a_trickle_that_is_never_read_ends_too(daemon, words):
+    """However slow it is: what counts is what lies unread."""
+    with good_trainers(daemon) as good, connect(daemon) as connection:
+        connection.sendall(frame(Greet(PROTOCOL_VERSION, "trickle", 1, "").encode()))
+        before = private_bytes(daemon.pid)
+        part = FLOODING[words] * max(1, 3_000 // len(FLOODING[words]))
+        with suppress(ConnectionError):
+            for _ in range(2_000):
+                connection.sendall(part)
+                time.sleep(0.005)
+        assert private_bytes(daemon.pid) - before < GROWTH_BYTES_MAX / 4
+        good.read()
+    (line,) = daemon.log_lines("remote connection closed")
+    assert "of it are unread" in line["reason"]
+
+
+def test_questions_are_answered_so_many_at_a_time(daemon):
+    """Their answers are long; more are put off by number, and the session goes on."""
+    with zmq_dealer(daemon) as dealer:
+        dealer.send(Greet(PROTOCOL_VERSION, "curious", 1, "").encode())
+        assert isinstance(hear(dealer), Greeted)
+        for number in range(1, 101):
+            dealer.send(AskStatus(number).encode())
+        answers = [hear(dealer) for _ in range(100)]
+        put_off = [one for one in answers if isinstance(one, Refused)]
+        assert QUESTIONS_PER_TICK <= 100 - len(put_off) <= 3 * QUESTIONS_PER_TICK
+        assert {one.error for one in put_off} == {ErrorCode.TOO_OFTEN}
+        time.sleep(2 * TICK_S)
+        dealer.send(AskStatus(101).encode())
+        assert isinstance(hear(dealer), Status)
+
+
+def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
+    """Giving up what it never had, or twice, makes room for nothing."""
+    with zmq_dealer(daemon) as dealer:
+        dealer.send(Greet(PROTOCOL_VERSION, "greedy", 1, "").encode())
+        hear(dealer)
+        admitted = []
+        for number in range(1, SUBSCRIPTIONS_MAX + 10):
+            dealer.send(Subscribe(number, "photos", 0, 1, 1, 0, 0, None, None, is_spectator=True).encode())
+            dealer.send(Unsubscribe(1 << 40, 0).encode())
+            answer = next(one for one in iter(lambda: hear(dealer), None) if isinstance(one, Subscribed | Refused))
+            admitted.append(answer.subscription if isinstance(answer, Subscribed) else answer.error)
+        assert admitted.index(ErrorCode.NOT_ALLOWED) == SUBSCRIPTIONS_MAX
+        assert set(admitted[SUBSCRIPTIONS_MAX:]) == {ErrorCode.NOT_ALLOWED}
+        for _ in range(3):
+            dealer.send(Unsubscribe(admitted[0], 0).encode())
+        for number, admits in ((200, True), (201, False)):
+            dealer.send(Subscribe(number, "photos", 0, 1, 1, 0, 0, None, None, is_spectator=True).encode())
+            answer = next(one for one in iter(lambda: hear(dealer), None) if isinstance(one, Subscribed | Refused))
+            assert isinstance(answer, Subscribed) is admits
 
 
 def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):

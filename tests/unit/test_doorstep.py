@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.doorstep import BAN_S, BANNED_MAX, MESSAGES_MAX, RECEIVED_BYTES_MAX, STRANGER_TICKS, Doorstep, Grip
+from batchd.daemon.doorstep import BAN_S, BANNED_MAX, FRAMES_MAX, STRANGER_TICKS, UNREAD_BYTES_MAX, Doorstep, Grip
 from support.waiting import PATIENCE_S
 
 
@@ -172,33 +172,78 @@ def say(theirs: socket.socket, ours: socket.socket, count: int) -> None:
 
 
 @pytest.mark.parametrize("is_session", [False, True])
-def test_who_sends_more_between_two_audits_than_anybody_has_to_say_is_closed(
-    doorstep, sessions, connect, is_session
-) -> None:
-    """A session, too. What it sent over a long time counts for nothing."""
+def test_who_sends_more_than_is_read_is_closed(doorstep, sessions, connect, is_session) -> None:
+    """A session, too. What has been read counts for nothing, however much it is."""
     ours, theirs = connect()
     doorstep.came(ours.fileno())
     if is_session:
         sessions.add(ours.fileno())
-    for _ in range(3):
-        say(theirs, ours, RECEIVED_BYTES_MAX)
+    for _ in range(5):
+        say(theirs, ours, UNREAD_BYTES_MAX)
+        assert doorstep.hears(ours.fileno(), UNREAD_BYTES_MAX, 1)
         doorstep.audit()
     assert not has_ended(theirs)
-    say(theirs, ours, RECEIVED_BYTES_MAX + 1)
+    say(theirs, ours, UNREAD_BYTES_MAX + 1000)
     doorstep.audit()
     assert has_ended(theirs)
-    assert not doorstep.hears(ours.fileno())
+    assert not doorstep.hears(ours.fileno(), 1, 1)
+
+
+def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(doorstep, connect, monkeypatch) -> None:
+    """A message that never ends, a little at a time; heartbeats are slower still, and wear off."""
+    now = 1000.0
+    monkeypatch.setattr("batchd.daemon.doorstep.monotonic", lambda: now)
+    doorstep.audit()
+    slow, quiet = connect(), connect()
+    for ours, _theirs in (slow, quiet):
+        doorstep.came(ours.fileno())
+    for _ in range(80):
+        now += 1.0
+        say(slow[1], slow[0], 4_096)
+        say(quiet[1], quiet[0], 500)
+        doorstep.audit()
+    assert not has_ended(slow[1])
+    for _ in range(6):
+        now += 1.0
+        say(slow[1], slow[0], 4_096)
+        doorstep.audit()
+    assert (has_ended(slow[1]), has_ended(quiet[1])) == (True, False)
+
+
+def test_reading_more_than_came_earns_nothing(doorstep, connect) -> None:
+    """Else one could save up for a message that never ends."""
+    ours, theirs = connect()
+    doorstep.came(ours.fileno())
+    for _ in range(50):
+        assert doorstep.hears(ours.fileno(), UNREAD_BYTES_MAX, 1)
+        doorstep.audit()
+    say(theirs, ours, UNREAD_BYTES_MAX + 1000)
+    doorstep.audit()
+    assert has_ended(theirs)
+
+
+def test_of_a_host_with_too_much_unread_the_one_with_most_of_it_is_closed(doorstep, sessions, connect) -> None:
+    """Though none has too much by itself; other hosts have nothing to do with it."""
+    part = UNREAD_BYTES_MAX * 3 // 4
+    crowd, other = [connect() for _ in range(7)], connect("127.0.0.2")
+    for number, (ours, theirs) in enumerate((*crowd, other)):
+        doorstep.came(ours.fileno())
+        sessions.add(ours.fileno())
+        say(theirs, ours, part + 1000 * (number == 3))
+    doorstep.audit()
+    assert [has_ended(theirs) for _, theirs in (*crowd, other)] == [number == 3 for number in range(8)]
 
 
 def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_any_more(doorstep, connect) -> None:
-    """Small ones are no excuse."""
+    """Small ones are no excuse, nor are the frames of one."""
     ours, theirs = connect()
     doorstep.came(ours.fileno())
     for _ in range(2):
-        assert all(doorstep.hears(ours.fileno()) for _ in range(MESSAGES_MAX))
+        assert all(doorstep.hears(ours.fileno(), 1, 2) for _ in range(FRAMES_MAX // 2))
         doorstep.audit()
     assert not has_ended(theirs)
-    assert [doorstep.hears(ours.fileno()) for _ in range(MESSAGES_MAX + 2)] == [*[True] * MESSAGES_MAX, False, False]
+    assert doorstep.hears(ours.fileno(), 1, FRAMES_MAX)
+    assert [doorstep.hears(ours.fileno(), 1, 1) for _ in range(2)] == [False, False]
     assert has_ended(theirs)
     assert doorstep.closed == 1
 
@@ -210,8 +255,7 @@ def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(doorstep
     loud, before = connect(), connect()
     for ours, _theirs in (loud, before):
         doorstep.came(ours.fileno())
-    for _ in range(MESSAGES_MAX + 1):
-        doorstep.hears(loud[0].fileno())
+    doorstep.hears(loud[0].fileno(), 1, FRAMES_MAX + 1)
     after, elsewhere = connect(), connect("127.0.0.2")
     for ours, _theirs in (after, elsewhere):
         doorstep.came(ours.fileno())
@@ -228,8 +272,7 @@ def test_the_hosts_that_are_kept_out_are_so_many_at_most(doorstep, connect) -> N
     ours, _ = connect("127.0.0.3")
     doorstep.came(ours.fileno())
     doorstep._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
-    for _ in range(MESSAGES_MAX + 1):
-        doorstep.hears(ours.fileno())
+    doorstep.hears(ours.fileno(), 1, FRAMES_MAX + 1)
     assert len(doorstep._banned_until_s) == BANNED_MAX
     assert list(doorstep._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
 
@@ -240,7 +283,7 @@ def test_an_audit_asks_what_has_the_number_by_now_and_harms_nothing(doorstep, co
     number = ours.fileno()
     doorstep.came(number)
     other, its_peer = connect()
-    say(its_peer, other, RECEIVED_BYTES_MAX + 1)
+    say(its_peer, other, UNREAD_BYTES_MAX + 1)
     os.dup2(other.fileno(), number, inheritable=False)
     doorstep.audit()
     assert not has_ended(its_peer)

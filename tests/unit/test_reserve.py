@@ -163,7 +163,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
 
     own = OWN_DESCRIPTORS + 3 * WORKER_DESCRIPTORS + 2
     assert plans[0] == DescriptorPlan(limit=5000, own=own, slots=2 * slots, connections=600)
-    assert plans[1].connections == 600 + 300 + 300 + 2048
+    assert plans[1].connections == 600 + 2 * 300 + 300 + 2048
 
 
 @pytest.mark.parametrize(
