@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import zmq
 
-from batchd_client.diagnosis import explain
+from batchd_client.diagnosis import explain, unknown_key
 from batchd_client.errors import ConnectTimeout
 from batchd_client.hints import nearer_way, tell_once
 from batchd_client.lifeline import DaemonBusy, SessionLost, open_lifeline
@@ -87,20 +87,31 @@ def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Sessio
         for _ in range(target.connections - 1):
             session.join(*_remote_connection(target, address), greeted.secret, deadline)
         opened = True
-    except (SessionLost, ConnectTimeout, zmq.ZMQError):
-        if link.is_put_off:
-            raise DaemonBusy(
-                f"the daemon at {address.address} lets nobody in from here just now: this host connects too often, or the daemon "
-                "cannot read its keys; its log says which"
-            ) from None
-        left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
-        raise explain(address, target.key, left_s, key_refused=link.is_key_refused) from None
+    except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:
+        raise _why_not(target, address, session, deadline, failure) from None
     finally:
         if not opened:
             session.close()
     if greeted.ipc_address:
         tell_once(nearer_way(address.address, greeted.ipc_address))
     return session
+
+
+def _why_not(target: Target, address: TcpAddress, session: Session, deadline: float, failure: Exception) -> Exception:
+    """What to say of a session that did not open. Each of its connections may have been told the reason."""
+    if any(link.is_put_off for link in session.remote_links):
+        return DaemonBusy(
+            f"the daemon at {address.address} lets nobody in from here just now: this host connects too often, or the daemon "
+            "cannot read its keys; its log says which"
+        )
+    if target.key is not None and any(link.is_key_refused for link in session.remote_links):
+        return unknown_key(address, target.key)
+    if session.daemon_version:
+        return DaemonBusy(
+            f"the daemon at {address.address} took the first of {target.connections} connections, but not all others: {failure}"
+        )
+    left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
+    return explain(target.context, address, target.key, left_s, timed_out=isinstance(failure, ConnectTimeout))
 
 
 def _remote_connection(target: Target, address: TcpAddress) -> tuple[zmq.Socket[bytes], RemoteLink]:

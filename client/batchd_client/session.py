@@ -99,6 +99,12 @@ class Session:
         """Is any batch of this session still alive in this program?"""
         return any(one.held for one in (*self._subscriptions.values(), *self._retired))
 
+    @property
+    def remote_links(self) -> list[RemoteLink]:
+        """Its connections over TCP, of which the first is the oldest."""
+        links = (self.link, *(link for _socket, link in self._lanes))
+        return [link for link in links if isinstance(link, RemoteLink)]
+
     def leave(self) -> None:
         """Close in peace: where leases keep the lifeline open, the daemon is told that nothing else is wanted."""
         linger_ms = 0

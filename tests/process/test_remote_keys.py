@@ -1,5 +1,6 @@
 """Who is let in over TCP, what a key opens, and what is said to those who stay outside."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import zmq
 
 import batchd_client
 from batchd.daemon.keys import KeyDirectory
-from batchd_client.errors import KeyInvalid, KeyRefused
+from batchd_client.errors import DaemonNotFound, KeyInvalid, KeyRefused
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import connection_file_text
@@ -111,6 +112,19 @@ def test_a_key_made_for_another_daemon_is_told_so(daemon, tmp_path):
     other = KeyDirectory(tmp_path / "other")
     with pytest.raises(KeyRefused, match="has other keys than those for which 'stray' was made"):
         connect(daemon, write_key(tmp_path, other.new("stray", None)))
+
+
+def test_a_stopped_daemon_is_not_taken_for_something_else(start_daemon, keys, good):
+    """Its kernel takes the connection, and nobody greets; when it goes on, so does the trainer."""
+    stopped = start_daemon(tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path))
+    stopped.send(signal.SIGSTOP)
+    with pytest.raises(
+        DaemonNotFound, match="took the connection but says nothing: stopped, hung, or no batchd daemon"
+    ):
+        batchd_client.connect(stopped.tcp_address, key=good, connect_timeout_s=0.5)
+    stopped.send(signal.SIGCONT)
+    with connect(stopped, good) as connection:
+        assert see(connection.stream("photos", epochs=1)) == Expected(stopped.config).epoch(0)
 
 
 def test_a_key_for_a_daemon_without_keys_is_told_so(start_daemon, tmp_path, good):

@@ -18,7 +18,7 @@ import batchd_client
 from batchd.daemon.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd.daemon.keys import KeyDirectory
 from batchd.daemon.limits import HandshakeRate
-from batchd_client.errors import ConnectTimeout
+from batchd_client.errors import ConnectTimeout, DaemonNotFound
 from batchd_client.remote import PUT_OFF_STATUS
 from batchd_wire.keys import ConnectionKey, connection_file_text
 from support.waiting import PATIENCE_S
@@ -223,6 +223,22 @@ def test_without_an_authenticator_nobody_comes_in(context, keys, when) -> None:
     with serving(context, keys, None) as server, knocking(server.endpoint, key):
         assert server.first_sign() in FAILURES
         assert server.router.poll(0) == 0
+
+
+@pytest.mark.parametrize("state", ["gone", "hung"])
+def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(context, keys, tmp_path, state) -> None:
+    """The key is right, so the trainer is not told to ask for another one. ZeroMQ does not hang up in either case."""
+    authenticator = Authenticator(context, keys)
+    if state == "gone":
+        authenticator.close()
+    file = tmp_path / "a.key"
+    file.touch(0o600)
+    file.write_text(connection_file_text(keys.new("a")))
+    with serving(context, keys, None) as server:
+        with pytest.raises(DaemonNotFound, match="did not answer whether it knows the key"):
+            batchd_client.connect(server.endpoint, key=str(file), connect_timeout_s=0.5)
+        assert server.router.poll(0) == 0
+    authenticator.close()
 
 
 def test_one_context_has_one_authenticator(context, keys, authenticator) -> None:

@@ -1,0 +1,108 @@
+"""What a trainer is told of whatever else may listen where it looks for a daemon: each has its own hint, and none is final."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import zmq
+
+from batchd.daemon.keys import KeyDirectory
+from batchd_client.diagnosis import explain
+from batchd_client.rehearsal import GREETING_BYTES
+from batchd_wire.runtime import TcpAddress
+
+SECONDS = 0.3
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(24, b"\0") + bytes(31)
+assert len(GREETING) == GREETING_BYTES
+
+
+@contextmanager
+def listening(behave: Callable[[socket.socket, int], None]) -> Iterator[TcpAddress]:
+    """Listen, and let ``behave`` have each connection and its number; it hangs up where that returns."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            number = 0
+            with suppress(OSError):
+                while True:
+                    connection, _address = server.accept()
+                    with connection, suppress(OSError):
+                        behave(connection, number)
+                    number += 1
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield TcpAddress("127.0.0.1", server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def says(words: bytes) -> Callable[[socket.socket, int], None]:
+    """Listen to a few words, say these, and hang up."""
+
+    def behave(connection: socket.socket, _number: int) -> None:
+        connection.recv(1)
+        connection.sendall(words)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+    return behave
+
+
+def stay_silent(connection: socket.socket, _number: int) -> None:
+    """Read, and say nothing."""
+    while connection.recv(1 << 16):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("behave", "hint"),
+    [
+        (stay_silent, "took the connection but says nothing: stopped, hung, or no batchd daemon"),
+        (
+            lambda _connection, _number: None,
+            "hangs up without a word: no batchd daemon, or one that keeps this host out",
+        ),
+        (says(b""), "hangs up without a word"),
+        (says(b"SSH-2.0-OpenSSH"), "something listens there, but it is no batchd daemon"),
+        (says(b"\xff" * GREETING_BYTES), "something listens there, but it is no batchd daemon"),
+        (says(GREETING[:1]), "the connection was cut while it was made"),
+        (says(GREETING[:-1]), "the connection was cut while it was made"),
+        (says(GREETING.replace(b"CURVE", b"NULL\0")), "the connection was cut while it was made"),
+    ],
+)
+def test_what_is_no_daemon_that_answers_is_said_and_worth_another_try(behave, hint) -> None:
+    """Somebody else's port, a daemon that stands still, a cable."""
+    with zmq.Context() as context, listening(behave) as address:
+        reason = explain(context, address, None, SECONDS, timed_out=False)
+    assert isinstance(reason, OSError)
+    assert hint in str(reason)
+
+
+def test_a_daemon_that_greets_and_does_not_answer_is_said_to_hang() -> None:
+    """It has no keys, so nothing else can be wrong."""
+    with zmq.Context() as context, listening(says(GREETING.replace(b"CURVE", b"NULL\0"))) as address:
+        reason = explain(context, address, None, SECONDS, timed_out=True)
+    assert isinstance(reason, OSError)
+    assert "did not answer in time" in str(reason)
+
+
+@pytest.mark.parametrize("cut_after", [0, 1, GREETING_BYTES - 1, GREETING_BYTES + 1, GREETING_BYTES + 100])
+def test_a_cut_in_the_handshake_is_no_wrong_key(tmp_path, cut_after) -> None:
+    """Hanging up right behind the greeting means other keys; anywhere else it is the network."""
+    keys = KeyDirectory(tmp_path / "keys")
+    keys.make_daemon_key()
+    words = GREETING + bytes(1000)
+
+    def behave(connection: socket.socket, number: int) -> None:
+        says(GREETING if number == 0 else words[:cut_after])(connection, number)
+
+    with zmq.Context() as context, listening(behave) as address:
+        reason = explain(context, address, keys.new("a"), SECONDS, timed_out=False)
+    assert isinstance(reason, OSError)
+    assert "the connection was cut" in str(reason)
