@@ -23,16 +23,17 @@ def free_port() -> int:
 class Proxy:
     """Passes bytes between whoever connects and a port, in a thread. What it does to them can be changed at any time.
 
-    ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of whatever it is; ``delay_s`` is
-    slept before each part is passed on; while ``is_open`` is false nobody gets through; ``alter`` gives what the trainer gets
-    instead of each part that the daemon says, and ``spoil`` the other way round. ``passed`` counts the bytes from the daemon on
-    each connection; the one after ``connections_max`` is not let through.
+    ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of whatever it is, as long as there
+    are ``cuts_left``; ``delay_s`` is slept before each part is passed on; while ``is_open`` is false nobody gets through;
+    ``alter`` gives what the trainer gets instead of each part that the daemon says, and ``spoil`` the other way round. ``passed``
+    counts the bytes from the daemon on each connection; the one after ``connections_max`` is not let through.
     """
 
     def __init__(self, port: int) -> None:
         self.port = free_port()
         self.delay_s = 0.0
         self.cut_after: int | None = None
+        self.cuts_left = 1 << 30
         self.is_open = True
         self.alter: Callable[[bytes], bytes] = bytes
         self.connections = 0
@@ -102,7 +103,8 @@ class Proxy:
                         data = self.alter(data)
                     if self.delay_s:
                         time.sleep(self.delay_s)
-                    if end is daemon and self.cut_after is not None and passed + len(data) > self.cut_after:
+                    if end is daemon and self._is_cut(passed + len(data)):
+                        assert self.cut_after is not None
                         trainer.sendall(data[: self.cut_after - passed])
                         return
                     if end is daemon:
@@ -111,6 +113,13 @@ class Proxy:
                         trainer.sendall(data)
                     else:
                         daemon.sendall(self.spoil(data))
+
+    def _is_cut(self, passing: int) -> bool:
+        """Is this connection to end within the part that is to be passed on?"""
+        if self.cut_after is None or passing <= self.cut_after or self.cuts_left == 0:
+            return False
+        self.cuts_left -= 1
+        return True
 
 
 def _ip(*arguments: str) -> None:

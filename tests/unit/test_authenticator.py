@@ -20,7 +20,9 @@ from batchd.daemon.keys import KeyDirectory
 from batchd.daemon.limits import HandshakeRate
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
 from batchd_client.remote import PUT_OFF_STATUS
+from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey, connection_file_text
+from batchd_wire.messages import TO_DAEMON_REMOTE, Greet, Greeted, Refused
 from support.waiting import PATIENCE_S
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
@@ -424,6 +426,42 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
         with pytest.raises(ConnectTimeout, match="this host connects too often"):
             trainer.result()
     assert authenticator.refused > 1
+
+
+@pytest.mark.parametrize(
+    ("burst", "hint"),
+    [
+        (1, "this host connects too often"),
+        (1000, "took the first of 2 connections, but not all others: the daemon says: who are you"),
+    ],
+)
+def test_a_further_connection_that_is_not_taken_is_no_wrong_key(  # noqa: PLR0913, PLR0917  fixtures
+    context, keys, authenticator, tmp_path, burst, hint
+) -> None:
+    """Put off by the rate, or refused as its session has ended meanwhile: the whole session is tried again."""
+    authenticator._rate = HandshakeRate(burst, per_s=0.0)
+    file = tmp_path / "a.key"
+    file.touch(0o600)
+    file.write_text(connection_file_text(keys.new("a")))
+    greetings = 0
+    with serving(context, keys, authenticator) as server, ThreadPoolExecutor(1) as pool:
+        trainer = pool.submit(
+            batchd_client.connect, server.endpoint, key=str(file), connections=2, connect_timeout_s=1.0
+        )
+        while not trainer.done():
+            if authenticator.socket.poll(20):
+                authenticator.answer()
+            while server.router.poll(0):
+                routing_id, words = server.router.recv_multipart()
+                if isinstance(TO_DAEMON_REMOTE.decode(words), Greet):
+                    greetings += 1
+                    answer = Greeted("1", "", bytes(16))
+                else:
+                    answer = Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "who are you?")
+                server.router.send_multipart([routing_id, answer.encode()])
+        with pytest.raises(ConnectTimeout, match=hint):
+            trainer.result()
+    assert greetings == 1 if burst == 1 else greetings > 1
 
 
 @pytest.mark.parametrize("failure", ["a file in its place", "an error of the disk"])

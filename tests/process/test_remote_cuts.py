@@ -1,0 +1,88 @@
+"""Networks that break while a trainer connects for the first time: it comes in when they are whole, and reads what it should."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import batchd_client
+from batchd.daemon.keys import KeyDirectory
+from batchd_wire.keys import connection_file_text
+from support.expected import Expected
+from support.network import Proxy, free_port
+from support.seen import see
+from support.waiting import PATIENCE_S, wait_until
+
+CUTS = [0, 1, 10, 33, 63, 65, 80, 100, 130, 200, 233, 240, 270, 300, 350, 420, 600, 1_000, 5_000, 50_000]
+"""In the greeting (64 bytes), what CURVE says or the first messages, and the first batch."""
+FIRST_MESSAGES = 8
+"""Parts that come from a daemon: its greeting, what CURVE says, ``Greeted``, ``Subscribed``, and into the first batches."""
+
+
+@pytest.fixture(scope="module", params=["with keys", "without keys"])
+def key(request, tmp_path_factory):
+    """A directory for keys, and one key in a file, or neither it nor any keys."""
+    folder = tmp_path_factory.mktemp("keys")
+    keys = KeyDirectory(folder / "keys")
+    if request.param == "without keys":
+        return keys.path, None
+    keys.make_daemon_key()
+    file = folder / "good.conn"
+    file.touch(0o600)
+    file.write_text(connection_file_text(keys.new("good", None)))
+    return keys.path, str(file)
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, key):
+    """A daemon that has keys, and one that has none."""
+    return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}", keys_dir=str(key[0]))
+
+
+@pytest.fixture
+def proxy(daemon):
+    """The way to it."""
+    with Proxy(int(daemon.tcp_address.rpartition(":")[2])) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def read_all(proxy, key):
+    """Connect and read an epoch."""
+
+    def read():
+        with batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", key=key[1], connect_timeout_s=PATIENCE_S) as far:
+            return see(far.stream("photos", epochs=1))
+
+    return read
+
+
+@pytest.mark.parametrize("cut_after", CUTS)
+def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_whole(
+    daemon, proxy, read_all, cut_after
+):
+    """Every connection is cut there, until several were; with a key that fits, it is never said to be another one's."""
+    proxy.cut_after = cut_after
+    with ThreadPoolExecutor(1) as background:
+        seen = background.submit(read_all)
+        wait_until(lambda: seen.done() or proxy.connections >= 6, "it was cut, or got through")
+        proxy.cut_after = None
+        assert seen.result(PATIENCE_S) == Expected(daemon.config).epoch(0)
+
+
+def test_a_first_connection_that_is_cut_between_two_messages_is_made_again(daemon, proxy, read_all):
+    """Once behind each of the first parts that a daemon says, and once a byte before and behind that."""
+    ends = []
+
+    def note(data):
+        ends.append((ends[-1] if ends else 0) + len(data))
+        return data
+
+    proxy.alter = note
+    everything = read_all()
+    assert everything == Expected(daemon.config).epoch(0)
+    proxy.alter = bytes
+    for end in ends[:-1][:FIRST_MESSAGES]:
+        for cut_after in (end - 1, end, end + 1):
+            proxy.cut_after, proxy.cuts_left = cut_after, 1
+            assert read_all() == everything
+            assert proxy.cuts_left == 0
