@@ -17,8 +17,9 @@ Two sockets in the runtime directory make a session on one host:
 The lifeline proves who the trainer is (``SO_PEERCRED``) and that it lives: its end of file, which the kernel sends when
 the last copy of the trainer's end is gone, gives back every lease of the session. A routing id is only an address.
 
-From another host there is no lifeline and no shared memory. Then one TCP connection is the session, from its first byte to
-its end, and the bytes travel behind their header:
+From another host there is no lifeline and no shared memory. Then one TCP connection is the session, or several are: the
+first one, and those that have joined it, over which parts of batches come and nothing else. With any of them the session ends.
+The bytes travel behind their header:
 
     trainer                                              daemon
        |  -- ZeroMQ DEALER -> ROUTER, TCP, CURVE ------->  |   Greet
