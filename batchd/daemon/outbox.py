@@ -1,4 +1,4 @@
-"""Batches on their way to other hosts: slots mapped, and watched until ZeroMQ has sent them. DAEMON process.
+"""Batches on their way to other hosts: slots that are watched until ZeroMQ has sent them. DAEMON process.
 
     view, cut into frames -> (ZeroMQ keeps them, in its thread, until they are sent or the connection is gone) -> BatchSent
 
@@ -9,7 +9,6 @@ nothing else is done there.
 Invariant: for each batch that was asked for there is exactly one ``BatchSent``, not before ZeroMQ has let go of the memory.
 """
 
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable
@@ -40,7 +39,6 @@ class Outbox:
         self._watch = watch
         self._memory = memory
         self._enqueue = enqueue
-        self._mapped: dict[int, mmap.mmap] = {}
         self._under_way: dict[int, _Token] = {}
         """By identity: equality of arrays is no equality of batches."""
         self._gone: deque[_Token] = deque()
@@ -49,7 +47,7 @@ class Outbox:
 
     def view(self, slot: int, sent: BatchSent) -> memoryview:
         """The memory of a slot, to cut frames out of; ``sent`` follows when it and the last of them are freed."""
-        whole: _Bytes = np.frombuffer(self._map(slot), dtype=np.uint8)
+        whole: _Bytes = np.frombuffer(self._memory.mapped(slot), dtype=np.uint8)
         token = _Token(whole, self._ring)
         token.sent = sent
         self._under_way[id(token)] = token
@@ -60,15 +58,7 @@ class Outbox:
         self._watch.remove(self._alarm)
         self._under_way.clear()
         self._gone.clear()
-        self._mapped.clear()
         os.close(self._alarm)
-
-    def _map(self, slot: int) -> mmap.mmap:
-        mapped = self._mapped.get(slot)
-        if mapped is None:
-            descriptor, slot_bytes = self._memory.readable(slot), self._memory.slot_bytes(slot)
-            mapped = self._mapped[slot] = mmap.mmap(descriptor, slot_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
-        return mapped
 
     def _ring(self, token: "ref[_Bytes]") -> None:
         """In whichever thread freed the last frame."""

@@ -168,7 +168,12 @@ class RemoteSessions:
         if session is None:
             self._enqueue(sent)
             return
-        view = self._outbox.view(grant.slot, sent)
+        try:
+            view = self._outbox.view(grant.slot, sent)
+        except (OSError, MemoryError) as error:
+            self._end(session, f"there is no memory to send it a batch from: {error}")
+            self._enqueue(sent)
+            return
         claim = session.claims.get(grant.subscription)
         connections = session.connections if claim is not None and claim.is_known else session.connections[:1]
         parts = max(1, min(len(connections), grant.count * layout.row_bytes // PIECE_BYTES))

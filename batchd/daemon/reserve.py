@@ -1,17 +1,20 @@
 """Descriptors that are kept for slots, so that no crowd of connections can take them. DAEMON process.
 
-    the hard limit  |-- the daemon's own --|-- two for each slot of every ring --|-- connections --|
+    the hard limit  |-- the daemon's own --|-- two or three for each slot of every ring --|-- connections --|
                                             held by blanks until they become slots
 
-A blank is a slot without memory: an empty memfd with both its descriptors. It is made ahead of time and not when its slot is
-wanted, because there is no way to free a number for oneself: while connections wait to be accepted, a thread of ZeroMQ takes
-each one that becomes free.
+A blank is a slot without memory: an empty memfd with both its descriptors and, where batches go over TCP, its mapping, which
+before Python 3.13 keeps a third one. It is made ahead of time and not when its slot is wanted, because there is no way to free
+a number for oneself: while connections wait to be accepted, a thread of ZeroMQ takes each one that becomes free.
 
 Invariant: while there are blanks, a slot is not refused for want of descriptors.
 """
 
+import errno
+import mmap
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +26,7 @@ from batchd.errors import Problem
 
 MEMORY_NAME = "batchd-slot"
 SLOT_DESCRIPTORS = 2
+MAPPING_DESCRIPTORS = 0 if sys.version_info >= (3, 13) else 1
 BLANKS_MAX = 4_096
 """Each takes the kernel about 2 KiB and us some 10 us at the start."""
 OWN_DESCRIPTORS = 64
@@ -41,13 +45,21 @@ class Blank(NamedTuple):
 
     writable: int
     readable: int
+    mapped: mmap.mmap | None = None
+    """Reads as much as the largest slot has; nobody may look behind the end of the memory that it will get."""
+
+    def close(self) -> None:
+        """Close both. The mapping ends with the last who looks into it."""
+        os.close(self.writable)
+        os.close(self.readable)
 
 
 class BlankSlots:
-    """Blanks for ``count`` slots, made ahead, but no more than ``BLANKS_MAX`` at a time."""
+    """Blanks for ``count`` slots, made ahead, but no more than ``BLANKS_MAX`` at a time; with ``mapped_bytes`` mapped, too."""
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, mapped_bytes: int = 0) -> None:
         self._count = count
+        self._mapped_bytes = mapped_bytes
         self._blanks: list[Blank] = []
         self._make_ahead()
 
@@ -57,8 +69,10 @@ class BlankSlots:
     def take(self) -> Blank:
         """A blank for a slot that is made now. Raises ``OSError`` where there is none and none can be made."""
         try:
-            blank = self._blanks.pop() if self._blanks else make_blank()
+            blank = self._blanks.pop() if self._blanks else make_blank(self._mapped_bytes)
         except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
             raise OSError(error.errno, f"{error.strerror}; {ADVICE}") from None
         self._count -= 1
         self._make_ahead()
@@ -71,26 +85,24 @@ class BlankSlots:
             os.ftruncate(blank.writable, 0)
             self._blanks.append(blank)
             return
-        for descriptor in blank:
-            os.close(descriptor)
+        blank.close()
 
     def close(self) -> None:
         """Close what was made ahead."""
         self._count = 0
         while self._blanks:
-            for descriptor in self._blanks.pop():
-                os.close(descriptor)
+            self._blanks.pop().close()
 
     def _make_ahead(self) -> None:
         try:
             while len(self._blanks) < min(self._count, BLANKS_MAX):
-                self._blanks.append(make_blank())
+                self._blanks.append(make_blank(self._mapped_bytes))
         except OSError:
             return  # others have taken the descriptors just now: the next slot tries again
 
 
-def make_blank() -> Blank:
-    """Make one. Raises ``OSError``, and then nothing was made."""
+def make_blank(mapped_bytes: int = 0) -> Blank:
+    """Make one, mapped where ``mapped_bytes`` is not 0. Raises ``OSError``, and then nothing was made."""
     writable = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(writable, 0o600)
@@ -98,7 +110,28 @@ def make_blank() -> Blank:
     except OSError:
         os.close(writable)
         raise
-    return Blank(writable, readable)
+    blank = Blank(writable, readable)
+    if not mapped_bytes:
+        return blank
+    try:
+        return blank._replace(mapped=_map_ahead(blank, mapped_bytes))
+    except OSError:
+        blank.close()
+        raise
+
+
+def _map_ahead(blank: Blank, mapped_bytes: int) -> mmap.mmap:
+    """Map memory that is not there yet. Python maps no more than a file has, so it is that long for a moment."""
+    os.ftruncate(blank.writable, mapped_bytes)
+    mapped = _map(blank.readable, mapped_bytes)
+    os.ftruncate(blank.writable, 0)
+    return mapped
+
+
+def _map(descriptor: int, mapped_bytes: int) -> mmap.mmap:
+    if sys.version_info >= (3, 13):  # before that, a mapping keeps a descriptor of its own
+        return mmap.mmap(descriptor, mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ, trackfd=False)
+    return mmap.mmap(descriptor, mapped_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +142,13 @@ class DescriptorPlan:
     own: int
     slots: int
     connections: int
+    per_slot: int = SLOT_DESCRIPTORS
 
     @property
     def reserved(self) -> int:
         """For how many slots they are kept. Where there are too few, what connections leave, and half of all at least."""
         free = max(0, self.limit - self.own)
-        return min(self.slots, max(free - self.connections, free // 2)) // SLOT_DESCRIPTORS
+        return min(self.slots, max(free - self.connections, free // 2)) // self.per_slot
 
     def shortage(self) -> str | None:
         """What is not to be had where all streams and all trainers want everything; None where there is enough."""
@@ -128,7 +162,7 @@ class DescriptorPlan:
 
     def refusal(self, streams: int) -> Problem | None:
         """Why the daemon cannot even begin; None where there is room for two slots of each stream, and as much for trainers."""
-        need = self.own + 2 * SLOTS_MIN * SLOT_DESCRIPTORS * streams
+        need = self.own + 2 * SLOTS_MIN * self.per_slot * streams
         if need <= self.limit:
             return None
         text = f"need {need} descriptors at least, have {self.limit}; {ADVICE}"
@@ -139,12 +173,15 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     """Count what the configuration may come to, against the limit of this process."""
     daemon = config.daemon
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
+    per_slot = SLOT_DESCRIPTORS
     if daemon.tcp is not None:
+        per_slot += MAPPING_DESCRIPTORS
         limits = RemoteLimits(daemon.sessions_max, daemon.sessions_per_peer)
         connections += 2 * limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT  # as many may join sessions
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         own=OWN_DESCRIPTORS + WORKER_DESCRIPTORS * daemon.worker_count() + len(config.streams),
-        slots=SLOT_DESCRIPTORS * sum(ring.slots_max for ring in rings.values()),
+        slots=per_slot * sum(ring.slots_max for ring in rings.values()),
         connections=connections,
+        per_slot=per_slot,
     )

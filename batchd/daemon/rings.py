@@ -22,7 +22,7 @@ from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
 SLOTS_MIN = 2
 SLOTS_MAX = 512
 """Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs the daemon two descriptors
-and, on Python before 3.13, whoever maps it one; a process may often have 1024."""
+and, on Python before 3.13, whoever maps it one (the daemon too, for TCP); a process may often have 1024."""
 MEBIBYTE = 1 << 20
 
 

@@ -97,7 +97,8 @@ def serve(config: Config, options: ServeOptions) -> None:
             sample_timeout_s=config.daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if config.daemon.chunk_rows == "auto" else config.daemon.chunk_rows,
         )
-        memory = SlotMemory(BlankSlots(blanks))
+        mapped_bytes = max(ring.slot_bytes for ring in rings.values()) if config.daemon.tcp is not None else 0
+        memory = SlotMemory(BlankSlots(blanks, mapped_bytes))
         stack.callback(memory.close)
         loop = Loop(state, streams, memory, watch)
         workers.enqueue = loop.enqueue

@@ -1,8 +1,9 @@
-"""The memory of the slots. DAEMON process; it makes, hands out and marks slots, and maps none.
+"""The memory of the slots. DAEMON process; it makes, hands out and marks slots.
 
     create -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
     reserve -> header: unfinished          commit -> header: whole, under its generation
     writable -> for a worker               readable -> the same memory opened read-only, for a trainer
+                                           mapped -> the same memory to read, for what goes over TCP
 
 A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot collide. Mode 0600 keeps a trainer of
 another user from opening its read-only descriptor again for writing.
@@ -12,6 +13,7 @@ Invariant: the header is written by ``reserve`` and ``commit`` alone.
 
 import errno
 import fcntl
+import mmap
 import os
 
 from batchd.daemon.memory import UNLIMITED_BYTES, available_bytes, shortage
@@ -28,6 +30,7 @@ class SlotMemory:
         self._blanks = BlankSlots() if blanks is None else blanks
         self._writable: dict[int, int] = {}
         self._readable: dict[int, int] = {}
+        self._mapped: dict[int, mmap.mmap] = {}
         self._bytes: dict[int, int] = {}
 
     def create(self, slot: int, slot_bytes: int) -> None:
@@ -42,7 +45,10 @@ class SlotMemory:
         except OSError:
             self._blanks.give_back(blank)
             raise
-        self._writable[slot], self._readable[slot] = blank
+        self._writable[slot], self._readable[slot] = blank.writable, blank.readable
+        if blank.mapped is not None:
+            assert len(blank.mapped) >= slot_bytes, "blanks are mapped for the largest slot"
+            self._mapped[slot] = blank.mapped
         self._bytes[slot] = slot_bytes
 
     def __contains__(self, slot: int) -> bool:
@@ -64,6 +70,10 @@ class SlotMemory:
         """The descriptor for a trainer, opened read-only; it stays ours."""
         return self._readable[slot]
 
+    def mapped(self, slot: int) -> memoryview:
+        """The memory itself, read-only, where blanks are mapped. It may outlive us."""
+        return memoryview(self._mapped[slot])[: self._bytes[slot]]
+
     def slot_bytes(self, slot: int) -> int:
         """The size of one slot in bytes."""
         return self._bytes[slot]
@@ -80,6 +90,7 @@ class SlotMemory:
             os.close(descriptor)
         self._writable.clear()
         self._readable.clear()
+        self._mapped.clear()
         self._bytes.clear()
 
     def _write(self, slot: int, header: SlotHeader) -> None:

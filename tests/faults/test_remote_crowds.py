@@ -154,18 +154,19 @@ def test_a_crowd_that_says_nothing_is_thinned_out_at_once_and_disturbs_nobody(st
             assert seen + see(stream) == Expected(daemon.config).epoch(0)
 
 
-def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos):
+@pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])
+def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos, way):
     """The limit is low: the operator was warned, the crowd gets what is left, and the ring grows all the same."""
     daemon = start_daemon(
         {"photos": folder_stream(photos, batch_size=1)}, tcp=f"127.0.0.1:{free_port()}", descriptors_max=300
     )
     (line,) = daemon.log_lines("descriptors may run out")
     assert "have 300" in line["reason"]
-    with batchd_client.connect(daemon.address) as connection:
+    with batchd_client.connect(getattr(daemon, way)) as connection:
         with plain_connections(daemon, 250):
             wait_until(lambda: len(descriptors_of(daemon.pid)) == 300, "no descriptor is left")
-            stream = connection.stream("photos", epochs=1, window=40)
-            wait_until(lambda: connection.status()["streams"][0]["ready_slots"] >= 40, "forty batches are ready")
+            stream = connection.stream("photos", epochs=1, window=30)
+            wait_until(lambda: connection.status()["streams"][0]["ready_slots"] >= 30, "thirty batches are ready")
             assert see(stream) == Expected(daemon.config).epoch(0)
         batchd_client.connect(daemon.address).close()
     assert not daemon.log_lines("no memory for a slot")

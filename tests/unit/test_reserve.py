@@ -6,6 +6,7 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from batchd.config.tree import Config
 from batchd.daemon import reserve
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.reserve import (
+    MAPPING_DESCRIPTORS,
     OWN_DESCRIPTORS,
     SLOT_DESCRIPTORS,
     WORKER_DESCRIPTORS,
@@ -22,7 +24,7 @@ from batchd.daemon.reserve import (
     DescriptorPlan,
     plan_descriptors,
 )
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.rings import SLOTS_MIN, plan_rings
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
@@ -106,7 +108,7 @@ def test_blanks_take_no_memory_and_end_with_the_slots() -> None:
     blanks = BlankSlots(10)
     memory = SlotMemory(blanks)
     assert len(open_descriptors()) == len(before) + 10 * SLOT_DESCRIPTORS
-    assert all(os.fstat(one).st_blocks == 0 for blank in blanks._blanks for one in blank)
+    assert all(os.fstat(blank.writable).st_blocks == 0 for blank in blanks._blanks)
     for slot in range(4):
         memory.create(slot, SLOT_BYTES)
     assert len(blanks) == 6
@@ -142,11 +144,40 @@ def test_blanks_are_made_when_there_are_descriptors_again() -> None:
     memory.close()
 
 
+def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None:
+    """They were before they had memory; a slot that is smaller than others shows no more than its own."""
+    before = open_descriptors()
+    blanks = BlankSlots(2, 2 * SLOT_BYTES)
+    memory = SlotMemory(blanks)
+    assert len(open_descriptors()) == len(before) + 2 * (SLOT_DESCRIPTORS + MAPPING_DESCRIPTORS)
+    assert all(os.fstat(blank.writable).st_blocks == 0 for blank in blanks._blanks)
+    with no_free_descriptors():
+        for slot, slot_bytes in ((0, SLOT_BYTES), (1, 2 * SLOT_BYTES)):
+            memory.create(slot, slot_bytes)
+            os.pwrite(memory.writable(slot), b"pixels", slot_bytes - 6)
+            shown = memory.mapped(slot)
+            assert (len(shown), bytes(shown[-6:]), shown.readonly) == (slot_bytes, b"pixels", True)
+    memory.close()
+    assert bytes(shown[-6:]) == b"pixels"
+    del shown
+    assert open_descriptors() == before
+
+
+def test_a_slot_that_cannot_be_mapped_is_refused_with_the_kernels_reason() -> None:
+    """Here it has no room among the addresses, against which no more descriptors help; nothing of it is left."""
+    before = open_descriptors()
+    memory = SlotMemory(BlankSlots(1, 1 << 52))
+    with pytest.raises(OSError, match=r"Cannot allocate memory$"):
+        memory.create(0, SLOT_BYTES)
+    assert open_descriptors() == before
+    memory.close()
+
+
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
 def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
-    """Slots twice, local trainers twice, connections over TCP once, with those that are no sessions."""
+    """Slots twice and their mappings, local trainers twice, connections over TCP once, with those that are no sessions."""
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (5000, 5000))
     stream = {
         "source": {"type": "folder", "path": "/data"},
@@ -164,6 +195,18 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
     own = OWN_DESCRIPTORS + 3 * WORKER_DESCRIPTORS + 2
     assert plans[0] == DescriptorPlan(limit=5000, own=own, slots=2 * slots, connections=600)
     assert plans[1].connections == 600 + 2 * 300 + 300 + 2048
+    assert plans[1].per_slot == 2 + MAPPING_DESCRIPTORS
+    assert plans[1].slots == plans[1].per_slot * slots
+
+
+def test_slots_that_take_three_descriptors_are_counted_so() -> None:
+    """How many are kept, and how many it takes to begin."""
+    plan = DescriptorPlan(limit=10_000, own=100, slots=1500, connections=500, per_slot=3)
+
+    assert plan.reserved == 500
+    assert DescriptorPlan(limit=1000, own=100, slots=1500, connections=500, per_slot=3).reserved == 150
+    least = 100 + 2 * SLOTS_MIN * 3 * 5
+    assert [replace(plan, limit=limit).refusal(5) is None for limit in (least - 1, least)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""The front end over TCP where something is short, or somebody is odd: what the core is told, and what the log says."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchd.core.actions import GrantLease
+from batchd.core.events import BatchSent, Event, SessionCutOff
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.outbox import Outbox
+from batchd.daemon.register import Connection, RemoteSession
+from batchd.daemon.remote import RemoteSessions
+from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.speech import Desk, Numbers
+from batchd_wire.codec import Message
+from batchd_wire.fields import Field, place_fields
+
+LAYOUT = place_fields((Field("label", "int64", ()),), 4)
+
+
+class ShortMemory(SlotMemory):
+    """Slots that cannot be mapped."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def mapped(self, slot: int) -> memoryview:  # noqa: ARG002  none can be
+        raise self._error
+
+
+def nobody_asks(_question: object) -> Message:
+    raise AssertionError("nobody asks")
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    """What the core is told."""
+    return []
+
+
+@pytest.fixture
+def memory() -> SlotMemory:
+    return ShortMemory(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+
+@pytest.fixture
+def remote(events, memory) -> Iterator[RemoteSessions]:
+    """A front end to which nobody has connected, and that is not bound."""
+    with closing(Watch()) as watch:
+        outbox = Outbox(watch, memory, events.append)
+        remote = RemoteSessions(Desk(events.append, nobody_asks, Numbers()), outbox, RemoteLimits(9, 9), None)
+        yield remote
+        remote.close()
+        outbox.close()
+
+
+def come(remote: RemoteSessions, number: int) -> None:
+    """Add a session without a trainer."""
+    session = RemoteSession(number, [], bytes([number]), "10.0.0.1", "test", 1, None)
+    remote._register.add(session)
+    remote._register.connect(session, Connection(bytes([number]), -number))
+
+
+@pytest.mark.parametrize(
+    "memory", [ShortMemory(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))), ShortMemory(MemoryError("no page"))]
+)
+def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, events) -> None:
+    """The core gets its slot back, once for each batch; the operator is told why."""
+    come(remote, 1)
+    come(remote, 2)
+    grants = [GrantLease(1, 1, 5, sequence, 0, sequence, 3, 7, 0, 4, is_remote=True) for sequence in range(2)]
+    with capture_logs() as lines:
+        for grant in grants:
+            remote.deliver(grant, LAYOUT)
+
+    assert events == [SessionCutOff(1), BatchSent(1, 5, 0, 7), BatchSent(1, 5, 1, 7)]
+    assert [session.number for session in remote.everybody()] == [2]
+    (line,) = lines
+    assert (line["event"], line["session"]) == ("remote trainer gone", 1)
+    assert "no memory to send it a batch from: " in line["reason"]
