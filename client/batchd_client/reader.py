@@ -41,7 +41,6 @@ ANNOUNCE_AGAIN_S = 1.0
 BUSY_PAUSE_S = 0.1
 """How long a trainer waits before it asks again for the memory that others hold just now."""
 
-
 MISMATCHES_MAX = 5
 """How often one batch may come other than it was written before the trainer is told."""
 MISMATCH_PAUSE_S = 0.1
@@ -61,7 +60,9 @@ class Reader:
         self.wait_s = 0.0
         self.moves = 0
         self.mismatches = 0
+        self._mismatched_at: Position | None = None
         self._mismatches_here = 0
+        self._pause_s = 0.0
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
@@ -151,6 +152,7 @@ class Reader:
         self._began_s = time.monotonic()
         self._reconnects_before = connection.reconnects
         self._waited_in_vain = False
+        self._pause_s = 0.0
         if len(self.subscription.lent) >= HELD_MAX and self.subscription.held >= HELD_MAX:
             raise RingExhausted(f"this trainer holds {self.subscription.held} batches of stream {self.claim.stream!r}")
         self.subscription.announced_s = 0.0
@@ -161,8 +163,12 @@ class Reader:
             seconds = give_up - time.monotonic()
             if seconds <= 0:
                 raise self._timeout()
-            connection.wait(seconds)
-            self._waited_in_vain = True
+            if self._pause_s:
+                seconds, self._pause_s = min(self._pause_s, seconds), 0.0
+                time.sleep(seconds)
+            else:
+                connection.wait(seconds)
+                self._waited_in_vain = True
 
     def _attempt(self, session: Session) -> bool:
         """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""
@@ -172,6 +178,8 @@ class Reader:
             self._move(session, self.subscription.position)
         if self._accept(session, self.subscription):
             return True
+        if not session.has(self.subscription):
+            return False  # it is to be asked for again, after a pause in which others may use the connection
         if self._waited_in_vain:
             session.check_link()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
@@ -187,12 +195,11 @@ class Reader:
         handle = handles.popleft()
         memory = self._memory(session, subscription, handle)
         wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
-        if not wrong:
-            self._ready = self._lease(session, subscription, handle, memory)
-        session.torn = False
         if wrong:
-            self._ask_again(session, subscription, handle, len(wrong))
+            self._complain(session, subscription, handle, len(wrong))
             return False
+        self._ready = self._lease(session, subscription, handle, memory)
+        session.torn = False
         self._mismatches_here = 0
         if not subscription.announced_s:  # else the daemon counted it as consumed when it granted it
             session.give_back(subscription, subscription.leased, 0, waiting=False)
@@ -254,20 +261,22 @@ class Reader:
             )
         return memory
 
-    def _ask_again(self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int) -> None:
-        """The batch is not what was written: say so, and subscribe anew where we stand. Raises ``BatchCorrupt`` at last."""
+    def _complain(self, session: Session, subscription: Subscription, handle: Handle | Parcel, wrong: int) -> None:
+        """The batch is not what was written: say so, and unsubscribe, to subscribe anew. Raises ``BatchCorrupt`` at last."""
+        if subscription.position != self._mismatched_at:
+            self._mismatched_at, self._mismatches_here = subscription.position, 0
         self.mismatches += 1
         self._mismatches_here += 1
         where = f"batch (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r}"
         text = f"{where}: {wrong} of {handle.count} rows do not match their checksums"
         session.send(Mismatched(subscription.number, handle.sequence, handle.generation))
         session.unsubscribe(subscription.number)
+        session.torn = False  # not before: a subscription without this handle must not be read on
         if self._mismatches_here >= MISMATCHES_MAX:
             self._mismatches_here = 0
             raise BatchCorrupt(f"{text}, the {MISMATCHES_MAX}th time")
+        self._pause_s = MISMATCH_PAUSE_S * 2 ** (self._mismatches_here - 1)
         _log.warning("%s; asking for it again", text)
-        time.sleep(MISMATCH_PAUSE_S * 2 ** (self._mismatches_here - 1))
-        self._move(session, subscription.position)
 
     # --- why there is none --------------------------------------------------------------------------------------------
 

@@ -236,7 +236,7 @@ class Session:
 
     def check_link(self) -> None:
         """Take the slots that were shared. Raises ``SessionLost`` where the daemon is gone."""
-        self.torn = True
+        was_torn, self.torn = self.torn, True  # who looks for a slot has a handle in hand
         try:
             self.link.receive_slots(self._slots)
             for _socket, link in self._lanes:
@@ -244,7 +244,7 @@ class Session:
         except SessionLost as lost:
             self._lost = str(lost)
             raise
-        self.torn = False
+        self.torn = was_torn
 
     def slot(self, number: int) -> SlotMemory:
         """Give the memory of a slot that a handle names; it may be on its way still, as the two sockets are not in step."""

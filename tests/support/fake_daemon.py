@@ -3,6 +3,7 @@
 It serves one stream, whose batches say which position they are, and obeys like a good daemon unless it is told otherwise:
 
     fake.alter = function        what is about to be sent -> what is sent instead (a message, bytes, or None for nothing)
+    fake.alter_page = function   (epoch, step, page) -> the bytes that are put into a slot instead
     fake.alter_slot = function   (slot, slot_bytes, descriptor) -> the same, as shared on the lifeline; both are closed here
     fake.answer = function       (session, message) -> True where it has answered itself
     fake.do(function)            run something inside the daemon's thread, and wait for it
@@ -28,6 +29,7 @@ from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
+from batchd_wire.fields import HEADER_BYTES
 from batchd_wire.messages import (
     TO_DAEMON,
     TO_DAEMON_LIFELINE,
@@ -61,6 +63,7 @@ class FakeDaemon:
         self.runtime: RuntimeDirectory = runtime_directory(directory)
         self.stream = stream or FakeStream()
         self.alter: Callable[[Message], Message | bytes | None] = lambda message: message
+        self.alter_page: Callable[[int, int, bytearray], bytearray] = lambda _epoch, _step, page: page
         self.alter_slot: Callable[[int, int, int], tuple[int, int, int]] = lambda *shared: shared
         self.answer: Callable[[FakeSession, Message], bool] = lambda _session, _message: False
         self.grants_at_most = 1 << 60
@@ -321,7 +324,7 @@ class FakeDaemon:
         slot.generation += 1
         header = SlotHeader(slot.generation, slot.number, epoch, step, self.stream.rows, 0)
         if self.stream.writes_pixels:
-            os.pwrite(slot.descriptor, self.stream.page(epoch, step), 0)
+            os.pwrite(slot.descriptor, self.alter_page(epoch, step, self.stream.page(epoch, step)), 0)
         os.pwrite(slot.descriptor, header.pack(), 0)
 
     def _share(self, session: FakeSession, slot: FakeSlot) -> None:
@@ -342,6 +345,12 @@ def make_slot(slot_bytes: int, seals: int = SEALS) -> int:
     os.posix_fallocate(descriptor, 0, slot_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
+
+
+def spoilt(page: bytearray) -> bytearray:
+    """For ``alter_page``: change one bit of the first row."""
+    page[HEADER_BYTES] ^= 1
+    return page
 
 
 def altered_handle(**changes: int) -> Callable[[Message], Message]:

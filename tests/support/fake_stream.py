@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import Field, SlotLayout, place_fields
 from batchd_wire.messages import Subscribe, Subscribed
 from batchd_wire.views import slot_arrays
@@ -51,6 +52,9 @@ class FakeStream:
         arrays = slot_arrays(page, self.layout)
         arrays["image"][:] = (10 * epoch + step) % 256
         arrays["label"][:] = self.label(epoch, step)
+        checksums = RowChecksums(self.layout)
+        for row in range(self.rows):
+            checksums.write(memoryview(page), row)
         return page
 
     def admit(self, asked: Subscribe, number: int) -> Subscribed:

@@ -1,20 +1,24 @@
 """Interrupts, signal handlers and threads: whatever comes in between, no batch is lost and none comes twice."""
 
 import gc
+import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import batchd_client
+from batchd_client import reader as client_reader
 from batchd_client.errors import ReentrantCall
-from batchd_wire.messages import Pull
-from support.fake_daemon import FakeDaemon
+from batchd_wire.fields import CHECKSUM
+from batchd_wire.messages import Mismatched, Pull
+from support.fake_daemon import FakeDaemon, spoilt
 from support.fake_stream import FakeStream
 
 
@@ -49,6 +53,8 @@ class Interrupter:
 
     def __call__(self, frame, event: str, _argument: object) -> None:
         if event not in ("call", "c_return") or self.happened:
+            return
+        if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:  # perhaps it only ends, as in __del__
             return
         while frame is not None:
             if frame.f_code.co_name == "__del__":  # an exception in there is printed, and goes no further
@@ -99,6 +105,59 @@ def test_interrupt_at_any_place_of_next_loses_and_repeats_nothing(fake, daemon, 
 
     assert place > 20
     assert fake.stream.steps > stream.step == taken[-1] + 2  # the last one was not interrupted
+
+
+def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_nothing(fake, daemon, monkeypatch) -> None:
+    """Swept through noticing it, saying so, the pause and subscribing anew."""
+    monkeypatch.setattr(client_reader, "MISMATCH_PAUSE_S", 1e-6)
+    to_spoil: set[int] = set()
+
+    def spoil_once(_epoch: int, step: int, page: bytearray) -> bytearray:
+        if step not in to_spoil:
+            return page
+        to_spoil.remove(step)
+        return spoilt(page)
+
+    fake.stream.fields += (CHECKSUM,)
+    fake.alter_page = spoil_once
+    stream = daemon.stream("photos")
+    place, happened = 1, True
+    while happened:
+        first = 10 * place  # farther than the daemon has filled ahead
+        to_spoil.add(first)
+        stream.seek(0, first)
+        daemon.status()  # the batch is here then
+        happened = interrupted(partial(stream._reader.take, 0), place)
+        step = first + (not happened)
+        assert stream.step == step, f"the position moved at place {place}, and nobody got the batch"
+        batch = next(iter(stream))
+        assert (batch.step, batch["label"][0]) == (step, fake.stream.label(0, step)[0]), f"interrupted at place {place}"
+        place += 1
+
+    assert place > 300
+    assert stream.statistics().mismatches > place / 2  # where it was cut off before, it is right when it comes again
+    assert {mismatched.sequence for mismatched in fake.heard_of(Mismatched)} == {0}
+
+
+def test_interrupt_at_any_place_of_next_with_a_slot_under_way_loses_and_repeats_nothing(fake) -> None:
+    """The handle is here, and the memory that it names is still to be taken off the lifeline."""
+    place, happened = 1, True
+    while happened:
+        fake.grants_at_most = 0
+        with batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon:
+            stream = daemon.stream("photos")
+            fake.grant_up_to(10)
+            session = daemon._connection.session
+            while not stream._reader.subscription.handles:
+                if not session.receive():
+                    session.wait(1)
+            assert not session._slots
+            happened = interrupted(partial(stream._reader.take, 0), place)
+            first = int(not happened)
+            assert [next(iter(stream)).step for _ in range(3)] == [first, first + 1, first + 2], f"at place {place}"
+        place += 1
+
+    assert place > 40
 
 
 @pytest.mark.parametrize("action", ["status", "stream", "seek"])
