@@ -118,7 +118,7 @@ class Authenticator:
     def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
         self.refused += 1
         address = _shown(request[3]) if len(request) > 3 else "?"  # noqa: PLR2004  its place in the drawing
-        if self._seldom.now(f"{address} {verdict.text.decode()}"):
+        if self._seldom.now(f"{peer_network(address)} {verdict.text.decode()}"):
             log = _log.error if verdict.fault else _log.warning
             log("peer refused", address=address, reason=verdict.reason)
 

@@ -428,7 +428,7 @@ class RemoteSessions:
         """Answer nonsense with its number; say so in the log, but not for each."""
         host = _host(frame)
         self._answer_stranger(routing, Refused(0, 0, error, text))
-        if self._seldom.now(f"reject {host}"):
+        if self._seldom.now(f"reject {peer_network(host)}"):
             _log.warning("remote message rejected", error=int(error), reason=text, host=host)
 
     def _end(self, session: RemoteSession, fault: str) -> None:

@@ -18,6 +18,7 @@ import batchd_client
 from batchd.daemon.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd.daemon.keys import KeyDirectory
 from batchd.daemon.limits import HandshakeRate
+from batchd.daemon.seldom import KINDS_MAX
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
 from batchd_client.remote import PUT_OFF_STATUS
 from batchd_wire.codes import ErrorCode
@@ -520,6 +521,16 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
     assert [line["address"] for line in lines] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
     assert all(line["reason"] == f"nobody has the key {unknown}" for line in lines)
     assert authenticator.refused == 5
+
+
+def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(context, keys, authenticator) -> None:
+    """Who has one address of version 6 has 2^64 of them, and the log forgets what it said when there are too many."""
+    unknown = stranger(keys).public
+    crowd = [f"2001:db8::{number:x}".encode() for number in range(KINDS_MAX + 1)]
+    with capture_logs() as lines:
+        for address in (b"10.0.0.1", *crowd, b"10.0.0.1", b"2001:db8:0:1::1"):
+            ask(context, authenticator, request_with(unknown, address=address))
+    assert [line["address"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:0:1::1"]
 
 
 def test_the_log_shows_odd_frames_as_they_are(context, keys, authenticator) -> None:

@@ -4,8 +4,10 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from typing import cast
 
 import pytest
+import zmq
 from structlog.testing import capture_logs
 
 from batchd.core.actions import GrantLease
@@ -15,9 +17,11 @@ from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.register import Connection, RemoteSession
 from batchd.daemon.remote import RemoteSessions
+from batchd.daemon.seldom import KINDS_MAX
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
 from batchd_wire.codec import Message
+from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
 
 LAYOUT = place_fields((Field("label", "int64", ()),), 4)
@@ -84,3 +88,14 @@ def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, eve
     (line,) = lines
     assert (line["event"], line["session"]) == ("remote trainer gone", 1)
     assert "no memory to send it a batch from: " in line["reason"]
+
+
+def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(remote) -> None:
+    """Who has one address of version 6 has 2^64 of them, and the log forgets what it said when there are too many."""
+    crowd = [f"2001:db8::{number:x}" for number in range(KINDS_MAX + 1)]
+    with capture_logs() as lines:
+        for host in ("10.0.0.1", *crowd, "10.0.0.1", "2001:db8:0:1::1"):
+            frame = cast("zmq.Frame", {"Peer-Address": host})
+            remote._reject(b"nobody", frame, ErrorCode.MALFORMED_MESSAGE, "nonsense")
+
+    assert [line["host"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:0:1::1"]
