@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import batchd_client
 from batchd.daemon.keys import KeyDirectory
+from batchd.daemon.limits import BURST, PER_S
 from batchd_wire.keys import connection_file_text, read_connection_key
 from batchd_wire.messages import TO_DAEMON, TO_DAEMON_REMOTE, TO_TRAINER_REMOTE, Greet, Pull, Subscribe
 from support.daemon_process import DaemonProcess
@@ -52,6 +53,10 @@ class Served(NamedTuple):
     daemon: DaemonProcess
     key: object
     started_s: float
+
+
+BEGUN = itertools.count()
+"""Sessions that were begun."""
 
 
 class RemoteFuzzer(Fuzzer):
@@ -89,6 +94,8 @@ class RemoteFuzzer(Fuzzer):
 
     def begin(self):
         """Become a session that gets a batch, as a good trainer would."""
+        if next(BEGUN) > BURST / 2:
+            time.sleep(1 / PER_S)  # nobody is let in more often for long
         wait_until(self._greets, "a good Greet is answered")
         self.tell_and_learn(Subscribe, "generation")
         return self
