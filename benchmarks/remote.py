@@ -98,16 +98,25 @@ def _beside_a_stopped_one(bench: Bench) -> None:
         local = stack.enter_context(Player(_trainer, near, None))
         ratios = []
         local.ask(4)
-        for _ in range(min(3, bench.rounds)):
-            alone = local.ask(LONG)
-            with Player(_trainer, address, None) as stopped:
-                stopped.ask(2)
-                assert stopped.process.pid is not None
-                os.kill(stopped.process.pid, signal.SIGSTOP)
-                ratios.append(local.ask(LONG) / alone)
-                os.kill(stopped.process.pid, signal.SIGCONT)
+        for number in range(bench.rounds + 1):
+            rates = {}
+            for is_beside in (False, True) if number % 2 else (True, False):
+                rates[is_beside] = _while_stopped(address, local) if is_beside else local.ask(LONG)
+            ratios.append(rates[True] / rates[False])
     print(f"a local trainer beside a stopped remote one / alone: {spread(ratios, 3)}")
     bench.report(Figure("remote-stopped-cost", statistics.median(ratios), ">=", 0.95))
+
+
+def _while_stopped(address: str, local: Player) -> float:
+    """The local trainer's rate while a remote one is stopped in mid-stream."""
+    with Player(_trainer, address, None) as stopped:
+        stopped.ask(2)
+        assert stopped.process.pid is not None
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        try:
+            return float(local.ask(LONG))
+        finally:
+            os.kill(stopped.process.pid, signal.SIGCONT)
 
 
 def _beside_a_slow_one(bench: Bench) -> None:
