@@ -170,7 +170,7 @@ class Doorstep:
         connection.read += wire_bytes
         connection.frames += frames
         if connection.frames > FRAMES_MAX and not connection.is_closed:
-            self._silence(descriptor, f"it sent more than {FRAMES_MAX} messages within {AUDIT_INTERVAL_S:g} s")
+            self._silence(descriptor, f"it sent more than {FRAMES_MAX} frames within {AUDIT_INTERVAL_S:g} s")
         return not connection.is_closed
 
     def audit(self) -> None:
@@ -191,14 +191,21 @@ class Doorstep:
 
     def _hush(self, loud: list[int]) -> None:
         """Close those of one host that have too much unread, and the one with most of it where all of them together have."""
-        unread = {descriptor: self._connections[descriptor].unread for descriptor in loud}
-        for descriptor in loud:
+        unread = {descriptor: self._connections[descriptor].unread for descriptor in loud if self._is_there(descriptor)}
+        for descriptor in list(unread):
             if unread[descriptor] > UNREAD_BYTES_MAX:
                 del unread[descriptor]
                 self._silence(descriptor, f"more than {UNREAD_BYTES_MAX} bytes of it are unread")
         if sum(unread.values()) > UNREAD_HOST_BYTES_MAX:
             most = max(unread, key=lambda descriptor: unread[descriptor])
             self._silence(most, f"more than {UNREAD_HOST_BYTES_MAX} bytes of its host are unread")
+
+    def _is_there(self, descriptor: int) -> bool:
+        """Is it this connection that the kernel was asked about? Its number may be another's by now, who is to be heard first."""
+        try:
+            return os.fstat(descriptor).st_ino == self._connections[descriptor].inode
+        except OSError:
+            return False
 
     def _silence(self, descriptor: int, reason: str) -> None:
         """Close one that says too much, and let nobody in from there for a while."""

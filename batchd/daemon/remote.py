@@ -59,7 +59,7 @@ from batchd_wire.messages import (
 )
 from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
-from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 
 _log = structlog.get_logger()
 
@@ -70,7 +70,6 @@ REMOTE_MESSAGES_AT_ONCE = 16
 """What is read in one turn of the loop: a quarter of what trainers on this host may say."""
 REMOTE_UNREAD_MAX = 512
 """Messages that a trainer may leave unread before it is cut off: two batches of each claim, and answers."""
-CURVE_BYTES = 33
 SHORT_FRAME_BYTES = 2
 LONG_FRAME_BYTES = 9
 LONG_FRAME_FROM = 256

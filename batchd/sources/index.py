@@ -130,7 +130,7 @@ class SourceIndex:
 
         Raises ``OSError`` where the kernel has no memory for it.
         """
-        numbers = [memoryview(array.tobytes()) for array in (self.offsets, self.labels, self.extents)]
+        numbers = [array.reshape(-1).view(np.uint8).data for array in (self.offsets, self.labels, self.extents)]
         blobs = [memoryview(blob) for blob in (self.root, self.class_blob, self.shard_blob)]
         sections = [*numbers, *blobs, self.paths]
         lengths = [section.nbytes for section in sections]
@@ -142,7 +142,7 @@ class SourceIndex:
             os.posix_fallocate(descriptor, 0, starts[-1])
             _write(descriptor, memoryview(_HEADER.pack(MAGIC, *counts, bytes.fromhex(self.digest))), 0)
             for section, start in zip(sections, starts, strict=False):
-                _write(descriptor, section.cast("B"), start)
+                _write(descriptor, section, start)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(descriptor)

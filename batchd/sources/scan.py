@@ -16,7 +16,6 @@ out quietly. Names are bytes all the way: they need not be text. No list of all 
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from batchd.config.sources import FolderSource, GlobSource, ListSource, Source, 
 from batchd.errors import SourceInvalid
 from batchd.sources.growing import GrowingIndex, ReportProgress
 from batchd.sources.index import SourceIndex, readable
-from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, matching, read_patterns, unreadable, walk
+from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, matching, open_regular, read_patterns, unreadable, walk
 from batchd.sources.webdataset import scan_webdataset
 
 PATH_BYTES_MAX = 4095
@@ -136,7 +135,7 @@ def _scan_list(source: ListSource, growing: GrowingIndex) -> SourceIndex:
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """The lines that name samples, with their numbers from 1 on."""
     try:
-        with open(file, "rb", opener=_open_regular) as stream:
+        with open(file, "rb", opener=open_regular) as stream:
             number = 0
             while line := stream.readline(LINE_BYTES_MAX + 1):
                 number += 1
@@ -147,15 +146,6 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, stripped
     except OSError as error:
         raise unreadable(os.fsencode(file), error) from None
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open without waiting for the other end of a FIFO, and refuse what is no file."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise SourceInvalid(f"the list {path} is no regular file")
-    return descriptor
 
 
 def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:

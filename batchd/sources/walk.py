@@ -4,6 +4,7 @@ Invariant: links are followed, but never in a circle; what cannot be looked into
 """
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -122,3 +123,12 @@ def read_patterns(texts: Sequence[str]) -> list[Pattern]:
 def unreadable(path: bytes, error: OSError) -> SourceInvalid:
     """What to raise where the system does not let us look."""
     return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
+
+
+def open_regular(path: str, flags: int) -> int:
+    """An opener: without waiting for the other end of a FIFO, and it refuses what is no file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceInvalid(f"{path} is no regular file")
+    return descriptor

@@ -21,7 +21,7 @@ from batchd.config.sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.growing import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
-from batchd.sources.walk import below, matching, unreadable
+from batchd.sources.walk import below, matching, open_regular, unreadable
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
@@ -52,7 +52,7 @@ def scan_webdataset(source: WebDatasetSource, growing: GrowingIndex) -> SourceIn
         path = source.root / os.fsdecode(shard)
         found = len(growing)
         try:
-            with path.open("rb") as stream:
+            with open(path, "rb", opener=open_regular) as stream:
                 for members in _samples(path, stream):
                     image, label = _image(source, path, members), _label(source, path, stream, members)
                     growing.add(os.fsencode(image.name), label, (number, image.start, image.size))

@@ -23,7 +23,7 @@ from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import Parcel
 from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES
 from batchd_wire.runtime import TcpAddress
-from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 
 HELD_MAX = 32
 """Batches of one stream that a trainer may keep alive: there is no ring whose size would bound its memory."""
@@ -32,9 +32,6 @@ PUT_OFF_STATUS = 500
 
 UNDER_WAY_MAX = 1024
 """More batches than a daemon ever has on their way to one subscription."""
-
-CURVE_BYTES = 64
-"""More than encryption adds to a frame: a name, a nonce and an authenticator, of 33 bytes together."""
 
 _ENDINGS: dict[int, str] = {
     zmq.EVENT_DISCONNECTED: "the connection to the daemon was lost",

@@ -151,13 +151,6 @@ class Greet(Message):
     host: str
 
 
-@message(18)
-class Join(Message):
-    """The first and only word on a further TCP connection of a session, of which ``secret`` is."""
-
-    secret: bytes
-
-
 @message(17)
 class Mismatched(Message):
     """The rows of ``sequence`` do not match their checksums. The trainer gives the subscription up and claims the stream anew."""
@@ -165,6 +158,13 @@ class Mismatched(Message):
     subscription: int
     sequence: int
     generation: int
+
+
+@message(18)
+class Join(Message):
+    """The first and only word on a further TCP connection of a session, of which ``secret`` is."""
+
+    secret: bytes
 
 
 # --- daemon to trainer, over ZeroMQ ----------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ from struct import Struct
 HEARTBEAT_INTERVAL_MS = 3_000
 HEARTBEAT_TIMEOUT_MS = 9_000
 
+CURVE_BYTES = 33
+"""What encryption adds to a frame: the name of its command, a nonce, an authenticator and the frame's flags (RFC 26)."""
+
 SOCKET_OPTIONS = {
     "LINGER": 0,
     "IPV6": 1,

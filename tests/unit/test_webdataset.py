@@ -314,3 +314,11 @@ def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None
     """By `batchd check`."""
     (problem,) = source_problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)))
     assert "goes down" in problem
+
+
+def test_a_shard_that_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
+    """Opening a FIFO waits for its other end, which may never come."""
+    os.mkfifo(tmp_path / "a.tar")
+
+    with pytest.raises(SourceInvalid, match=r"a\.tar is no regular file"):
+        scan(tmp_path)
