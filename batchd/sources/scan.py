@@ -54,7 +54,10 @@ def source_problems(source: Source) -> list[str]:
     folder = source.path if isinstance(source, FolderSource) else source.root
     if isinstance(source, GlobSource | WebDatasetSource):
         try:
-            read_patterns(source.patterns if isinstance(source, GlobSource) else source.shards)
+            if isinstance(source, GlobSource):
+                read_patterns(source.patterns, "patterns")
+            else:
+                read_patterns(source.shards, "shards")
         except SourceInvalid as error:
             problems.append(str(error))
     if folder is not None and not folder.is_dir():
@@ -106,7 +109,7 @@ def _suffixes() -> str:
 
 
 def _scan_glob(source: GlobSource, growing: GrowingIndex) -> SourceIndex:
-    found = matching(source.root, source.patterns)
+    found = matching(source.root, source.patterns, "patterns")
     if not found:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
     for label, (folder, names) in enumerate(found):

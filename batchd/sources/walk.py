@@ -85,12 +85,12 @@ def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
         raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
 
 
-def matching(root: Path, texts: Sequence[str]) -> list[tuple[bytes, list[bytes]]]:
+def matching(root: Path, texts: Sequence[str], key: str) -> list[tuple[bytes, list[bytes]]]:
     """The files below a folder that match patterns: folders that hold some, in order, with their names, in order.
 
     Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there.
     """
-    patterns, top = read_patterns(texts), os.fsencode(root)
+    patterns, top = read_patterns(texts, key), os.fsencode(root)
 
     def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         around = folder.split(b"/") if folder else []
@@ -112,12 +112,12 @@ def matching(root: Path, texts: Sequence[str]) -> list[tuple[bytes, list[bytes]]
     return found
 
 
-def read_patterns(texts: Sequence[str]) -> list[Pattern]:
-    """The patterns that these stand for. Raises ``SourceInvalid``."""
+def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:
+    """The patterns that the texts under ``key`` stand for. Raises ``SourceInvalid``, which names the key."""
     try:
         return [Pattern(plain) for text in texts for plain in resolve_braces(text)]
     except ValueError as error:
-        raise SourceInvalid(f"patterns: {error}") from None
+        raise SourceInvalid(f"{key}: {error}") from None
 
 
 def unreadable(path: bytes, error: OSError) -> SourceInvalid:

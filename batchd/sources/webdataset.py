@@ -45,7 +45,7 @@ class _Member(NamedTuple):
 
 def scan_webdataset(source: WebDatasetSource, growing: GrowingIndex) -> SourceIndex:
     """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
-    shards = [below(folder, name) for folder, names in matching(source.root, source.shards) for name in names]
+    shards = [below(folder, name) for folder, names in matching(source.root, source.shards, "shards") for name in names]
     if not shards:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.shards))}")
     for number, shard in enumerate(shards):
