@@ -16,8 +16,8 @@ from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
 import batchd_client
 from batchd.config.load import load_config
 from batchd.core.plan import Plan, Position
-from batchd.pipeline.execute import Pipeline
-from batchd.sources.reader import SampleReader
+from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
 
 WORKERS = 2
@@ -77,8 +77,14 @@ def _bare(pipe: Connection, config_file: Path, which: int) -> None:
     config = load_config(config_file).streams["photos"]
     index = scan_source(config.source, lambda _found: None)
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
-    reader, pipeline = SampleReader(index, config.pipeline[0].max_bytes), Pipeline(config.pipeline, config.seed)
-    batch = np.zeros((config.batch_size, *pipeline.shape), pipeline.dtype)
+    kind = kind_of(config.source)
+    columns = kind.columns(config.source)
+    reader = kind.open(config.source, index, record_bytes_max(config.pipeline))
+    pipeline = Pipeline(columns, config.pipeline, config.seed)
+    batch = {
+        name: np.zeros((config.batch_size, *column.fixed_shape), column.dtype)
+        for name, column in pipeline.columns.items()
+    }
     step = which
     for count in orders(pipe):
         begun_s = time.perf_counter()
@@ -86,5 +92,6 @@ def _bare(pipe: Connection, config_file: Path, which: int) -> None:
             samples = plan.indices(Position(0, step % plan.steps), 0, config.batch_size)
             step += WORKERS
             for row, sample in enumerate(samples.tolist()):
-                pipeline.run(reader.read(sample), 0, sample, 0, batch[row])
+                fields = {name: array[row, ...] for name, array in batch.items()}
+                pipeline.run(reader.read(sample), 0, sample, 0, fields)
         pipe.send(count * config.batch_size / (time.perf_counter() - begun_s))

@@ -25,7 +25,7 @@ from batchd.config.tree import Config
 from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
-from batchd.sources.scan import source_problems
+from batchd.sources.kinds import kind_of
 from batchd_wire.fields import PlacedField
 
 
@@ -51,7 +51,7 @@ def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
         Problem(path_text(path), text, meaning_of(path, {}))
         for name, stream in config.streams.items()
         for path in [("streams", name, "source")]
-        for text in source_problems(stream.source)
+        for text in kind_of(stream.source).problems(stream.source)
     ]
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
     rings: dict[str, RingSize] = {}
@@ -64,7 +64,8 @@ def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
         rings = plan_rings(config)
     except (ConfigInvalid, MemoryTooSmall) as error:
         kind = ConfigInvalid if problems else type(error)
-        problems += error.problems
+        known = {problem.path for problem in problems}
+        problems += [problem for problem in error.problems if problem.path not in known]
     if problems:
         raise kind(locate_in_file(problems, config_file), str(config_file))
     return rings

@@ -33,7 +33,7 @@ _EXAMPLES = {
     "root": '"/data"',
     "size": "[224, 224]",
 }
-"""What stands where there is no default; a key without an example excludes one that has one."""
+"""What stands where there is no default, or an empty list; a key without an example excludes one that has one."""
 _DEPENDENT = {"max_skew"}
 """Keys that are refused unless another key says that they count."""
 _MANUAL_HEAD = """# Configuration
@@ -98,7 +98,7 @@ def _annotated_keys(table: Node) -> Iterator[str]:
         value = _default(node)
         required = name in table.get("required", ())
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
-        yield f"{mark}{name} = {value or _EXAMPLES[name]}"
+        yield f"{mark}{name} = {_EXAMPLES[name] if value in ('', '[]') else value}"
         yield ""
 
 

@@ -6,9 +6,11 @@ The string under a field is its documentation everywhere: in error messages, ``b
 Invariant: ``source_from_plain(source_to_plain(source)) == source``.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 PATH_BYTES_MAX = 4096
 STRICT: dict[str, object] = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -150,64 +152,50 @@ def place_of(source: Source) -> str:
 
 
 def source_to_plain(source: Source) -> dict[str, object]:
-    """The source as strings, booleans and None, for a message."""
-    return {name: _plain(value) for name, value in asdict(source).items()}
+    """The source as strings, numbers, booleans, lists and None, for a message."""
+    return {field.name: _to_plain(getattr(source, field.name)) for field in fields(source)}
 
 
-def source_from_plain(plain: dict[str, object]) -> Source:
-    """Read what ``source_to_plain`` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
-    match plain:
-        case {"type": "folder", "path": str(path), "path_bytes": int(path_bytes), **rest} if not rest:
-            return FolderSource(path=Path(path), path_bytes=path_bytes)
-        case {
-            "type": "list",
-            "path": str(path),
-            "root": str() | None as root,
-            "allow_outside_root": bool(allow_outside_root),
-            "path_bytes": int(path_bytes),
-            **rest,
-        } if not rest:
-            return ListSource(
-                path=Path(path),
-                root=None if root is None else Path(root),
-                allow_outside_root=allow_outside_root,
-                path_bytes=path_bytes,
-            )
-        case {
-            "type": "glob",
-            "root": str(root),
-            "patterns": [*patterns],
-            "classes": "none" | "folder" as classes,
-            "path_bytes": int(path_bytes),
-            **rest,
-        } if not rest and all(isinstance(pattern, str) for pattern in patterns):
-            return GlobSource(
-                root=Path(root), patterns=tuple(map(str, patterns)), classes=classes, path_bytes=path_bytes
-            )
-        case {
-            "type": "webdataset",
-            "root": str(root),
-            "shards": [*shards],
-            "image": [*image],
-            "label": str(label),
-            "path_bytes": int(path_bytes),
-            **rest,
-        } if not rest and all(isinstance(text, str) for text in (*shards, *image)):
-            return WebDatasetSource(
-                root=Path(root),
-                shards=tuple(map(str, shards)),
-                image=tuple(map(str, image)),
-                label=label,
-                path_bytes=path_bytes,
-            )
-        case _:
-            raise ValueError(f"not a source as source_to_plain writes it: {plain!r}")
+def source_from_plain(plain: Mapping[str, object]) -> Source:
+    """Read what ``source_to_plain`` wrote: every option, nothing else. Raises ``ValueError`` or ``TypeError``."""
+    kind = SOURCE_KINDS.get(str(plain.get("type")))
+    if kind is None:
+        raise ValueError(f"the source {plain.get('type')!r} is not one of {', '.join(SOURCE_KINDS)}")
+    hints = get_type_hints(kind, include_extras=True)
+    names = {field.name for field in fields(kind)}
+    if plain.keys() != names:
+        raise ValueError(f"the source {plain['type']!r} has the options {sorted(names)}, not {sorted(plain)}")
+    return kind(**{name: _from_plain(hints[name], value) for name, value in plain.items()})
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+def _to_plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _to_plain(item) for name, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def _from_plain(hint: object, value: object) -> Any:
+    """A value of the type that ``hint`` says. Raises ``TypeError`` where it is none."""
+    choices = get_args(hint)
+    if get_origin(hint) is Literal:
+        good = value in choices
+    elif get_origin(hint) in (Union, UnionType):
+        return None if value is None else _from_plain(choices[0], value)
+    elif get_origin(hint) is tuple:
+        if isinstance(value, list):
+            return tuple(_from_plain(choices[0], item) for item in value)
+        good = False
+    elif hint is Path:
+        if isinstance(value, str):
+            return Path(value)
+        good = False
+    else:
+        good = type(value) is hint
+    if not good:
+        raise TypeError(f"{value!r} is not {hint}")
+    return value
 
 
 def _check_path_bytes(count: int) -> None:

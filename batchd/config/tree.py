@@ -136,10 +136,8 @@ class StreamConfig(_Branch):
     source: Annotated[Source, Field(discriminator="type")]
     """Where the samples come from."""
 
-    pipeline: Annotated[
-        tuple[Annotated[Step, Field(discriminator="op")], ...], Field(min_length=1, max_length=STEPS_MAX)
-    ]
-    """What is done to each sample, step by step; the first step is decode."""
+    pipeline: Annotated[tuple[Annotated[Step, Field(discriminator="op")], ...], Field(max_length=STEPS_MAX)] = ()
+    """What is done to each sample, step by step. What is the bytes of an image file at first needs "decode"."""
 
     batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
     """Samples in one batch. Each goes to one rank whole, but for an epoch's last round, where ranks share what is left,

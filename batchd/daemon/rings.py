@@ -11,12 +11,14 @@ while the other is filled.
 from dataclasses import dataclass
 from math import ceil, floor
 
+from batchd.config.columns import Column
 from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config, StreamConfig
-from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid
 from batchd.pipeline.fields import check_steps, sample_fields
+from batchd.sources.kinds import kind_of
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
 
 SLOTS_MIN = 2
@@ -28,8 +30,12 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """What one stream's ring may take: up to ``slots_max`` slots of ``layout.slot_bytes`` bytes."""
+    """What one stream's ring may take: up to ``slots_max`` slots of ``layout.slot_bytes`` bytes.
 
+    ``columns``: what the samples of its source consist of.
+    """
+
+    columns: tuple[Column, ...]
     layout: SlotLayout
     slots_max: int
 
@@ -47,32 +53,38 @@ class RingSize:
 def plan_rings(config: Config) -> dict[str, RingSize]:
     """Lay out the slots of every stream and count them.
 
-    Raises ``ConfigInvalid`` where the steps of a stream make no sense, and ``MemoryTooSmall`` where it is only the memory
-    that does not suffice; either carries everything that is wrong with any stream. The problems have no lines yet.
+    Raises ``ConfigInvalid`` where a source cannot be looked at or the steps of a stream make no sense, and ``MemoryTooSmall``
+    where it is only the memory that does not suffice; either carries everything that is wrong with any stream. The problems
+    have no lines yet.
     """
-    step_problems = [
-        _problem(name, "pipeline", text)
-        for name, stream in config.streams.items()
-        for text in check_steps(stream.pipeline)
-    ]
+    problems: list[Problem] = []
+    columns: dict[str, tuple[Column, ...]] = {}
+    for name, stream in config.streams.items():
+        try:
+            columns[name] = kind_of(stream.source).columns(stream.source)
+        except SourceInvalid as error:
+            problems.append(_problem(name, "source", str(error)))
+        else:
+            problems += [_problem(name, "pipeline", text) for text in check_steps(columns[name], stream.pipeline)]
     layouts = {
-        name: place_fields(_row_fields(stream), stream.batch_size)
+        name: place_fields(_row_fields(stream, columns[name]), stream.batch_size)
         for name, stream in config.streams.items()
-        if not check_steps(stream.pipeline)
+        if name in columns and not check_steps(columns[name], stream.pipeline)
     }
     memory_problems = _memory_problems(config, layouts)
-    if step_problems:
-        raise ConfigInvalid(step_problems + memory_problems)
+    if problems:
+        raise ConfigInvalid(problems + memory_problems)
     if memory_problems:
         raise MemoryTooSmall(memory_problems)
     shares = _shares(config)
     return {
-        name: RingSize(layout, min(SLOTS_MAX, shares[name] // layout.slot_bytes)) for name, layout in layouts.items()
+        name: RingSize(columns[name], layout, min(SLOTS_MAX, shares[name] // layout.slot_bytes))
+        for name, layout in layouts.items()
     }
 
 
-def _row_fields(stream: StreamConfig) -> tuple[Field, ...]:
-    sample = sample_fields(stream.pipeline, stream.on_error, stream.source.path_bytes)
+def _row_fields(stream: StreamConfig, columns: tuple[Column, ...]) -> tuple[Field, ...]:
+    sample = sample_fields(columns, stream.pipeline, stream.on_error)
     return (*sample, CHECKSUM) if stream.verify else sample
 
 

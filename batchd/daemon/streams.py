@@ -8,10 +8,11 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from batchd.config.columns import Column
 from batchd.config.sources import source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.tree import StreamConfig
@@ -25,7 +26,7 @@ from batchd.sources.scan import scan_source
 from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
 
-CONTENT_VERSION = 1
+CONTENT_VERSION = 2
 """Grows when the same configuration begins to give other bytes."""
 FINGERPRINT_DIGITS = 32
 REMOTE_BYTES_MAX = 1 << 30
@@ -42,6 +43,7 @@ class ServedStream:
     number: int
     name: str
     config: StreamConfig
+    columns: tuple[Column, ...]
     layout: SlotLayout
     spec: StreamSpec
     index_descriptor: int
@@ -59,6 +61,7 @@ class ServedStream:
             shuffle=self.config.shuffle,
             on_error=self.config.on_error,
             source=source_to_plain(self.config.source),
+            columns=[(column.name, column.text) for column in self.columns],
             steps=[step_to_plain(step) for step in self.config.pipeline],
             layout=self.layout.to_wire(),
         )
@@ -81,7 +84,7 @@ def open_stream(
     spec = StreamSpec(
         number=number,
         name=name,
-        fingerprint=fingerprint(config, index.digest),
+        fingerprint=fingerprint(config, ring.columns, index.digest),
         plan=plan,
         repeats=not config.shuffle and not is_random(config.pipeline),
         window=config.window,
@@ -95,6 +98,7 @@ def open_stream(
         number=number,
         name=name,
         config=config,
+        columns=ring.columns,
         layout=ring.layout,
         spec=spec,
         index_descriptor=index.to_memfd(),
@@ -102,7 +106,7 @@ def open_stream(
     )
 
 
-def fingerprint(config: StreamConfig, source_digest: str) -> str:
+def fingerprint(config: StreamConfig, columns: Sequence[Column], source_digest: str) -> str:
     """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
 
     Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it.
@@ -110,6 +114,7 @@ def fingerprint(config: StreamConfig, source_digest: str) -> str:
     content = {
         "version": CONTENT_VERSION,
         "source": source_digest,
+        "columns": [(column.name, column.text) for column in columns],
         "steps": [step_to_plain(step) for step in config.pipeline],
         "batch_size": config.batch_size,
         "seed": config.seed,
@@ -117,8 +122,6 @@ def fingerprint(config: StreamConfig, source_digest: str) -> str:
         "drop_last": config.drop_last,
         "on_error": config.on_error,
     }
-    if config.source.path_bytes:
-        content["path_bytes"] = config.source.path_bytes
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 

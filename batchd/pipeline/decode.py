@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from batchd.config.steps import Decode
+from batchd.config.image_steps import Decode
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.png import without_animation
 from batchd.pipeline.probe import ImageHeader

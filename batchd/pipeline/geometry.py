@@ -14,15 +14,9 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
-from batchd.config.steps import (
-    CenterCrop,
-    Interpolation,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Size,
-    Step,
-)
+from batchd.config.image_steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.step import Interpolation, Size
+from batchd.config.steps import Step
 from batchd.pipeline.errors import SampleUndecodable
 
 RandomNumber: TypeAlias = Callable[[], float]

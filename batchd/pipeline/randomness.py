@@ -21,7 +21,7 @@ NUMBER_MAX = (1 << 63) - 1
 class SampleRandom:
     """Random numbers that start over for each sample. ``seed`` is 0 to ``NUMBER_MAX``."""
 
-    __slots__ = ("_bits", "_counter", "_state", "generator", "random")
+    __slots__ = ("_bits", "_counter", "_state", "generator", "random", "sample")
 
     def __init__(self, seed: int) -> None:
         assert 0 <= seed <= NUMBER_MAX, f"seed {seed}"
@@ -33,9 +33,12 @@ class SampleRandom:
         """For steps that need more than uniform numbers."""
         self.random = self.generator.random
         """Draw one number from [0, 1); bound once, as steps call it several times for each sample."""
+        self.sample = 0
+        """The sample whose numbers are drawn."""
 
     def start(self, epoch: int, sample: int, attempt: int) -> None:
         """Go to the numbers of ``sample`` in ``epoch``; ``attempt`` counts substitutions, 0 for the sample itself. About 1 µs."""
+        self.sample = sample
         counter = self._counter
         counter[1] = attempt
         counter[2] = epoch

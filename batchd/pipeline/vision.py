@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchd.config.steps import PIXELS_MAX
+from batchd.config.step import PIXELS_MAX
 
 os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(PIXELS_MAX)
 os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")  # what is wrong with a sample is said once, as its reason

@@ -1,6 +1,10 @@
-"""Where samples come from. Daemon (scans, shares the index) and workers (map the index, read files); standard library and numpy.
+"""Where samples come from. Daemon (scans, shares the index) and workers (map the index, read samples).
 
-index   paths and labels as flat arrays, in one sealed memfd that everybody maps
-scan    a folder or a list file becomes an index
-reader  the bytes of one sample, or the reason why there are none
+kinds    what every kind of source can do, and where each is found: one module for each kind
+scan     a source becomes an index
+index    facts and flat arrays, in one sealed memfd that everybody maps
+files    the index of samples that are files, or lie in files
+reader   the columns of one sample, or the reason why there are none
+walk     folders and what is in them, and which of it matches patterns
+places   folders and files that somebody named
 """

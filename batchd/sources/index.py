@@ -1,96 +1,74 @@
-"""What a source holds: the path and the label of each sample, as flat arrays. Daemon and workers.
+"""What a source holds: facts, and numbers of each sample as flat arrays. Daemon and workers.
 
 The daemon builds the index once and puts it into one sealed memfd; every worker maps that, so 1,280,000 paths cost a
-worker page-table entries and nothing else. All numbers little-endian, every section at a multiple of 64 bytes:
+worker page-table entries and nothing else. All numbers little-endian, every array at a multiple of 64 bytes:
 
-    0          8            16           24           32           40           48           56             88
-    +----------+------------+------------+------------+------------+------------+------------+--------------+
-    | magic    | samples n  | path bytes | classes    | class bytes| root bytes | shard bytes| sha256 digest|  zeros up to 128
-    +----------+------------+------------+------------+------------+------------+------------+--------------+
-    128
-    +---------------------+------------------+--------------------+------+------------------+------------------+-----------------+
-    | offsets, int64[n+1] | labels, int64[n] | extents, int64[n,3]| root | class names,     | shards,          | paths, one right|
-    |                     |                  | where there are    |      | a NUL after each | a NUL after each | after the other |
-    |                     |                  | shards             |      |                  |                  |                 |
-    +---------------------+------------------+--------------------+------+------------------+------------------+-----------------+
+    0          8              16              48        64
+    +----------+--------------+---------------+---------+----------------------------+---------+---------+----
+    | magic    | header bytes | sha256 digest | zeros   | header, JSON in ASCII      | array 1 | array 2 | ...
+    +----------+--------------+---------------+---------+----------------------------+---------+---------+----
 
-Sample i has labels[i] and paths[offsets[i]:offsets[i + 1]], which is a file, relative to the root unless it starts with a slash.
-Where there are shards, extents[i] is (shard, first byte, bytes), and the path is a name within that shard.
+    header: {"samples": n, "facts": {...}, "place": {...}, "arrays": [[name, dtype, shape, first byte], ...]}
 
-Invariant: an index never changes. The digest names its content (relative paths, labels, class names) and neither the
-root nor any time: the same files on another machine have the same digest.
+What the facts and the arrays mean is each kind of source's own business. ``facts`` are the same wherever the files lie; what is
+not, such as the folder that they lie in, is the ``place``.
+
+Invariant: an index never changes. The digest names its facts and arrays, and neither the place nor any time: the same files on
+another machine have the same digest.
 """
 
 import fcntl
+import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
 from struct import Struct
-from typing import Self
+from struct import error as StructError  # noqa: N812  the standard library's name is lower case
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAGIC = b"BATCHIX2"
+MAGIC = b"BATCHIX3"
 """Names the format and its version; another layout gets another magic."""
 MEMORY_NAME = "batchd-index"
 ALIGNMENT_BYTES = 64
-HEADER_BYTES = 128
+PREFIX_BYTES = 64
+HEADER_BYTES_MAX = 1 << 30
 NUMBER = np.dtype("<i8")
-NO_EXTENTS = np.empty((0, 3), NUMBER)
-_HEADER = Struct("<8sQQQQQQ32s")
-assert _HEADER.size == 88  # noqa: PLR2004  as drawn above
+_PREFIX = Struct("<8sQ32s")
+assert _PREFIX.size == 48  # noqa: PLR2004  as drawn above
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class IndexMalformed(ValueError):  # noqa: N818  names what is wrong
-    """A descriptor whose memory is no index of this version: it was not made by this daemon."""
+    """Memory that is no index of this version: it was not made by this daemon."""
 
 
 @dataclass(frozen=True, eq=False)
 class SourceIndex:
-    """Paths and labels of all samples of a source.
+    """All that is known of ``samples`` samples. ``facts`` and ``place`` are as in JSON; ``digest`` is 64 hexadecimal digits."""
 
-    ``offsets`` is int64 [n + 1] and ``labels`` int64 [n]; ``paths`` is one blob of bytes; ``class_blob`` holds the class
-    names and ``shards`` the paths of shards, each ended by a NUL. ``extents`` is int64 [n, 3], or [0, 3] where each sample is a
-    file. ``digest`` is 64 hexadecimal digits.
-    """
-
-    root: bytes
-    class_blob: bytes
-    offsets: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    paths: memoryview
+    samples: int
+    facts: Mapping[str, Any]
+    arrays: Arrays
+    place: Mapping[str, Any]
     digest: str
-    shard_blob: bytes
-    extents: NDArray[np.int64]
 
     @classmethod
-    def build(  # noqa: PLR0913  each is one section
-        cls,
-        root: bytes,
-        class_names: Sequence[bytes],
-        offsets: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        paths: memoryview,
-        *,
-        shards: Sequence[bytes] = (),
-        extents: NDArray[np.int64] = NO_EXTENTS,
-    ) -> Self:
+    def build(cls, samples: int, facts: Mapping[str, Any], arrays: Arrays, place: Mapping[str, Any]) -> Self:
         """Make an index of arrays that will not change any more, and compute its digest."""
-        class_blob, shard_blob = (b"".join(name + b"\0" for name in names) for names in (class_names, shards))
-        digest = sha256(b"batchd source 1")
-        digest.update(np.array([len(labels), len(class_names)], NUMBER).tobytes())
-        for part in (class_blob, offsets.data, labels.data, paths):
-            digest.update(part)
-        if shards:
-            digest.update(shard_blob)
-            digest.update(extents.data)
-        return cls(root, class_blob, offsets, labels, paths, digest.hexdigest(), shard_blob, extents)
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        digest = sha256(b"batchd source 2")
+        shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+        digest.update(json.dumps([samples, facts, shapes], sort_keys=True).encode())
+        for array in arrays.values():
+            digest.update(_bytes_of(array))
+        return cls(samples, facts, arrays, place, digest.hexdigest())
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Self:
@@ -98,51 +76,52 @@ class SourceIndex:
 
         Raises ``IndexMalformed`` for anything but a sealed index of this version.
         """
-        size = os.fstat(descriptor).st_size
-        if size < HEADER_BYTES:
-            raise IndexMalformed(f"{size} bytes are less than the header of an index")
         _check_seals(descriptor)
-        memory = memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ))
-        magic, *counts, digest = _HEADER.unpack_from(memory)
-        if magic != MAGIC:
-            raise IndexMalformed(f"not an index of this version: it starts with {magic!r} instead of {MAGIC!r}")
-        samples, path_bytes, _classes, class_bytes, root_bytes, shard_bytes = counts
-        starts = _section_starts(_section_bytes(samples, root_bytes, class_bytes, shard_bytes, path_bytes))
-        if samples == 0 or starts[-1] != size:
-            raise IndexMalformed(f"{samples} samples in {size} bytes: its header says that it has {starts[-1]} bytes")
-        offsets = np.frombuffer(memory, NUMBER, samples + 1, starts[0])
-        if offsets[0] != 0 or offsets[-1] != path_bytes:
-            raise IndexMalformed(f"its paths span {offsets[0]} to {offsets[-1]}, but its header says 0 to {path_bytes}")
-        extents = np.frombuffer(memory, NUMBER, 3 * samples * (shard_bytes > 0), starts[2]).reshape(-1, 3)
-        return cls(
-            root=bytes(memory[starts[3] : starts[3] + root_bytes]),
-            class_blob=bytes(memory[starts[4] : starts[4] + class_bytes]),
-            offsets=offsets,
-            labels=np.frombuffer(memory, NUMBER, samples, starts[1]),
-            paths=memory[starts[6] : starts[6] + path_bytes],
-            digest=digest.hex(),
-            shard_blob=bytes(memory[starts[5] : starts[5] + shard_bytes]),
-            extents=extents,
-        )
+        size = os.fstat(descriptor).st_size
+        if size < PREFIX_BYTES:
+            raise IndexMalformed(f"{size} bytes are less than the beginning of an index")
+        return cls.from_memory(memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)))
+
+    @classmethod
+    def from_memory(cls, memory: memoryview) -> Self:
+        """View the bytes of an index without copying. Raises ``IndexMalformed``; does not compute the digest again."""
+        try:
+            magic, header_bytes, digest = _PREFIX.unpack_from(memory)
+            if magic != MAGIC:
+                raise IndexMalformed(f"not an index of this version: it starts with {magic!r} instead of {MAGIC!r}")
+            header = json.loads(bytes(memory[PREFIX_BYTES : PREFIX_BYTES + min(header_bytes, HEADER_BYTES_MAX)]))
+            arrays = {
+                name: np.frombuffer(memory, dtype, int(np.prod(shape)), start).reshape(shape)
+                for name, dtype, shape, start in header["arrays"]
+            }
+            index = cls(header["samples"], header["facts"], arrays, header["place"], digest.hex())
+        except IndexMalformed:
+            raise
+        except (StructError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise IndexMalformed(f"a damaged index: {error}") from None
+        end = index.sections()[1]
+        if end != len(memory):
+            raise IndexMalformed(f"{len(memory)} bytes: its header says that it has {end}")
+        return index
+
+    def sections(self) -> tuple[list[tuple[int, memoryview]], int]:
+        """Its bytes, as (first byte, bytes) of each section, and how many there are with the gaps."""
+        header, starts, end = self._header()
+        prefix = _PREFIX.pack(MAGIC, len(header), bytes.fromhex(self.digest))
+        arrays = zip(starts, map(_bytes_of, self.arrays.values()), strict=True)
+        return [(0, memoryview(prefix)), (PREFIX_BYTES, memoryview(header)), *arrays], end
 
     def to_memfd(self) -> int:
         """Copy the index into a new sealed memfd. The descriptor (close-on-exec) is the caller's.
 
         Raises ``OSError`` where the kernel has no memory for it.
         """
-        numbers = [array.reshape(-1).view(np.uint8).data for array in (self.offsets, self.labels, self.extents)]
-        blobs = [memoryview(blob) for blob in (self.root, self.class_blob, self.shard_blob)]
-        sections = [*numbers, *blobs, self.paths]
-        lengths = [section.nbytes for section in sections]
-        starts = _section_starts(lengths)
-        classes = self.class_blob.count(b"\0")
-        counts = (len(self), len(self.paths), classes, len(self.class_blob), len(self.root), len(self.shard_blob))
+        sections, size = self.sections()
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(descriptor, 0, starts[-1])
-            _write(descriptor, memoryview(_HEADER.pack(MAGIC, *counts, bytes.fromhex(self.digest))), 0)
-            for section, start in zip(sections, starts, strict=False):
-                _write(descriptor, section, start)
+            os.posix_fallocate(descriptor, 0, size)
+            for start, section in sections:
+                write_all(descriptor, section, start)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(descriptor)
@@ -150,52 +129,43 @@ class SourceIndex:
         return descriptor
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self.samples
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the labels 0, 1, … as people can read them; none where the source has no names."""
-        return tuple(readable(name) for name in self.class_blob.split(b"\0")[:-1])
+        return tuple(readable(name) for name in self.names("classes"))
 
-    def label(self, sample: int) -> int:
-        """The label of a sample. Raises ``IndexError`` where there is no such sample."""
-        return int(self.labels[self._checked(sample)])
+    def names(self, array: str) -> tuple[bytes, ...]:
+        """The names in an array of bytes in which each is ended by a NUL; none where there is no such array."""
+        return tuple(self.arrays[array].tobytes().split(b"\0")[:-1]) if array in self.arrays else ()
 
-    @cached_property
-    def shards(self) -> tuple[bytes, ...]:
-        """The paths of the shards that samples lie in; none where each sample is a file."""
-        return tuple(self.shard_blob.split(b"\0")[:-1])
-
-    def path(self, sample: int) -> str:
-        """Where a sample is, as people can read it and as every message can carry it. Raises ``IndexError``."""
-        file = readable(self.file(sample))
-        return f"{file}: {readable(self.name(sample))}" if self.shard_blob else file
-
-    def file(self, sample: int) -> bytes:
-        """The path of a sample's file as the kernel takes it, absolute where the root is. Raises ``IndexError``."""
-        sample = self._checked(sample)
-        name = self.shards[int(self.extents[sample, 0])] if self.shard_blob else self.name(sample)
-        return os.path.join(self.root, name)  # noqa: PTH118  bytes, because names need not be text
-
-    def extent(self, sample: int) -> tuple[int, int] | None:
-        """(first byte, bytes) of a sample in its shard; None where it is a file. Raises ``IndexError``."""
-        if not self.shard_blob:
-            return None
-        _shard, start, count = self.extents[self._checked(sample)].tolist()
-        return start, count
-
-    def name(self, sample: int) -> bytes:
-        """The path of a sample as it was found: relative to the root, absolute, or within its shard. Raises ``IndexError``."""
-        sample = self._checked(sample)
-        start, end = int(self.offsets[sample]), int(self.offsets[sample + 1])
-        if not 0 <= start <= end <= len(self.paths):
-            raise IndexMalformed(f"sample {sample} has its path at bytes {start} to {end} of {len(self.paths)}")
-        return bytes(self.paths[start:end])
-
-    def _checked(self, sample: int) -> int:
-        if not 0 <= sample < len(self.labels):
-            raise IndexError(f"sample {sample} of a source with {len(self.labels)} samples")
+    def checked(self, sample: int) -> int:
+        """The number of a sample that there is. Raises ``IndexError``."""
+        if not 0 <= sample < self.samples:
+            raise IndexError(f"sample {sample} of a source with {self.samples} samples")
         return sample
+
+    def _header(self) -> tuple[bytes, list[int], int]:
+        """The header, where each array starts, and where the last one ends."""
+        layout: list[list[object]] = [[name, array.dtype.str, array.shape, 0] for name, array in self.arrays.items()]
+        room = len(self._encoded(layout)) + 20 * len(layout)  # the numbers that are 0 here may have 20 digits
+        starts, end = [], _aligned(PREFIX_BYTES + room)
+        for entry, array in zip(layout, self.arrays.values(), strict=True):
+            entry[3] = end
+            starts.append(end)
+            end = _aligned(end + array.nbytes)
+        return self._encoded(layout), starts, max(end, PREFIX_BYTES)
+
+    def _encoded(self, layout: list[list[object]]) -> bytes:
+        return json.dumps({"samples": self.samples, "facts": self.facts, "place": self.place, "arrays": layout}).encode(
+            "ascii"
+        )
+
+
+def blob(names: list[bytes] | tuple[bytes, ...]) -> NDArray[np.uint8]:
+    """Names as one array of bytes, each ended by a NUL; ``SourceIndex.names`` is the way back."""
+    return np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8)
 
 
 def readable(raw: bytes) -> str:
@@ -206,16 +176,19 @@ def readable(raw: bytes) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def _section_bytes(samples: int, root_bytes: int, class_bytes: int, shard_bytes: int, path_bytes: int) -> list[int]:
-    extents = 3 * samples if shard_bytes else 0
-    numbers = [count * NUMBER.itemsize for count in (samples + 1, samples, extents)]
-    return [*numbers, root_bytes, class_bytes, shard_bytes, path_bytes]
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``; the kernel takes at most 2 GiB at once."""
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
 
 
-def _section_starts(lengths: Sequence[int]) -> list[int]:
-    """Where each section starts, and at the end where the memory ends."""
-    padded = (-(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for length in lengths)
-    return list(accumulate(padded, initial=HEADER_BYTES))
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _check_seals(descriptor: int) -> None:
@@ -226,10 +199,3 @@ def _check_seals(descriptor: int) -> None:
         raise IndexMalformed(f"not memory that can be sealed: {error.strerror}") from None
     if seals & _SEALS != _SEALS:
         raise IndexMalformed(f"its seals are {seals:#x} instead of {_SEALS:#x}")
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``; the kernel takes at most 2 GiB at once."""
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written

@@ -1,4 +1,4 @@
-"""The bytes of one sample, or the reason why there are none. Workers only.
+"""The columns of one sample that is a file or lies in one, or the reason why there are none. Workers only.
 
 A source is someone else's disk: files vanish, are replaced by a FIFO, shrink while they are read. Each of these is one
 ``SampleUnreadable`` with a short reason; what is wrong with this process instead (no descriptors, no memory) stays an
@@ -11,8 +11,18 @@ Invariant: what ``read`` returns is the whole of one regular file as it was in o
 import errno
 import os
 import stat
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
 
 from batchd import failpoints
+from batchd.config.columns import Column
+from batchd.config.sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.values import Value
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
 
 KEPT_BYTES_MAX = 8 << 20
@@ -31,14 +41,10 @@ _KINDS = {
 }
 
 
-class SampleUnreadable(ValueError):  # noqa: N818  names what is wrong
-    """The file of a sample cannot be read; the text is the reason, short, without the path."""
-
-
 class SampleReader:
     """Reads samples one after the other into one buffer. Belongs to one worker and one stream."""
 
-    def __init__(self, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(self, index: FilesIndex, max_bytes: int) -> None:
         self._index = index
         self._max_bytes = max_bytes
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
@@ -122,3 +128,43 @@ class SampleReader:
         if size > len(self._buffer):
             self._buffer = bytearray(min(2 * size, KEPT_BYTES_MAX))
         return memoryview(self._buffer)[:size]
+
+
+def image_columns(path_bytes: int) -> tuple[Column, ...]:
+    """What a sample consists of that is one image with a label; ``path`` comes where it is asked for, ``path_bytes`` long."""
+    path = (Column("path", shape=(path_bytes,)),) if path_bytes else ()
+    return Column("image", "encoded"), Column("label", dtype="int64"), *path
+
+
+class FilesReader:
+    """Samples of one image and one label each: ``image``, ``label`` and, where it is asked for, ``path``."""
+
+    def __init__(self, index: FilesIndex, max_bytes: int, path_bytes: int) -> None:
+        self._index = index
+        self._bytes = SampleReader(index, max_bytes)
+        self._path_bytes = path_bytes
+        self.name = index.path
+        self.close = self._bytes.close
+
+    @classmethod
+    def of(
+        cls, source: FolderSource | ListSource | GlobSource | WebDatasetSource, index: SourceIndex, max_bytes: int
+    ) -> Self:
+        """The reader of a source; see ``kinds``."""
+        return cls(FilesIndex(index), max_bytes, source.path_bytes)
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        return {"image": self._bytes.read(sample), **self.known(sample)}
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Label and path stand in the index."""
+        known: dict[str, Value] = {"label": self._index.labels[sample]}
+        if self._path_bytes:
+            known["path"] = padded_text(self._index.name(sample), self._path_bytes)
+        return known
+
+
+def padded_text(text: bytes, length: int) -> npt.NDArray[np.uint8]:
+    """A text as a field holds it: its bytes, which have to fit, and zeros behind them. uint8 [length]."""
+    return np.frombuffer(text.ljust(length, b"\0"), np.uint8)

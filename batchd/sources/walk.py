@@ -4,13 +4,13 @@ Invariant: links are followed, but never in a circle; what cannot be looked into
 """
 
 import os
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
+from batchd.sources.places import unreadable
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
 """Endings of the file names that a folder source takes, in any case."""
@@ -120,15 +120,10 @@ def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:
         raise SourceInvalid(f"{key}: {error}") from None
 
 
-def unreadable(path: bytes, error: OSError) -> SourceInvalid:
-    """What to raise where the system does not let us look."""
-    return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
-
-
-def open_regular(path: str, flags: int) -> int:
-    """An opener: without waiting for the other end of a FIFO, and it refuses what is no file."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise SourceInvalid(f"{path} is no regular file")
-    return descriptor
+def pattern_problems(texts: Sequence[str], key: str) -> list[str]:
+    """What is wrong with patterns; empty where they make sense."""
+    try:
+        read_patterns(texts, key)
+    except SourceInvalid as error:
+        return [str(error)]
+    return []

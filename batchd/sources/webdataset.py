@@ -19,9 +19,12 @@ from typing import BinaryIO, NamedTuple
 
 from batchd.config.sources import WebDatasetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.growing import GrowingIndex
+from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
-from batchd.sources.walk import below, matching, open_regular, unreadable
+from batchd.sources.kinds import ReportProgress, SourceKind
+from batchd.sources.places import folder_problems, open_regular, unreadable
+from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.walk import below, matching, pattern_problems
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
@@ -43,8 +46,9 @@ class _Member(NamedTuple):
     size: int
 
 
-def scan_webdataset(source: WebDatasetSource, growing: GrowingIndex) -> SourceIndex:
+def _scan(source: WebDatasetSource, progress: ReportProgress) -> SourceIndex:
     """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
+    growing = GrowingIndex(progress, source.path_bytes)
     shards = [below(folder, name) for folder, names in matching(source.root, source.shards, "shards") for name in names]
     if not shards:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.shards))}")
@@ -165,3 +169,15 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
         what = f"JSON with a whole number under {key!r}" if key else "a whole number"
         raise SourceInvalid(f"{path}: {shown} is not {what}")
     return found
+
+
+def _problems(source: WebDatasetSource) -> list[str]:
+    return pattern_problems(source.shards, "shards") + folder_problems(source.root)
+
+
+KIND = SourceKind(
+    problems=_problems,
+    columns=lambda source: image_columns(source.path_bytes),
+    scan=_scan,
+    open=FilesReader.of,
+)

@@ -13,15 +13,18 @@ content can reach a trainer. Anything that is not a bad sample (a bug, no memory
 
 from time import perf_counter_ns
 
-import numpy as np
-
 from batchd import failpoints
-from batchd.config.steps import Decode, step_from_plain
+from batchd.config.columns import parse_column
+from batchd.config.sources import source_from_plain
+from batchd.config.steps import step_from_plain
 from batchd.core.plan import Plan, Position
 from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.pipeline.fields import INDEX, VALID
+from batchd.pipeline.stages import Row
+from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
-from batchd.sources.reader import SampleReader, SampleUnreadable
+from batchd.sources.kinds import kind_of
 from batchd.worker.note import Note
 from batchd.worker.slots import Arrays
 from batchd_wire.checksum import RowChecksums
@@ -37,16 +40,16 @@ class ServedStream:
 
     def __init__(self, told: ServeStream, index_descriptor: int, note: Note) -> None:
         steps = [step_from_plain(step) for step in told.steps]
-        decode = steps[0]
-        assert isinstance(decode, Decode), "the configuration lets only pipelines pass that start with decode"
+        source = source_from_plain(told.source)
+        columns = [parse_column(name, text) for name, text in told.columns]
+        index = SourceIndex.from_descriptor(index_descriptor)
         self.layout = layout_from_wire(told.layout)
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
         self._plan = Plan(told.samples, told.batch_size, told.seed, told.shuffle, drop_last=False)
         self._on_error = told.on_error
-        self._index = SourceIndex.from_descriptor(index_descriptor)
-        self._reader = SampleReader(self._index, decode.max_bytes)
-        self._pipeline = Pipeline(steps, told.seed)
+        self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
+        self._pipeline = Pipeline(columns, steps, told.seed)
         self._note = note
 
     def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
@@ -55,64 +58,55 @@ class ServedStream:
         self._note.begin(order.order)
         rows = slice(order.first, order.first + order.count)
         samples = self._plan.indices(Position(order.epoch, order.step), order.first, order.count)
-        arrays["index"][rows] = samples
-        arrays["label"][rows] = self._index.labels[samples]
-        if "valid" in arrays:
-            arrays["valid"][rows] = True
+        arrays[INDEX][rows] = samples
+        if VALID in arrays:
+            arrays[VALID][rows] = True
         bad: list[tuple[int, str, str]] = []
         hopeless = ""
         for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
-            reason = self._fill_row(order.epoch, row, sample, 0, arrays)
+            fields = {name: array[row, ...] for name, array in arrays.items()}
+            reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
-                bad.append((sample, self._shown_path(sample), _shorten(reason, REASON_BYTES_MAX)))
-                if not self._treat(order.epoch, row, sample, arrays):
-                    path = self._shown_path(sample)
-                    hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {path}: {reason}"
-            if "path" in arrays:
-                self._write_path(arrays["path"][row], int(arrays["index"][row]))
+                bad.append((sample, self._shown_name(sample), _shorten(reason, REASON_BYTES_MAX)))
+                if not self._treat(order.epoch, row, sample, fields):
+                    name = self._shown_name(sample)
+                    hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return ChunkFilled(order.order, (perf_counter_ns() - begun_ns) // 1000, bad, _shorten(hopeless, 1000))
 
-    def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, arrays: Arrays) -> str | None:
-        """Decode ``sample`` into ``row``; says why it is bad, if it is."""
+    def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
+        """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
         self._note.take(row, sample)
         if sample in self.quarantined:
             return "quarantined"
         failpoints.passing("worker.sample.begin", sample)
         try:
-            data = self._reader.read(sample)
+            values = self._reader.read(sample)
             failpoints.passing("worker.sample.read", sample)
-            self._pipeline.run(data, epoch, sample, attempt, arrays["image"][row])
+            self._pipeline.run(values, epoch, sample, attempt, fields)
         except (SampleUnreadable, SampleUndecodable) as error:
             return str(error)
         failpoints.passing("worker.sample.written", sample)
         return None
 
-    def _treat(self, epoch: int, row: int, sample: int, arrays: Arrays) -> bool:
+    def _treat(self, epoch: int, row: int, sample: int, fields: Row) -> bool:
         """Fill the row of a bad sample by the stream's policy; False where the policy finds nothing to fill it with."""
         if self._on_error == "substitute":
             for attempt in range(1, SUBSTITUTES_MAX + 1):
                 other = self._plan.substitute(epoch, sample, attempt)
-                if self._fill_row(epoch, row, other, attempt, arrays) is None:
-                    arrays["index"][row] = other
-                    arrays["label"][row] = self._index.labels[other]
+                if self._fill_row(epoch, row, other, attempt, fields) is None:
+                    fields[INDEX][...] = other
                     return True
-        arrays["image"][row] = 0
-        if "valid" in arrays:
-            arrays["valid"][row] = False
+        self._pipeline.keep(self._reader.known(sample), fields)
+        if VALID in fields:
+            fields[VALID][...] = False
         return self._on_error != "substitute"
 
-    def _write_path(self, out: np.ndarray, sample: int) -> None:
-        """The path of the sample that the row holds, and zeros behind it; the daemon has seen that each fits."""
-        name = np.frombuffer(self._index.name(sample), np.uint8)
-        out[: len(name)] = name
-        out[len(name) :] = 0
-
-    def _shown_path(self, sample: int) -> str:
-        """The path for people: its end where it is long, odd bytes written out."""
-        shown = self._index.path(sample).encode("utf-8", "backslashreplace")
+    def _shown_name(self, sample: int) -> str:
+        """Where a sample is, for people: its end where it is long, odd bytes written out."""
+        shown = self._reader.name(sample).encode("utf-8", "backslashreplace")
         if len(shown) > PATH_BYTES_MAX:
             shown = b"..." + shown[3 - PATH_BYTES_MAX :]
         return shown.decode("utf-8", "ignore")

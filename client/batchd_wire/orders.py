@@ -39,7 +39,8 @@ class Ready(Message):
 class ServeStream(Message):
     """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
 
-    ``source`` and ``steps`` are the validated configuration as plain data; ``layout`` is a ``SlotLayout``.
+    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
+    (name, type as people write it); ``layout`` is a ``SlotLayout``.
     """
 
     stream: int
@@ -50,6 +51,7 @@ class ServeStream(Message):
     shuffle: bool
     on_error: str
     source: dict[str, object]
+    columns: list[tuple[str, str]]
     steps: list[dict[str, object]]
     layout: object
 

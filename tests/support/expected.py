@@ -11,9 +11,11 @@ import numpy as np
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan, Position
-from batchd.pipeline.execute import Pipeline, SampleUndecodable
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
-from batchd.sources.reader import SampleReader, SampleUnreadable
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
 from support.seen import Seen, digest_of
 
@@ -26,10 +28,12 @@ class Expected:
     def __init__(self, config_file: Path, stream: str = "photos") -> None:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
-        self._index = scan_source(config.source, lambda _found: None)
-        self._reader = SampleReader(self._index, 1 << 26)
-        self._pipeline = Pipeline(config.pipeline, config.seed)
-        self.plan = Plan(len(self._index), config.batch_size, config.seed, config.shuffle, config.drop_last)
+        kind = kind_of(config.source)
+        index = scan_source(config.source, lambda _found: None)
+        self._columns = kind.columns(config.source)
+        self._reader = kind.open(config.source, index, 1 << 26)
+        self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
+        self.plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
         self._known: dict[tuple[int, int], Seen] = {}
 
     def batch(self, epoch: int, step: int) -> Seen:
@@ -45,31 +49,31 @@ class Expected:
 
     def path(self, sample: int) -> str:
         """The path of a sample, as people read it."""
-        return self._index.path(sample)
+        return self._reader.name(sample)
 
     def _make(self, epoch: int, step: int) -> Seen:
         rows = self.plan.rows(step)
         arrays = {
             field.name: np.zeros((rows, *field.shape), field.dtype)
-            for field in sample_fields(self._config.pipeline, self._config.on_error)
+            for field in sample_fields(self._columns, self._config.pipeline, self._config.on_error)
         }
         arrays["index"][:] = self.plan.indices(Position(epoch, step), 0, rows)
         for row, sample in enumerate(arrays["index"].tolist()):
-            good = self._fill(arrays["image"][row], epoch, sample)
+            fields = {name: array[row, ...] for name, array in arrays.items()}
+            good = self._fill(fields, epoch, sample)
             if good is not None:
                 arrays["index"][row] = good
             else:
-                arrays["image"][row] = 0
+                self._pipeline.keep(self._reader.known(sample), fields)
             if "valid" in arrays:
                 arrays["valid"][row] = good is not None
-            arrays["label"][row] = self._index.label(int(arrays["index"][row]))
         return Seen(epoch, step, tuple(arrays["index"].tolist()), digest_of(arrays.items()))
 
-    def _fill(self, image: np.ndarray, epoch: int, sample: int) -> int | None:
-        """Decode a sample, or the first that can stand in for it; which one it was."""
+    def _fill(self, fields: dict[str, np.ndarray], epoch: int, sample: int) -> int | None:
+        """Make a sample, or the first that can stand in for it; which one it was."""
         for attempt, candidate in enumerate(self._candidates(epoch, sample)):
             try:
-                self._pipeline.run(self._reader.read(candidate), epoch, candidate, attempt, image)
+                self._pipeline.run(self._reader.read(candidate), epoch, candidate, attempt, fields)
             except (SampleUnreadable, SampleUndecodable):
                 continue
             return candidate

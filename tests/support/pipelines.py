@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from batchd.config.steps import Decode, Resize
-from batchd.pipeline.execute import Pipeline, SampleUndecodable
+from batchd.config.columns import Column
+from batchd.config.image_steps import Decode, Resize
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
 from support.images import animation, encode, jpeg
 
 MARKER_COLORS = ((7, 177, 77), (200, 3, 250))
@@ -14,14 +16,25 @@ UPRIGHT_64_96 = (Decode(), Resize(size=(64, 96)))
 
 def run_once(steps, data, epoch=0, sample=0, seed=0):
     """Run a new pipeline on ``data`` and give the image."""
-    return run(Pipeline(steps, seed), data, epoch, sample)
+    return run(image_pipeline(steps, seed), data, epoch, sample)
 
 
 def run(pipeline, data, epoch=0, sample=0, attempt=0):
     """Run ``pipeline`` on ``data``, into a row that is full of sentinels."""
-    out = np.full(pipeline.shape, 77, pipeline.dtype)
-    pipeline.run(memoryview(data), epoch, sample, attempt, out)
+    out = image_row(pipeline)
+    pipeline.run({"image": memoryview(data)}, epoch, sample, attempt, {"image": out})
     return out
+
+
+def image_pipeline(steps, seed=0):
+    """A pipeline whose samples are one image file each."""
+    return Pipeline([Column("image", "encoded")], steps, seed)
+
+
+def image_row(pipeline):
+    """A row for one image, full of sentinels."""
+    column = pipeline.columns["image"]
+    return np.full(column.fixed_shape, 77, column.dtype)
 
 
 class MarkedPipeline:
@@ -32,7 +45,7 @@ class MarkedPipeline:
     """
 
     def __init__(self, steps, height=64, width=96):
-        self._pipeline = Pipeline(steps, 0)
+        self._pipeline = image_pipeline(steps)
         self._markers = [_files_of_one_color(color, height, width) for color in MARKER_COLORS]
 
     def run(self, data):
@@ -45,14 +58,12 @@ class MarkedPipeline:
         return first
 
     def _run_after(self, markers, data):
-        out = np.empty(self._pipeline.shape, self._pipeline.dtype)
         for marker in markers:
-            self._pipeline.run(memoryview(marker), 0, 0, 0, out)
+            run(self._pipeline, marker)
         try:
-            self._pipeline.run(memoryview(data), 0, 1, 0, out)
+            return run(self._pipeline, data, sample=1)
         except SampleUndecodable as bad:
             return bad
-        return out
 
 
 def _files_of_one_color(color, height, width):

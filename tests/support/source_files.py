@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from batchd.config.sources import FolderSource, ListSource
-from batchd.sources.index import SourceIndex
+from batchd.config.sources import FolderSource, ListSource, Source
+from batchd.sources.files import FilesIndex
 from batchd.sources.scan import scan_source
 
 
@@ -18,12 +18,16 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def scan_folder(path: Path) -> SourceIndex:
-    return scan_source(FolderSource(path=path), nothing)
+def scan_files(source: Source) -> FilesIndex:
+    return FilesIndex(scan_source(source, nothing))
+
+
+def scan_folder(path: Path) -> FilesIndex:
+    return scan_files(FolderSource(path=path))
 
 
 def scan_list(
     path: Path, text: str | bytes, *, root: Path | None = None, allow_outside_root: bool = False
-) -> SourceIndex:
+) -> FilesIndex:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return scan_source(ListSource(path=path, root=root, allow_outside_root=allow_outside_root), nothing)
+    return scan_files(ListSource(path=path, root=root, allow_outside_root=allow_outside_root))

@@ -6,9 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.steps import Decode, Resize
+from batchd.config.image_steps import Decode, Resize
 from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.probe import JPEG_SCANS_MAX, probe_image
 from support.images import (
     PNG_MAGIC,
@@ -27,7 +26,7 @@ from support.images import (
     with_right_checksums,
     ycck_jpeg,
 )
-from support.pipelines import MarkedPipeline, run, run_once
+from support.pipelines import MarkedPipeline, image_pipeline, run, run_once
 
 IMAGE = photo(64, 96)
 WHOLE_STEPS = [Decode(scale="off"), Resize(size=(64, 96), interpolation="nearest")]
@@ -112,7 +111,7 @@ def test_a_hundred_bytes_cannot_make_a_decoder_allocate_gigabytes():
 def test_truncation_anywhere_is_a_bad_sample(name):
     """Cut at every 64th byte and just before the end: never grey, never half an image."""
     data = FILES[name]
-    pipeline = Pipeline(WHOLE_STEPS, 0)
+    pipeline = image_pipeline(WHOLE_STEPS)
     for end in (*range(0, len(data), 64), len(data) - 1):
         with pytest.raises(SampleUndecodable):
             run(pipeline, data[:end])

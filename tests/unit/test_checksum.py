@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.steps import Decode, Resize
+from batchd.config.image_steps import Decode, Resize
 from batchd.config.tree import StreamConfig
 from batchd.pipeline.fields import sample_fields
+from batchd.sources.reader import image_columns
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
 from batchd_wire.views import slot_arrays
@@ -75,7 +76,9 @@ def test_users_see_no_checksums() -> None:
 def test_no_field_of_a_sample_is_called_as_the_checksums_are() -> None:
     """Whatever the policy for bad samples."""
     for policy in StreamConfig.model_fields["on_error"].annotation.__args__:
-        assert CHECKSUM.name not in {field.name for field in sample_fields([Decode(), Resize(size=(2, 2))], policy)}
+        assert CHECKSUM.name not in {
+            field.name for field in sample_fields(image_columns(0), [Decode(), Resize(size=(2, 2))], policy)
+        }
 
 
 @pytest.mark.parametrize("change", [["#crc32", "int64", []], ["#crc32", "uint32", [2]]])

@@ -3,10 +3,13 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.sources import FolderSource
-from batchd.config.steps import STEP_KINDS, CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import StreamConfig
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
+from batchd.sources.kinds import kind_of
+from batchd.sources.reader import image_columns
 from support.configs import load
 
 STEPS = (
@@ -34,14 +37,15 @@ DIGEST = "5e" * 32
 
 
 def fingerprint_with(digest: str = DIGEST, **changes: object) -> str:
-    return fingerprint(StreamConfig(**BASE | changes), digest)
+    config = StreamConfig(**BASE | changes)
+    return fingerprint(config, kind_of(config.source).columns(config.source), digest)
 
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     """And no two of them to the same; a new option is missed here first."""
     seen = {fingerprint_with()}
     for place, step in enumerate(STEPS):
-        options = OTHER_OPTIONS[step.op]
+        options = OTHER_OPTIONS[step.op] | {"field": "other"}
         assert options.keys() | {"op"} == {field.name for field in fields(step)} - (
             {"size"} if step.op == "resize" else set()
         )
@@ -51,7 +55,7 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
         }
 
     assert OTHER_OPTIONS.keys() == STEP_KINDS.keys()
-    assert len(seen) == 1 + sum(map(len, OTHER_OPTIONS.values()))
+    assert len(seen) == 1 + sum(len(options) + 1 for options in OTHER_OPTIONS.values())
 
 
 def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
@@ -98,7 +102,7 @@ def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:
         for low in ("1", "1.0")
     ]
 
-    assert len({fingerprint(stream, DIGEST) for stream in streams}) == 1
+    assert len({fingerprint(stream, image_columns(0), DIGEST) for stream in streams}) == 1
 
 
 def test_a_fingerprint_is_short_text() -> None:

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.steps import Decode, Resize
+from batchd.config.image_steps import Decode, Resize
 from batchd.pipeline import decode
 from batchd.pipeline.decode import Decoder
 from batchd.pipeline.exif import exif_orientation

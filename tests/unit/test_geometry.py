@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from batchd.config.steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.image_steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.geometry import (
     UPRIGHT,

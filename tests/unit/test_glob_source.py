@@ -7,13 +7,14 @@ import pytest
 
 from batchd.config.sources import GlobSource
 from batchd.errors import SourceInvalid
-from batchd.sources.scan import scan_source, source_problems
-from support.source_files import make, nothing
+from batchd.sources.glob import KIND
+from batchd.sources.scan import scan_source
+from support.source_files import make, nothing, scan_files
 
 
 def scan(root: Path, *patterns: str, **changes: object):
     """The index of a glob source."""
-    return scan_source(GlobSource(root=root, patterns=patterns, **changes), nothing)
+    return scan_files(GlobSource(root=root, patterns=patterns, **changes))
 
 
 def names_of(index) -> list[str]:
@@ -85,7 +86,7 @@ def test_wrong_patterns_are_found_without_looking_at_any_file(tmp_path, pattern)
     """By `batchd check`, as at the start."""
     source = GlobSource(root=tmp_path, patterns=("*.jpg", pattern))
 
-    (problem,) = source_problems(source)
+    (problem,) = KIND.problems(source)
     assert problem.startswith("patterns: ")
     with pytest.raises(SourceInvalid, match="patterns: "):
         scan_source(source, nothing)
@@ -95,10 +96,8 @@ def test_a_root_that_is_not_there_is_named(tmp_path) -> None:
     """Or is a file."""
     make(tmp_path, "file")
 
-    assert source_problems(GlobSource(root=tmp_path / "no", patterns=("*",))) == [
-        f"there is no folder {tmp_path / 'no'}"
-    ]
-    assert source_problems(GlobSource(root=tmp_path / "file", patterns=("*",))) == [f"{tmp_path / 'file'} is no folder"]
+    assert KIND.problems(GlobSource(root=tmp_path / "no", patterns=("*",))) == [f"there is no folder {tmp_path / 'no'}"]
+    assert KIND.problems(GlobSource(root=tmp_path / "file", patterns=("*",))) == [f"{tmp_path / 'file'} is no folder"]
 
 
 def test_a_path_that_does_not_fit_into_its_field_is_refused_by_name(tmp_path) -> None:

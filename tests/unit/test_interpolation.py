@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from batchd.config.steps import Decode, RandomResizedCrop, Resize
+from batchd.config.image_steps import Decode, RandomResizedCrop, Resize
 from support.images import encode, photo
 from support.pipelines import run_once
 

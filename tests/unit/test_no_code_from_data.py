@@ -24,6 +24,10 @@ ALLOWED = {
         "batchd.cli.main",
         "importlib.import_module",
     ): "a command's module; the name is a key of COMMANDS, and is looked up first",
+    (
+        "batchd.sources.kinds",
+        "importlib.import_module",
+    ): "the module of a kind of source, which is a value of a table there",
 }
 """What may stand in which module, and why."""
 READERS_OF_MSGPACK = {"batchd_wire.codec"}

@@ -4,21 +4,14 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.steps import (
-    CenterCrop,
-    Decode,
-    Layout,
-    Normalize,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-)
-from batchd.pipeline.execute import Pipeline, decoder_versions
+from batchd.config.columns import Column
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline.decode import decoder_versions
 from batchd.pipeline.fields import is_random, sample_fields
 from batchd.pipeline.scratch import KEPT_BYTES_MAX, Scratch
 from batchd.pipeline.vision import written
 from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as
-from support.pipelines import run, run_once
+from support.pipelines import image_pipeline, image_row, run, run_once
 
 TRAIN = [Decode(), RandomResizedCrop(size=(32, 48)), RandomFlip()]
 EVALUATE = [Decode(), Resize(shorter_side=40), CenterCrop(size=(32, 32))]
@@ -33,7 +26,7 @@ def large_photo():
 @pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
 def test_the_same_position_has_the_same_bytes_whatever_came_before(steps):
     """A pipeline that has decoded large, small, grey, turned and broken images gives what a new one gives."""
-    used = Pipeline(steps, 11)
+    used = image_pipeline(steps, 11)
     others = [
         large_photo(),
         jpeg(photo(9, 5)),
@@ -55,7 +48,7 @@ def test_the_same_position_has_the_same_bytes_whatever_came_before(steps):
 def test_epoch_sample_seed_and_attempt_each_give_another_image():
     """The same file, four times different."""
     data = jpeg(photo(90, 120))
-    pipeline = Pipeline(TRAIN, 0)
+    pipeline = image_pipeline(TRAIN)
 
     images = [
         run(pipeline, data),
@@ -86,10 +79,11 @@ def test_the_result_has_the_announced_type_and_shape():
         [Decode(color="gray"), *TRAIN[1:], grey],
         [Decode(color="gray"), *TRAIN[1:], Layout()],
     ):
-        field = sample_fields(steps, "substitute")[0]
-        pipeline = Pipeline(steps, 0)
+        field = sample_fields([Column("image", "encoded")], steps, "substitute")[0]
+        pipeline = image_pipeline(steps)
 
-        assert (pipeline.shape, str(pipeline.dtype)) == (field.shape, field.dtype)
+        assert image_row(pipeline).shape == field.shape
+        assert str(image_row(pipeline).dtype) == field.dtype
         assert len(np.unique(run(pipeline, jpeg(photo())))) > 20
 
 
@@ -190,10 +184,11 @@ def test_scaled_decoding_is_not_used_where_it_would_blur():
 def test_rows_are_written_in_place_and_neighbours_are_left_alone():
     """Each row of a batch is written as one run of bytes, by every kind of pipeline."""
     for steps in (TRAIN, EVALUATE, FLOATS):
-        pipeline = Pipeline(steps, 0)
-        batch = np.full((3, *pipeline.shape), 5, pipeline.dtype)
+        pipeline = image_pipeline(steps)
+        column = pipeline.columns["image"]
+        batch = np.full((3, *column.fixed_shape), 5, column.dtype)
 
-        pipeline.run(memoryview(large_photo()), 0, 0, 0, batch[1])
+        pipeline.run({"image": memoryview(large_photo())}, 0, 0, 0, {"image": batch[1]})
 
         assert (batch[0] == 5).all()
         assert (batch[2] == 5).all()
@@ -202,8 +197,10 @@ def test_rows_are_written_in_place_and_neighbours_are_left_alone():
 
 def test_a_row_of_the_wrong_shape_is_our_own_mistake():
     """It is named instead of left unwritten."""
+    pipeline = image_pipeline(TRAIN)
+
     with pytest.raises(AssertionError, match="a row of shape"):
-        Pipeline(TRAIN, 0).run(memoryview(large_photo()), 0, 0, 0, np.empty((48, 32, 3), np.uint8))
+        pipeline.run({"image": memoryview(large_photo())}, 0, 0, 0, {"image": np.empty((48, 32, 3), np.uint8)})
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ def test_the_annotated_file_loads_and_is_made_of_defaults(tmp_path: Path) -> Non
 
     assert config.daemon == DaemonConfig()
     photos = config.streams["photos"]
-    required = {"source", "pipeline", "batch_size"}
-    defaults = {name: field.default for name, field in StreamConfig.model_fields.items() if name not in required}
+    examples = {"source", "pipeline", "batch_size"}
+    defaults = {name: field.default for name, field in StreamConfig.model_fields.items() if name not in examples}
     assert {name: getattr(photos, name) for name in defaults} == defaults
     assert plan_rings(config)["photos"].slots_max > 2
 

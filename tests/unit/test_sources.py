@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.sources import FolderSource, ListSource
+from batchd.config.sources import FolderSource, ListSource, Source
 from batchd.errors import SourceInvalid
-from batchd.sources.growing import PROGRESS_EVERY
-from batchd.sources.index import HEADER_BYTES, IndexMalformed, SourceIndex, readable
+from batchd.sources.files import PROGRESS_EVERY, FilesIndex
+from batchd.sources.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
+from batchd.sources.kinds import kind_of
 from batchd.sources.reader import SampleReader
-from batchd.sources.scan import scan_source, source_problems
+from batchd.sources.scan import scan_source
 from support.source_files import make, nothing, scan_folder, scan_list
 
 
-def names_of(index: SourceIndex) -> list[str]:
+def problems(source: Source) -> list[str]:
+    return kind_of(source).problems(source)
+
+
+def names_of(index: FilesIndex) -> list[str]:
     root = readable(index.root) + "/"
     return [index.path(sample).removeprefix(root) for sample in range(len(index))]
 
@@ -33,9 +38,9 @@ def descriptor_of() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def shared(index: SourceIndex, descriptors: list[int]) -> SourceIndex:
-    descriptors.append(index.to_memfd())
-    return SourceIndex.from_descriptor(descriptors[-1])
+def shared(index: FilesIndex, descriptors: list[int]) -> FilesIndex:
+    descriptors.append(index.index.to_memfd())
+    return FilesIndex(SourceIndex.from_descriptor(descriptors[-1]))
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -234,11 +239,11 @@ def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
     """For `batchd check`."""
     make(tmp_path, "list.txt", "photos/a.jpg")
 
-    assert source_problems(FolderSource(path=tmp_path / "photos")) == []
-    assert source_problems(ListSource(path=tmp_path / "list.txt", root=tmp_path / "photos")) == []
-    assert source_problems(FolderSource(path=tmp_path / "list.txt")) == [f"{tmp_path}/list.txt is no folder"]
-    assert source_problems(FolderSource(path=tmp_path / "none")) == [f"there is no folder {tmp_path}/none"]
-    assert source_problems(ListSource(path=tmp_path / "none", root=tmp_path / "gone")) == [
+    assert problems(FolderSource(path=tmp_path / "photos")) == []
+    assert problems(ListSource(path=tmp_path / "list.txt", root=tmp_path / "photos")) == []
+    assert problems(FolderSource(path=tmp_path / "list.txt")) == [f"{tmp_path}/list.txt is no folder"]
+    assert problems(FolderSource(path=tmp_path / "none")) == [f"there is no folder {tmp_path}/none"]
+    assert problems(ListSource(path=tmp_path / "none", root=tmp_path / "gone")) == [
         f"there is no folder {tmp_path}/gone",
         f"there is no file {tmp_path}/none",
     ]
@@ -302,22 +307,32 @@ def sealed(content: bytes) -> int:
 
 def test_memory_that_is_no_index_is_refused(tmp_path: Path, descriptor_of: list[int]) -> None:
     """Every header value is checked against the size before anything is looked at."""
-    descriptor_of.append(scan_folder(make(tmp_path, "1.jpg", "2.jpg")).to_memfd())
+    descriptor_of.append(scan_folder(make(tmp_path, "1.jpg", "2.jpg")).index.to_memfd())
     good = os.pread(descriptor_of[0], 1 << 16, 0)
-    number_at = range(8, 48, 8)
     forgeries = [
         b"",
-        good[: HEADER_BYTES - 1],
+        good[: PREFIX_BYTES - 1],
         good[:-1],
         good + b"\0" * 64,
         b"BATCHIX9" + good[8:],
-        good[:HEADER_BYTES] + b"\1" + good[HEADER_BYTES + 1 :],
-        *(good[:at] + (1 << 62).to_bytes(8, "little") + good[at + 8 :] for at in number_at if at != 24),
-        good[:8] + bytes(40) + good[48:],
+        *(good[:8] + count.to_bytes(8, "little") + good[16:] for count in (0, 9, 1 << 62)),
+        good[:PREFIX_BYTES] + b"\1" + good[PREFIX_BYTES + 1 :],
+        *(
+            good.replace(old, new)
+            for old, new in [
+                (b'"<i8", [3]', b'"<i8", [9]'),
+                (b'"<i8", [3]', b'"<i8", "3"'),
+                (b'"<i8", [3]', b'"<i8",[-3]'),
+                (b'"<i8", [3]', b'"|O8", [3]'),
+                (b'"samples"', b'"simples"'),
+                (b'"arrays"', b'"errays"'),
+            ]
+        ),
     ]
 
     for forgery in forgeries:
         descriptor_of.append(sealed(forgery))
+        assert forgery != good
         with pytest.raises(IndexMalformed):
             SourceIndex.from_descriptor(descriptor_of[-1])
     descriptor_of.append(os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -332,14 +347,24 @@ def test_memory_that_is_no_index_is_refused(tmp_path: Path, descriptor_of: list[
 
 def test_offsets_that_lead_elsewhere_are_refused_where_they_are_used(tmp_path: Path, descriptor_of: list[int]) -> None:
     """A path never comes from outside the blob of paths."""
-    descriptor_of.append(scan_folder(make(tmp_path, "1.jpg", "2.jpg")).to_memfd())
+    descriptor_of.append(scan_folder(make(tmp_path, "1.jpg", "2.jpg")).index.to_memfd())
     good = os.pread(descriptor_of[0], 1 << 16, 0)
-    at = HEADER_BYTES + 8
+    offsets = np.array([0, 5, 10]).tobytes()
     for offset in (-1, 1 << 40):
-        descriptor_of.append(sealed(good[:at] + offset.to_bytes(8, "little", signed=True) + good[at + 8 :]))
+        descriptor_of.append(sealed(good.replace(offsets, np.array([0, offset, 10]).tobytes())))
 
         with pytest.raises(IndexMalformed, match="sample 0 has its path"):
-            SourceIndex.from_descriptor(descriptor_of[-1]).file(0)
+            FilesIndex(SourceIndex.from_descriptor(descriptor_of[-1])).file(0)
+
+
+def test_an_index_that_does_not_count_its_samples_is_refused() -> None:
+    """Each has one label, and one name."""
+    arrays = {"offsets": np.zeros(3, np.int64), "labels": np.zeros(2, np.int64), "paths": np.empty(0, np.uint8)}
+
+    FilesIndex(SourceIndex.build(2, {}, arrays, {"root": "/"}))
+    for samples in (1, 3):
+        with pytest.raises(IndexMalformed, match=f"of {samples} samples"):
+            FilesIndex(SourceIndex.build(samples, {}, arrays, {"root": "/"}))
 
 
 def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -355,6 +380,7 @@ def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 PRIVATE_BYTES_OF_A_WORKER = """
 import os, sys
+from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
 
 def private_bytes():
@@ -362,7 +388,7 @@ def private_bytes():
     return sum(int(field[1]) * 1024 for field in fields if field[0].startswith("Private_"))
 
 before = private_bytes()
-index = SourceIndex.from_descriptor(int(sys.argv[1]))
+index = FilesIndex(SourceIndex.from_descriptor(int(sys.argv[1])))
 for sample in range(0, len(index), 16):
     assert index.file(sample).startswith(b"/data/train/n") and index.label(sample) == sample
 shared_only = private_bytes() - before
@@ -375,17 +401,16 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
     """The index is in memory once, however many workers map it."""
     samples = 1_280_000
     path = b"train/n01440764/n01440764_10026.JPEG"
-    index = SourceIndex.build(
-        b"/data",
-        [b"class %d" % number for number in range(1000)],
-        np.arange(samples + 1, dtype=np.int64) * len(path),
-        np.arange(samples, dtype=np.int64),
-        memoryview(path * samples),
-    )
-    mapped = shared(index, descriptor_of)  # this process is the first worker: it has touched all of it
-    assert bytes(mapped.paths[-len(path) :]) == path
-    assert len(bytes(mapped.paths).replace(path, b"")) == 0
-    assert int(mapped.offsets.sum() - mapped.labels.sum() * len(path)) == samples * len(path)
+    arrays = {
+        "offsets": np.arange(samples + 1, dtype=np.int64) * len(path),
+        "labels": np.arange(samples, dtype=np.int64),
+        "paths": np.frombuffer(path * samples, np.uint8),
+        "classes": blob([b"class %d" % number for number in range(1000)]),
+    }
+    index = FilesIndex(SourceIndex.build(samples, {}, arrays, {"root": "/data"}))
+    mapped = shared(index, descriptor_of).index  # this process is the first worker: it has touched all of it
+    assert mapped.arrays["paths"].tobytes() == path * samples
+    assert all(np.array_equal(mapped.arrays[name], array) for name, array in arrays.items())
 
     worker = subprocess.run(
         [sys.executable, "-c", PRIVATE_BYTES_OF_A_WORKER, str(descriptor_of[0])],

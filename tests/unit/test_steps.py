@@ -8,22 +8,13 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Discriminator, ValidationError
 
-from batchd.config.steps import (
-    STEP_KINDS,
-    CenterCrop,
-    Decode,
-    Layout,
-    Normalize,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Step,
-    step_from_plain,
-    step_to_plain,
-)
-from batchd.pipeline.fields import check_steps, image_shape, is_random, sample_fields
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.steps import STEP_KINDS, Step, step_from_plain, step_to_plain
+from batchd.pipeline.fields import check_steps, columns_after, is_random, sample_fields
+from batchd.sources.reader import image_columns
 from batchd_wire.fields import Field
 
+COLUMNS = image_columns(0)
 CROP = RandomResizedCrop(size=(224, 160))
 EVERY_STEP = [
     Decode(color="gray", exif="ignore", scale="off", max_pixels=10, max_bytes=20),
@@ -59,8 +50,8 @@ def test_every_step_is_known_by_its_op():
     [
         ({}, "the step None is not one of decode, resize"),
         ({"op": "rotate"}, "the step 'rotate' is not one of decode, resize"),
-        ({"op": "layout"}, r"the step 'layout' has the options \['op', 'order'\], not \['op'\]"),
-        ({"op": "layout", "order": "nchw", "more": 1}, "has the options"),
+        ({"op": "layout"}, r"the step 'layout' has the options \['field', 'op', 'order'\], not \['op'\]"),
+        ({"op": "layout", "field": "image", "order": "nchw", "more": 1}, "has the options"),
     ],
 )
 def test_plain_data_that_is_no_step_is_refused(plain, message):
@@ -119,22 +110,22 @@ def test_steps_and_fields_load_without_pydantic_and_without_decoders():
     [
         ([], "the first step must be"),
         ([CROP], "the first step must be"),
-        ([Decode(), Decode(), CROP], '"decode" stands 2 times'),
+        ([Decode(), Decode(), CROP], '"decode" cannot come after "decode"'),
         ([Decode()], "the images keep their different sizes"),
         ([Decode(), RandomFlip()], "the images keep their different sizes"),
-        ([Decode(), Resize(shorter_side=256)], "the images still have different sizes"),
-        ([Decode(), CROP, Resize(shorter_side=256)], "the images still have different sizes"),
+        ([Decode(), Resize(shorter_side=256)], "the images keep their different sizes"),
+        ([Decode(), CROP, Resize(shorter_side=256)], "the images keep their different sizes"),
         ([Decode(), CROP, Normalize(), RandomFlip()], '"random_flip" cannot come after "normalize"'),
         ([Decode(), CROP, Layout(), Normalize()], '"normalize" cannot come after "layout"'),
-        ([Decode(), CROP, Normalize(), Normalize()], '"normalize" stands 2 times'),
-        ([Decode(), CROP, Layout(), Layout()], '"layout" stands 2 times'),
+        ([Decode(), CROP, Normalize(), Normalize()], '"normalize" cannot come after "normalize"'),
+        ([Decode(), CROP, Layout(), Layout()], '"layout" cannot come after "layout"'),
         ([Decode(color="gray"), CROP, Normalize()], '"normalize" has 3 numbers in mean, and the image has 1 channels'),
         ([Decode(), CROP, Normalize(std=(1,))], '"normalize" has 1 numbers in std, and the image has 3 channels'),
     ],
 )
 def test_steps_that_cannot_be_run_are_named(steps, problem):
     """Each mistake gives a sentence that says which step it is."""
-    assert any(problem in found for found in check_steps(steps)), check_steps(steps)
+    assert any(problem in found for found in check_steps(COLUMNS, steps)), check_steps(COLUMNS, steps)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_steps_that_cannot_be_run_are_named(steps, problem):
 )
 def test_sensible_steps_have_no_problems(steps):
     """What the README shows, and what training and evaluation on ImageNet use."""
-    assert check_steps(steps) == []
+    assert check_steps(COLUMNS, steps) == []
 
 
 def test_fields_follow_from_the_steps():
@@ -157,14 +148,16 @@ def test_fields_follow_from_the_steps():
     numbers = (Field("label", "int64", ()), Field("index", "int64", ()))
     floats = [Decode(), CROP, Normalize(dtype="float16"), Layout()]
 
-    assert sample_fields([Decode(), CROP], "substitute") == (Field("image", "uint8", (224, 160, 3)), *numbers)
-    assert sample_fields(floats, "fail") == (Field("image", "float16", (3, 224, 160)), *numbers)
-    assert sample_fields([Decode(), CROP], "mask")[-1] == Field("valid", "bool", ())
+    assert sample_fields(COLUMNS, [Decode(), CROP], "substitute") == (Field("image", "uint8", (224, 160, 3)), *numbers)
+    assert sample_fields(COLUMNS, floats, "fail") == (Field("image", "float16", (3, 224, 160)), *numbers)
+    assert sample_fields(COLUMNS, [Decode(), CROP], "mask")[-1] == Field("valid", "bool", ())
 
 
 def test_the_last_size_counts():
     """Whatever came before it."""
-    assert image_shape([Decode(color="gray"), CROP, CenterCrop(size=(20, 30)), RandomFlip()]) == (20, 30, 1)
+    steps = [Decode(color="gray"), CROP, CenterCrop(size=(20, 30)), RandomFlip()]
+
+    assert columns_after(COLUMNS, steps)["image"].shape == (20, 30, 1)
 
 
 @pytest.mark.parametrize(

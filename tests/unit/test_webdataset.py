@@ -14,26 +14,28 @@ import pytest
 
 from batchd.config.sources import WebDatasetSource
 from batchd.errors import SourceInvalid
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
-from batchd.sources.reader import SHARDS_MAX, SampleReader, SampleUnreadable
-from batchd.sources.scan import scan_source, source_problems
+from batchd.sources.reader import SHARDS_MAX, SampleReader
+from batchd.sources.webdataset import KIND
 from support.shards import write_shard
 from support.source_files import nothing
 
 
-def scan(root: Path, *shards: str, **changes: object) -> SourceIndex:
+def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
     """The index of shards, as a worker gets it."""
-    index = scan_source(WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), nothing)
+    index = KIND.scan(WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), nothing)
     descriptor = index.to_memfd()
     try:
-        shared = SourceIndex.from_descriptor(descriptor)
+        shared = FilesIndex(SourceIndex.from_descriptor(descriptor))
     finally:
         os.close(descriptor)
-    assert (shared.digest, shared.shards, len(shared)) == (index.digest, index.shards, len(index))
+    assert (shared.digest, shared.shards, len(shared)) == (index.digest, index.names("shards"), len(index))
     return shared
 
 
-def read_all(index: SourceIndex, max_bytes: int = 1 << 20) -> list[bytes]:
+def read_all(index: FilesIndex, max_bytes: int = 1 << 20) -> list[bytes]:
     """The bytes of every sample, the last one first: any order will do."""
     reader = SampleReader(index, max_bytes)
     try:
@@ -312,7 +314,7 @@ def test_settings_that_cannot_be_are_refused(changes) -> None:
 
 def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None:
     """By `batchd check`."""
-    (problem,) = source_problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)))
+    (problem,) = KIND.problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)))
     assert problem == "shards: {9..1} goes down; write the smaller number first"
 
 

@@ -1,0 +1,21 @@
+"""What a pipeline consists of in a worker: stages, each of which runs one or several steps. Worker process."""
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+from batchd.config.values import Value
+from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.vision import Image
+
+Row: TypeAlias = Mapping[str, Image]
+"""One row of a batch: the memory of each field, by name."""
+
+
+class Stage(Protocol):
+    """Steps that run together. Belongs to one worker and one stream; not for several threads at once."""
+
+    def run(self, values: dict[str, Value], random: SampleRandom, row: Row) -> None:
+        """Replace the values that the steps are done to. One that is the field of ``row`` itself is in its place already.
+
+        Values are valid until the next sample. Raises ``SampleUndecodable`` with the reason.
+        """

@@ -1,0 +1,5 @@
+"""What can be wrong with reading one sample. Raised in a worker, which reports it as data and lives on."""
+
+
+class SampleUnreadable(ValueError):  # noqa: N818  names what is wrong
+    """A sample cannot be read; the text is the reason, short, without the sample's name, which whoever catches it knows."""

@@ -1,0 +1,60 @@
+"""A folder of images becomes an index. Daemon.
+
+    folder/cat/1.jpg            class per sub-folder: labels follow the names of the classes, order as torchvision's
+    folder/cat/more/2.jpg       ImageFolder has it (folders by path, then files by name), so that sample numbers agree
+    folder/dog/3.jpg
+
+    folder/1.jpg                flat: one class "", label 0
+
+Invariant: what cannot be served as the user means it is refused here with the file's name, and is never left out quietly.
+"""
+
+import os
+
+from batchd.config.sources import FolderSource
+from batchd.errors import SourceInvalid
+from batchd.sources.files import GrowingIndex
+from batchd.sources.index import SourceIndex, readable
+from batchd.sources.kinds import ReportProgress, SourceKind
+from batchd.sources.places import folder_problems
+from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
+
+
+def _scan(source: FolderSource, progress: ReportProgress) -> SourceIndex:
+    growing = GrowingIndex(progress, source.path_bytes)
+    top = os.fsencode(source.path)
+    folders, images = entries(top)
+    if folders and images:
+        raise SourceInvalid(
+            f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
+            f"({readable(images[0])}, …), so it is neither one class per folder nor flat; move the images into a "
+            "class folder, or name the files in a list source"
+        )
+    for name in images:
+        growing.add(name, 0)
+    for label, class_name in enumerate(folders):
+        found = len(growing)
+        for folder, names in walk(top, class_name, lambda folder: entries(os.path.join(top, folder))):  # noqa: PTH118  bytes
+            for name in names:
+                growing.add(below(folder, name), label)
+        if len(growing) == found:
+            raise SourceInvalid(
+                f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_suffixes()}); "  # noqa: PTH118
+                "fill it or remove it"
+            )
+    if not len(growing):
+        raise SourceInvalid(f"{source.path} holds no image ({_suffixes()}) and no class folder")
+    return growing.finish(source.path, folders or [b""])
+
+
+def _suffixes() -> str:
+    return b" ".join(IMAGE_SUFFIXES).decode()
+
+
+KIND = SourceKind(
+    problems=lambda source: folder_problems(source.path),
+    columns=lambda source: image_columns(source.path_bytes),
+    scan=_scan,
+    open=FilesReader.of,
+)

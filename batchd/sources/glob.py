@@ -1,0 +1,36 @@
+"""Whatever matches patterns becomes an index. Daemon.
+
+root/**/*.jpg               every path that matches, once, folders in the order of their paths and files in that of their names
+"""
+
+from batchd.config.sources import GlobSource
+from batchd.errors import SourceInvalid
+from batchd.sources.files import GrowingIndex
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import ReportProgress, SourceKind
+from batchd.sources.places import folder_problems
+from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.walk import below, matching, pattern_problems
+
+
+def _scan(source: GlobSource, progress: ReportProgress) -> SourceIndex:
+    growing = GrowingIndex(progress, source.path_bytes)
+    found = matching(source.root, source.patterns, "patterns")
+    if not found:
+        raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
+    for label, (folder, names) in enumerate(found):
+        for name in names:
+            growing.add(below(folder, name), label if source.classes == "folder" else 0)
+    return growing.finish(source.root, [folder for folder, _ in found] if source.classes == "folder" else [b""])
+
+
+def _problems(source: GlobSource) -> list[str]:
+    return pattern_problems(source.patterns, "patterns") + folder_problems(source.root)
+
+
+KIND = SourceKind(
+    problems=_problems,
+    columns=lambda source: image_columns(source.path_bytes),
+    scan=_scan,
+    open=FilesReader.of,
+)

@@ -1,0 +1,70 @@
+"""What every kind of source has to be able to do, and where each kind is found. Daemon, workers and CLI.
+
+    check    problems   is it there, and do its settings make sense?         nothing is scanned
+             columns    what do its samples consist of?                      at most headers are read
+    daemon   scan       all samples, once, at the start                      -> SourceIndex, shared by all workers
+    worker   open       a reader: any sample by its number                   -> values of the columns
+
+Each kind is one module with a ``KIND`` in it, imported when a stream needs it, so that what it depends on costs nobody else.
+
+Invariant: whatever depends on a kind of source asks it here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, TypeAlias
+
+from batchd.config.columns import Column
+from batchd.config.sources import Source
+from batchd.config.values import Value
+from batchd.sources.index import SourceIndex
+
+
+class Reader(Protocol):
+    """Reads any sample. Belongs to one worker and one stream; not for several threads at once."""
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """All columns of a sample, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """The columns that are known without reading the sample, so that a bad one can still carry them."""
+
+    def name(self, sample: int) -> str:
+        """Where a sample is, for people: its file, and the record in it."""
+
+    def close(self) -> None:
+        """Give back what is open."""
+
+
+ReportProgress: TypeAlias = Callable[[int], None]
+"""Called now and then with the number of samples found so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """One kind of source. ``source`` is always its dataclass of ``config.sources``."""
+
+    problems: Callable[[Any], list[str]]
+    """What is wrong with a source, without scanning it."""
+    columns: Callable[[Any], tuple[Column, ...]]
+    """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
+    scan: Callable[[Any, ReportProgress], SourceIndex]
+    """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
+    open: Callable[[Any, SourceIndex, int], Reader]
+    """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
+
+
+_MODULES = {
+    "folder": "batchd.sources.folder",
+    "list": "batchd.sources.listing",
+    "glob": "batchd.sources.glob",
+    "webdataset": "batchd.sources.webdataset",
+}
+
+
+def kind_of(source: Source) -> SourceKind:
+    """What a source can do, by its type."""
+    kind = import_module(_MODULES[source.type]).KIND
+    assert isinstance(kind, SourceKind)
+    return kind

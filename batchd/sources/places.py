@@ -1,0 +1,40 @@
+"""Folders and files that somebody named: are they there, and may we read them? Daemon and CLI."""
+
+import os
+import stat
+from pathlib import Path
+
+from batchd.errors import SourceInvalid
+from batchd.sources.index import readable
+
+
+def folder_problems(folder: Path) -> list[str]:
+    """What is wrong with a folder of samples; empty where it can be scanned."""
+    if not folder.is_dir():
+        return [f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"]
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return [f"the folder {folder} is not readable for this user"]
+    return []
+
+
+def file_problems(file: Path, what: str) -> list[str]:
+    """What is wrong with a file, which is ``what`` for people ("the list"); empty where it can be read."""
+    if not file.is_file():
+        return [f"{file} is no file" if file.exists() else f"there is no file {file}"]
+    if not os.access(file, os.R_OK):
+        return [f"{what} {file} is not readable for this user"]
+    return []
+
+
+def unreadable(path: bytes, error: OSError) -> SourceInvalid:
+    """What to raise where the system does not let us look."""
+    return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
+
+
+def open_regular(path: str, flags: int) -> int:
+    """An opener: without waiting for the other end of a FIFO, and it refuses what is no file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceInvalid(f"{path} is no regular file")
+    return descriptor

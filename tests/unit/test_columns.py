@@ -1,0 +1,162 @@
+"""Columns of a sample: how people write them, and how they go through a pipeline that has several."""
+
+import numpy as np
+import pytest
+
+from batchd.config.columns import Column, parse_column
+from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.fields import check_steps, sample_fields
+from batchd_wire.fields import Field
+from support.images import encode, jpeg, photo
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Column("image", "encoded"),
+        Column("caption", "text"),
+        Column("label", dtype="int64"),
+        Column("digit", dtype="uint8", shape=(28, 28)),
+        Column("tokens", dtype="int32", shape=(None,)),
+        Column("picture", dtype="uint8", shape=(None, None, 3)),
+    ],
+)
+def test_a_column_is_what_its_text_says(column):
+    """People write it, and messages carry it."""
+    assert parse_column(column.name, column.text) == column
+
+
+def test_spaces_in_a_shape_do_not_matter():
+    """They are how people write."""
+    assert parse_column("x", "float32[3, 4]").shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x", "float", "is no type"),
+        ("x", "int64[]", "a length is a number"),
+        ("x", "int64[3", "is no type"),
+        ("x", "int64[0]", "lengths are 1 and more"),
+        ("x", "int64[3,,4]", "a length is a number"),
+        ("x", "uint8[99999999999]", "elements together at most"),
+        ("x", "uint8[1,1,1,1,1,1,1,1,1]", "8 dimensions at most"),
+        ("x", "complex64", "is no type"),
+        ("", "int64", "is no name of a field"),
+        ("#crc32", "int64", "is no name of a field"),
+        ("x" * 65, "int64", "is no name of a field"),
+    ],
+)
+def test_what_is_no_column_is_refused(name, text, message):
+    """With what it would have to be."""
+    with pytest.raises(ValueError, match=message):
+        parse_column(name, text)
+
+
+COLUMNS = (
+    Column("left", "encoded"),
+    Column("right", "encoded"),
+    Column("pixels", dtype="uint8", shape=(8, 6, 3)),
+    Column("weight", dtype="float32"),
+    Column("vector", dtype="int16", shape=(4,)),
+)
+STEPS = [
+    Decode(field="left"),
+    Resize(field="left", size=(4, 6)),
+    Decode(field="right", color="gray"),
+    Resize(field="right", size=(2, 2)),
+    RandomFlip(field="pixels", probability=1),
+    Normalize(field="left"),
+    Layout(field="left"),
+]
+
+
+def row_for(columns, steps):
+    return {field.name: np.full(field.shape, 77, field.dtype) for field in sample_fields(columns, steps, "fail")[:-1]}
+
+
+def sample(**changes):
+    pixels = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
+    return {
+        "left": memoryview(encode(photo(4, 6), ".png")),
+        "right": memoryview(jpeg(photo(2, 2))),
+        "pixels": pixels,
+        "weight": 0.5,
+        "vector": np.arange(4, dtype=np.int16),
+        **changes,
+    }
+
+
+def test_each_field_goes_its_own_way():
+    """Two images that are decoded, pixels that need no decoding, and numbers as they are; steps on them may be mixed."""
+    row = row_for(COLUMNS, STEPS)
+    pipeline = Pipeline(COLUMNS, STEPS, 0)
+
+    pipeline.run(sample(), 0, 0, 0, row)
+
+    normalize = Normalize()
+    expected = (photo(4, 6) / 255 - np.array(normalize.mean)) / np.array(normalize.std)
+    assert np.array_equal(row["left"], expected.astype(np.float32).transpose(2, 0, 1))
+    assert row["right"].shape == (2, 2, 1)
+    assert np.array_equal(row["pixels"], sample()["pixels"][:, ::-1])
+    assert row["weight"] == 0.5
+    assert row["vector"].tolist() == [0, 1, 2, 3]
+    assert [field.name for field in sample_fields(COLUMNS, STEPS, "mask")] == [*row, "index", "valid"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vector": np.arange(5, dtype=np.int16)}, r"'vector' is int16\[5\] instead of int16\[4\]"),
+        ({"vector": np.zeros(4)}, r"'vector' is float64\[4\] instead of int16\[4\]"),
+        ({"weight": "heavy"}, "'weight' is <U5"),
+    ],
+)
+def test_a_value_that_is_not_what_its_column_says_is_a_bad_sample(changes, message):
+    """Nothing is stretched, cut or cast in silence."""
+    with pytest.raises(SampleUndecodable, match=message):
+        Pipeline(COLUMNS, STEPS, 0).run(sample(**changes), 0, 0, 0, row_for(COLUMNS, STEPS))
+
+
+def test_a_masked_sample_keeps_what_is_known_and_no_step_changes():
+    """The rest is zeros."""
+    row = row_for(COLUMNS, STEPS)
+
+    Pipeline(COLUMNS, STEPS, 0).keep({"weight": 2.5, "pixels": sample()["pixels"]}, row)
+
+    assert row["weight"] == 2.5
+    assert not any(row[name].any() for name in ("left", "right", "pixels", "vector"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "steps", "problem"),
+    [
+        ([Column("index", dtype="int64")], [], "a field 'index'"),
+        ([Column("image", "encoded")], [Decode(field="photo")], "is done to 'photo', and a sample has 'image'"),
+        ([Column("words", "text")], [], "'words' is text"),
+        ([Column("words", "text")], [Resize(field="words", size=(2, 2))], "cannot be done to 'words', which is text"),
+        ([Column("label", dtype="int64")], [Layout(field="label")], "cannot be done to 'label', which is int64"),
+        ([Column("floats", dtype="float32", shape=(2, 2, 3))], [RandomFlip(field="floats")], "which is float32"),
+    ],
+)
+def test_steps_that_do_not_fit_the_columns_are_named(columns, steps, problem):
+    """With the field, and what it is."""
+    assert [text for text in check_steps(columns, steps) if problem in text]
+
+
+def test_one_mistake_is_told_once():
+    """The steps behind it on the same field would only repeat it."""
+    columns = [Column("image", "encoded"), Column("other", "encoded")]
+    steps = [Resize(size=(2, 2)), RandomFlip(), Layout(), Decode(field="other"), Resize(field="other", size=(2, 2))]
+
+    assert len(check_steps(columns, steps)) == 1
+
+
+def test_a_field_that_is_as_it_should_be_is_no_problem():
+    """Numbers need no step at all."""
+    columns = [Column("label", dtype="int64"), Column("digit", dtype="uint8", shape=(28, 28))]
+
+    assert check_steps(columns, []) == []
+    assert sample_fields(columns, [], "fail")[:2] == (Field("label", "int64", ()), Field("digit", "uint8", (28, 28)))
