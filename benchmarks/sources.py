@@ -15,7 +15,7 @@ from pathlib import Path
 from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
 
 import batchd_client
-from batchd.config.sources import WebDatasetSource
+from batchd.config.file_sources import WebDatasetSource
 from batchd.sources.scan import scan_source
 
 TURN = 12

@@ -19,13 +19,12 @@ from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
-from batchd.config.sources import place_of
 from batchd.config.tcp import default_keys_dir
 from batchd.config.tree import Config
 from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
-from batchd.sources.kinds import kind_of
+from batchd.sources.kinds import source_problems
 from batchd_wire.fields import PlacedField
 
 
@@ -51,7 +50,7 @@ def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
         Problem(path_text(path), text, meaning_of(path, {}))
         for name, stream in config.streams.items()
         for path in [("streams", name, "source")]
-        for text in kind_of(stream.source).problems(stream.source)
+        for text in source_problems(stream.source)
     ]
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
     rings: dict[str, RingSize] = {}
@@ -94,7 +93,7 @@ def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
         rows.append(
             (
                 name,
-                f"{stream.source.type} {place_of(stream.source)}",
+                f"{stream.source.type} {stream.source.place}",
                 ", ".join(_field(field, layout.rows) for field in layout.sample_fields),
                 round_bytes(layout.slot_bytes),
                 str(rings[name].slots_max),

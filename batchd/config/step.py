@@ -36,3 +36,9 @@ class StepOptions:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    @property
+    def touches(self) -> frozenset[str] | None:
+        """The fields of a sample that the step reads or makes; None for all of them."""
+        field: str = getattr(self, "field")  # noqa: B009  most steps have one
+        return frozenset({field})

@@ -9,8 +9,9 @@ Invariant: the bytes written are a function of (steps, seed, epoch, sample, atte
 what decodes them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +28,10 @@ from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Row, Stage
 from batchd.pipeline.vision import Image
 
+MakeStage: TypeAlias = Callable[[Any, Columns, Columns], Stage]
+"""Makes the stage of a step. Takes the step, the columns before it and those after it."""
+STAGES: Mapping[type[Step], MakeStage] = MappingProxyType({})
+"""All steps but those on images, of which a run is one stage."""
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
 
@@ -70,14 +75,32 @@ def record_bytes_max(steps: Sequence[Step]) -> int:
 
 def _stages(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[Stage]:
     made: Columns = {column.name: column for column in columns}
-    runs = [list(run) for _, run in groupby(steps, key=lambda step: (type(step) in image_effects.EFFECTS, step.field))]
+    runs: list[list[Step]] = []
+    for step in steps:
+        if runs and _is_on_image(step) and _is_on_image(runs[-1][0]) and step.touches == runs[-1][0].touches:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
     for place, run in enumerate(runs):
         before = made
         for step in run:
             made = EFFECTS[type(step)](step, made)
-        field = run[0].field
-        is_last = not any(step.field == field for later in runs[place + 1 :] for step in later)
-        yield ImageStage(run, before[field], made[field], writes_row=is_last and made[field].is_fixed)
+        rest = [step.touches for later in runs[place + 1 :] for step in later]
+        yield _stage(run, before, made, rest)
+
+
+def _stage(run: list[Step], before: Columns, after: Columns, rest: Sequence[frozenset[str] | None]) -> Stage:
+    """Make the stage of one run. ``rest``: what the steps behind it touch."""
+    step = run[0]
+    if type(step) in STAGES:
+        return STAGES[type(step)](step, before, after)
+    is_last = not any(touched is None or step.field in touched for touched in rest)
+    column = after[step.field]
+    return ImageStage(run, before[step.field], column, writes_row=is_last and column.is_fixed)
+
+
+def _is_on_image(step: Step) -> bool:
+    return type(step) in image_effects.EFFECTS
 
 
 def _store(column: Column, value: Value, out: Image) -> None:

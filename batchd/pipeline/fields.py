@@ -18,7 +18,10 @@ INDEX, VALID = "index", "valid"
 """The fields that every batch has, and every batch of a stream that masks: the sample's number in its source, and whether the
 sample is what it should be."""
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType({**image_effects.EFFECTS})
+_FAMILIES = (image_effects,)
+EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
+    {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
+)
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[Step], on_error: str) -> tuple[Field, ...]:
@@ -44,7 +47,7 @@ def columns_after(columns: Sequence[Column], steps: Sequence[Step]) -> Columns:
 
 def is_random(steps: Sequence[Step]) -> bool:
     """Tell whether one sample can give different fields; False means that it always gives the same bytes."""
-    return any(map(image_effects.is_random, steps))
+    return any(family.is_random(step) for step in steps for family in _FAMILIES)
 
 
 def check_steps(columns: Sequence[Column], steps: Sequence[Step]) -> list[str]:
@@ -57,14 +60,15 @@ def _problems(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[str]
     for name in (INDEX, VALID):
         if name in made:
             yield f"the source has a field {name!r}, which is what every batch calls something else; give it another name"
-    broken = set()
+    broken: set[str] = set()
     for step in steps:
-        if step.field in broken:  # one mistake would be told once more for every step behind it
+        if broken & (step.touches or made.keys()):  # one mistake would be told once more for every step behind it
+            broken |= step.touches or made.keys()
             continue
         try:
             made = EFFECTS[type(step)](step, made)
         except StepInvalid as problem:
-            broken.add(step.field)
+            broken |= step.touches or made.keys()
             yield str(problem)
     for column in made.values():
         if not column.is_fixed and column.name not in broken:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.sources.index import NUMBER, IndexMalformed, SourceIndex, blob, readable
-from batchd.sources.kinds import ReportProgress
+from batchd.sources.survey import ReportProgress
 
 PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""

@@ -11,19 +11,21 @@ Invariant: what cannot be served as the user means it is refused here with the f
 
 import os
 
-from batchd.config.sources import FolderSource
+from batchd.config.file_sources import FolderSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import ReportProgress, SourceKind
-from batchd.sources.places import folder_problems
+from batchd.sources.kinds import SourceKind
+from batchd.sources.places import folder_problems, status_of
 from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.survey import Survey
 from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
 
 
-def _scan(source: FolderSource, progress: ReportProgress) -> SourceIndex:
-    growing = GrowingIndex(progress, source.path_bytes)
+def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
+    growing = GrowingIndex(survey.progress, source.path_bytes)
     top = os.fsencode(source.path)
+    survey.saw(top, status_of(top))
     folders, images = entries(top)
     if folders and images:
         raise SourceInvalid(
@@ -35,7 +37,7 @@ def _scan(source: FolderSource, progress: ReportProgress) -> SourceIndex:
         growing.add(name, 0)
     for label, class_name in enumerate(folders):
         found = len(growing)
-        for folder, names in walk(top, class_name, lambda folder: entries(os.path.join(top, folder))):  # noqa: PTH118  bytes
+        for folder, names in walk(top, class_name, lambda folder: entries(os.path.join(top, folder)), survey):  # noqa: PTH118  bytes
             for name in names:
                 growing.add(below(folder, name), label)
         if len(growing) == found:

@@ -3,19 +3,20 @@
 root/**/*.jpg               every path that matches, once, folders in the order of their paths and files in that of their names
 """
 
-from batchd.config.sources import GlobSource
+from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import ReportProgress, SourceKind
+from batchd.sources.kinds import SourceKind
 from batchd.sources.places import folder_problems
 from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.survey import Survey
 from batchd.sources.walk import below, matching, pattern_problems
 
 
-def _scan(source: GlobSource, progress: ReportProgress) -> SourceIndex:
-    growing = GrowingIndex(progress, source.path_bytes)
-    found = matching(source.root, source.patterns, "patterns")
+def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
+    growing = GrowingIndex(survey.progress, source.path_bytes)
+    found = matching(source.root, source.patterns, "patterns", survey)
     if not found:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
     for label, (folder, names) in enumerate(found):

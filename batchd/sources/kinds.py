@@ -13,12 +13,14 @@ Invariant: whatever depends on a kind of source asks it here.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from batchd.config.columns import Column
 from batchd.config.sources import Source
 from batchd.config.values import Value
+from batchd.errors import SourceInvalid
 from batchd.sources.index import SourceIndex
+from batchd.sources.survey import Survey
 
 
 class Reader(Protocol):
@@ -37,10 +39,6 @@ class Reader(Protocol):
         """Give back what is open."""
 
 
-ReportProgress: TypeAlias = Callable[[int], None]
-"""Called now and then with the number of samples found so far."""
-
-
 @dataclass(frozen=True, slots=True)
 class SourceKind:
     """One kind of source. ``source`` is always its dataclass of ``config.sources``."""
@@ -49,7 +47,7 @@ class SourceKind:
     """What is wrong with a source, without scanning it."""
     columns: Callable[[Any], tuple[Column, ...]]
     """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
-    scan: Callable[[Any, ReportProgress], SourceIndex]
+    scan: Callable[[Any, Survey], SourceIndex]
     """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
     open: Callable[[Any, SourceIndex, int], Reader]
     """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
@@ -61,10 +59,28 @@ _MODULES = {
     "glob": "batchd.sources.glob",
     "webdataset": "batchd.sources.webdataset",
 }
+_EXTRAS: dict[str, tuple[str, str]] = {}
+"""What to install for a kind of source whose module needs more than batchd does: the module, and the extra that brings it."""
 
 
 def kind_of(source: Source) -> SourceKind:
-    """What a source can do, by its type."""
-    kind = import_module(_MODULES[source.type]).KIND
+    """What a source can do, by its type. Raises ``SourceInvalid`` where a library that it needs is not installed."""
+    try:
+        kind = import_module(_MODULES[source.type]).KIND
+    except ModuleNotFoundError as error:
+        needed, extra = _EXTRAS.get(source.type, ("", ""))
+        if (error.name or "").partition(".")[0] != needed:
+            raise
+        raise SourceInvalid(
+            f"a {source.type} source needs {needed}, which is not installed: pip install 'batchd[{extra}]'"
+        ) from None
     assert isinstance(kind, SourceKind)
     return kind
+
+
+def source_problems(source: Source) -> list[str]:
+    """What is wrong with a source without scanning it: is it there, and is it what it should be?"""
+    try:
+        return kind_of(source).problems(source)
+    except SourceInvalid as error:
+        return [str(error)]

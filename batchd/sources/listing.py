@@ -5,18 +5,18 @@
 Invariant: what cannot be served as the user means it is refused here with the file and the line, and is never left out quietly.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from batchd.config.sources import ListSource
+from batchd.config.file_sources import ListSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import ReportProgress, SourceKind
-from batchd.sources.places import file_problems, folder_problems, open_regular, unreadable
+from batchd.sources.kinds import SourceKind
+from batchd.sources.places import file_problems, folder_problems, reading
 from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.survey import Survey
 
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
@@ -26,10 +26,10 @@ _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
 
 
-def _scan(source: ListSource, progress: ReportProgress) -> SourceIndex:
-    growing = GrowingIndex(progress, source.path_bytes)
+def _scan(source: ListSource, survey: Survey) -> SourceIndex:
+    growing = GrowingIndex(survey.progress, source.path_bytes)
     root = source.path.absolute().parent if source.root is None else source.root
-    for number, line in _lines(source.path):
+    for number, line in _lines(source.path, survey):
         try:
             path, label = _read_line(line, allow_outside_root=source.allow_outside_root)
         except ValueError as error:
@@ -41,20 +41,17 @@ def _scan(source: ListSource, progress: ReportProgress) -> SourceIndex:
     return growing.finish(root, [])
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
     """The lines that name samples, with their numbers from 1 on."""
-    try:
-        with open(file, "rb", opener=open_regular) as stream:
-            number = 0
-            while line := stream.readline(LINE_BYTES_MAX + 1):
-                number += 1
-                if len(line) > LINE_BYTES_MAX:
-                    raise SourceInvalid(f"{file}:{number}: a line longer than {LINE_BYTES_MAX} bytes; is this a list?")
-                stripped = line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").strip()
-                if stripped and not stripped.startswith(b"#"):
-                    yield number, stripped
-    except OSError as error:
-        raise unreadable(os.fsencode(file), error) from None
+    with reading(file, survey) as stream:
+        number = 0
+        while line := stream.readline(LINE_BYTES_MAX + 1):
+            number += 1
+            if len(line) > LINE_BYTES_MAX:
+                raise SourceInvalid(f"{file}:{number}: a line longer than {LINE_BYTES_MAX} bytes; is this a list?")
+            stripped = line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").strip()
+            if stripped and not stripped.startswith(b"#"):
+                yield number, stripped
 
 
 def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:

@@ -2,10 +2,14 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
+from batchd.sources.survey import Survey
 
 
 def folder_problems(folder: Path) -> list[str]:
@@ -26,9 +30,28 @@ def file_problems(file: Path, what: str) -> list[str]:
     return []
 
 
+def status_of(path: bytes) -> os.stat_result:
+    """The status of a file or folder that has to be there. Raises ``SourceInvalid``."""
+    try:
+        return os.stat(path)  # noqa: PTH116  bytes
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
 def unreadable(path: bytes, error: OSError) -> SourceInvalid:
     """What to raise where the system does not let us look."""
     return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
+
+
+@contextmanager
+def reading(file: Path, survey: Survey) -> Iterator[BinaryIO]:
+    """A file that a scan reads, open, and among what the survey saw. Raises ``SourceInvalid`` where it cannot be read."""
+    try:
+        with open(file, "rb", opener=open_regular) as stream:
+            survey.saw(os.fsencode(file), os.fstat(stream.fileno()))
+            yield stream
+    except OSError as error:
+        raise unreadable(os.fsencode(file), error) from None
 
 
 def open_regular(path: str, flags: int) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from batchd import failpoints
 from batchd.config.columns import Column
-from batchd.config.sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex

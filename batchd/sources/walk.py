@@ -10,7 +10,8 @@ from pathlib import Path
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
-from batchd.sources.places import unreadable
+from batchd.sources.places import status_of, unreadable
+from batchd.sources.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
 """Endings of the file names that a folder source takes, in any case."""
@@ -19,7 +20,7 @@ Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
 """Which folders of a folder to go into, and which of its files to take, in order."""
 
 
-def walk(top: bytes, start: bytes, look: Look) -> list[tuple[bytes, list[bytes]]]:
+def walk(top: bytes, start: bytes, look: Look, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
     """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
 
     Links are followed, as people build subsets of them; one that leads back to a folder around it is refused.
@@ -29,10 +30,8 @@ def walk(top: bytes, start: bytes, look: Look) -> list[tuple[bytes, list[bytes]]
     while waiting:
         folder, around = waiting.pop()
         full = os.path.join(top, folder)  # noqa: PTH118  bytes
-        try:
-            status = os.stat(full)  # noqa: PTH116  bytes
-        except OSError as error:
-            raise unreadable(full, error) from None
+        status = status_of(full)
+        survey.saw(full, status)
         identity = (status.st_dev, status.st_ino)
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
@@ -85,7 +84,7 @@ def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
         raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
 
 
-def matching(root: Path, texts: Sequence[str], key: str) -> list[tuple[bytes, list[bytes]]]:
+def matching(root: Path, texts: Sequence[str], key: str, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
     """The files below a folder that match patterns: folders that hold some, in order, with their names, in order.
 
     Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there.
@@ -100,7 +99,7 @@ def matching(root: Path, texts: Sequence[str], key: str) -> list[tuple[bytes, li
             [name for name in files if any(one.matches([*around, name]) for one in patterns)],
         )
 
-    found = [(folder, names) for folder, names in walk(top, b"", look) if names]
+    found = [(folder, names) for folder, names in walk(top, b"", look, survey) if names]
     there = (
         {below(folder, name) for folder, names in found for name in names}
         if any(one.is_plain for one in patterns)
@@ -109,6 +108,14 @@ def matching(root: Path, texts: Sequence[str], key: str) -> list[tuple[bytes, li
     for one in patterns:
         if one.is_plain and os.fsencode(one.text) not in there:
             raise SourceInvalid(f"there is no file {root / one.text}")
+    return found
+
+
+def shards_of(root: Path, texts: Sequence[str], survey: Survey) -> list[bytes]:
+    """The files that hold samples, below ``root``, in the order of their paths. Raises ``SourceInvalid`` where there are none."""
+    found = [below(folder, name) for folder, names in matching(root, texts, "shards", survey) for name in names]
+    if not found:
+        raise SourceInvalid(f"no file below {root} matches {', '.join(map(repr, texts))}")
     return found
 
 

@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from batchd.config.sources import WebDatasetSource
+from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import ReportProgress, SourceKind
-from batchd.sources.places import folder_problems, open_regular, unreadable
+from batchd.sources.kinds import SourceKind
+from batchd.sources.places import folder_problems, reading
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.walk import below, matching, pattern_problems
+from batchd.sources.survey import Survey
+from batchd.sources.walk import pattern_problems, shards_of
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
@@ -46,22 +47,17 @@ class _Member(NamedTuple):
     size: int
 
 
-def _scan(source: WebDatasetSource, progress: ReportProgress) -> SourceIndex:
+def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
-    growing = GrowingIndex(progress, source.path_bytes)
-    shards = [below(folder, name) for folder, names in matching(source.root, source.shards, "shards") for name in names]
-    if not shards:
-        raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.shards))}")
+    growing = GrowingIndex(survey.progress, source.path_bytes)
+    shards = shards_of(source.root, source.shards, survey)
     for number, shard in enumerate(shards):
         path = source.root / os.fsdecode(shard)
         found = len(growing)
-        try:
-            with open(path, "rb", opener=open_regular) as stream:
-                for members in _samples(path, stream):
-                    image, label = _image(source, path, members), _label(source, path, stream, members)
-                    growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
-        except OSError as error:
-            raise unreadable(os.fsencode(path), error) from None
+        with reading(path, survey) as stream:
+            for members in _samples(path, stream):
+                image, label = _image(source, path, members), _label(source, path, stream, members)
+                growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
         if len(growing) == found:
             raise SourceInvalid(f"{path} holds no sample; leave it out of the shards")
     return growing.finish(source.root, [], shards)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from batchd.config.sources import FolderSource, ListSource, Source
+from batchd.config.file_sources import FolderSource, ListSource
+from batchd.config.sources import Source
 from batchd.sources.files import FilesIndex
 from batchd.sources.scan import scan_source
 

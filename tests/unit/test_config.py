@@ -11,17 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
 from batchd.config.load import load_config
-from batchd.config.sources import (
-    FolderSource,
-    GlobSource,
-    ListSource,
-    Source,
-    WebDatasetSource,
-    source_from_plain,
-    source_to_plain,
-)
+from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem

@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
+from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.sources import FolderSource
 from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import StreamConfig
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.sources import GlobSource
+from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
 from batchd.sources.glob import KIND
 from batchd.sources.scan import scan_source

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
-from batchd.config.sources import FolderSource
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.rings import SLOTS_MAX, plan_rings
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall

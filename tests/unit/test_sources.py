@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.sources import FolderSource, ListSource, Source
+from batchd.config.file_sources import FolderSource, ListSource
+from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
 from batchd.sources.files import PROGRESS_EVERY, FilesIndex
 from batchd.sources.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable

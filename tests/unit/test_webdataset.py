@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.sources import WebDatasetSource
+from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
 from batchd.sources.reader import SHARDS_MAX, SampleReader
+from batchd.sources.survey import Survey
 from batchd.sources.webdataset import KIND
 from support.shards import write_shard
 from support.source_files import nothing
@@ -25,7 +26,7 @@ from support.source_files import nothing
 
 def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
     """The index of shards, as a worker gets it."""
-    index = KIND.scan(WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), nothing)
+    index = KIND.scan(WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), Survey(nothing))
     descriptor = index.to_memfd()
     try:
         shared = FilesIndex(SourceIndex.from_descriptor(descriptor))

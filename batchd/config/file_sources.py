@@ -1,0 +1,139 @@
+"""Sources whose samples are files, or lie in tar files. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from batchd.config.source import SourceOptions, check_path, check_path_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSource(SourceOptions):
+    """A folder of images with one sub-folder for each class, or a flat folder of images without classes."""
+
+    type: Literal["folder"] = "folder"
+    """Kind of source."""
+
+    path: Path
+    """The folder. Each sub-folder is a class; classes are numbered in the order of their names. Hidden files are skipped."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample, relative to the folder, as UTF-8 and zeros;
+    0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    def __post_init__(self) -> None:
+        check_path("path", self.path)
+        check_path_bytes(self.path_bytes)
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSource(SourceOptions):
+    """A text file with one sample on each line: the file's path, white space, and its label, a whole number."""
+
+    type: Literal["list"] = "list"
+    """Kind of source."""
+
+    path: Path
+    """The text file of `path label` lines. Paths may hold spaces; blank lines and lines that start with # are skipped."""
+
+    root: Path | None = None
+    """The folder that the paths in the list are relative to; when not set, the folder where the list lies."""
+
+    allow_outside_root: bool = False
+    """Whether the list may name absolute paths and paths with `..` in them."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample, as it stands in the list, as UTF-8 and
+    zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    def __post_init__(self) -> None:
+        check_path("path", self.path)
+        check_path_bytes(self.path_bytes)
+        if self.root is not None:
+            check_path("root", self.root)
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobSource(SourceOptions):
+    """The files below a folder whose paths match patterns, in the order of their paths, each once."""
+
+    type: Literal["glob"] = "glob"
+    """Kind of source."""
+
+    root: Path
+    """The folder where the search begins. Links to folders are followed."""
+
+    patterns: tuple[str, ...]
+    """What the paths below the root have to look like, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and `?` match within a
+    name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the other."""
+
+    classes: Literal["none", "folder"] = "none"
+    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their order; "none" makes all 0."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample, relative to the root, as UTF-8 and zeros;
+    0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    def __post_init__(self) -> None:
+        check_path("root", self.root)
+        check_path_bytes(self.path_bytes)
+        if not self.patterns:
+            raise ValueError("patterns must not be empty")
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"{self.root}: {' '.join(self.patterns)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebDatasetSource(SourceOptions):
+    """Shards in tar format, in which members of the same name but for their endings are one sample."""
+
+    type: Literal["webdataset"] = "webdataset"
+    """Kind of source."""
+
+    root: Path
+    """The folder of the shards."""
+
+    shards: tuple[str, ...]
+    """The paths of the shards below the root, or patterns of them, such as ["train-{0000..0123}.tar"]. Each that is named has to
+    be there. They are plain tar files, not compressed ones."""
+
+    image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+    """Endings of the members that are images; where a sample has several, the first of these."""
+
+    label: str = "cls"
+    """Where labels come from: the ending of a member that is a whole number, or "json:KEY" for a number in a JSON object; ""
+    makes all labels 0."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the name of each image within its shard, as UTF-8 and zeros; 0 leaves
+    the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    def __post_init__(self) -> None:
+        check_path("root", self.root)
+        check_path_bytes(self.path_bytes)
+        for name, given in (("shards", self.shards), ("image", self.image)):
+            if not given or not all(given):
+                raise ValueError(f"{name} must not be empty")
+        if self.label.endswith(":"):
+            raise ValueError('label must name the key, as in "json:label"')
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"{self.root}: {' '.join(self.shards)}"

@@ -1,0 +1,35 @@
+"""What all kinds of sources have in common. Daemon, workers and CLI; standard library only.
+
+Workers import this, so it knows nothing of pydantic: ``__pydantic_config__`` is plain data, which ``config.tree`` reads.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+PATH_BYTES_MAX = 4096
+
+
+class SourceOptions:
+    """Base of the sources: a key that is no option is refused, and the string under a field is its documentation."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        raise NotImplementedError
+
+
+def check_path_bytes(count: int) -> None:
+    """Raise ``ValueError`` where no field can be so long."""
+    if not 0 <= count <= PATH_BYTES_MAX:
+        raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
+
+
+def check_path(name: str, path: Path) -> None:
+    """Raise ``ValueError``: an empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
+    if not path.parts:
+        raise ValueError(f"{name} must not be empty")
+    if "\0" in str(path):
+        raise ValueError(f"{name} must not hold the character NUL")

@@ -1,0 +1,38 @@
+"""One scan of a source: who is told of its progress, and what it looked at. Daemon.
+
+What it looked at are its witnesses: as long as each folder and file still is what it was, another scan would find the same.
+"""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+ReportProgress: TypeAlias = Callable[[int], None]
+"""Called now and then with the number of samples found so far."""
+
+
+class Witness(NamedTuple):
+    """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel."""
+
+    path: str
+    size: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+
+class Survey:
+    """What a scan reports. Without witnesses nobody can tell whether the source has changed, so it is scanned each time."""
+
+    def __init__(self, progress: ReportProgress) -> None:
+        self.progress = progress
+        self.witnesses: list[Witness] = []
+
+    def saw(self, path: bytes, status: os.stat_result) -> None:
+        """The scan looked into this folder, or read this file; ``status`` is from before it did."""
+        self.witnesses.append(witness(path, status))
+
+
+def witness(path: bytes, status: os.stat_result) -> Witness:
+    """A file or folder as it is."""
+    return Witness(os.fsdecode(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
