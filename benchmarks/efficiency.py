@@ -17,6 +17,7 @@ import batchd_client
 from batchd.config.load import load_config
 from batchd.core.plan import Plan, Position
 from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
 
@@ -75,7 +76,7 @@ def _touch(batch: batchd_client.Batch) -> int:
 def _bare(pipe: Connection, config_file: Path, which: int) -> None:
     """The same pipeline code, on the same samples in the same order, into a private batch that is used again."""
     config = load_config(config_file).streams["photos"]
-    index = scan_source(config.source, lambda _found: None)
+    index = scan_source(config.source, lambda _found: None, IndexCache(None))
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
     kind = kind_of(config.source)
     columns = kind.columns(config.source)

@@ -27,6 +27,7 @@ BENCHMARKS = (
     "connections",
     "verify",
     "sources",
+    "index",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 

@@ -16,6 +16,7 @@ from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
 
 import batchd_client
 from batchd.config.file_sources import WebDatasetSource
+from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
 
 TURN = 12
@@ -55,7 +56,9 @@ def _scan(bench: Bench) -> None:
     times = []
     for _ in range(bench.rounds):
         started_s = time.perf_counter()
-        scan_source(WebDatasetSource(root=bench.scratch / "scan", shards=("0.tar",)), lambda _found: None)
+        scan_source(
+            WebDatasetSource(root=bench.scratch / "scan", shards=("0.tar",)), lambda _found: None, IndexCache(None)
+        )
         times.append((time.perf_counter() - started_s) / SCANNED * 1e6)
     print(f"scanning tar: {spread(times, 1)} us for each sample of two members")
     bench.report(Figure("source-tar-scan-us", statistics.median(times), "<=", 200.0, 1))

@@ -28,6 +28,7 @@ _EXAMPLES = {
     "runtime_dir": '"/run/batchd"',
     "tcp": '"10.0.0.5:7070"',
     "keys_dir": '"/etc/batchd/keys"',
+    "cache_dir": '"/var/cache/batchd"',
     "memory": '"1GiB"',
     "path": '"/data/photos"',
     "root": '"/data"',

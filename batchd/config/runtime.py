@@ -1,4 +1,4 @@
-"""Which runtime directory the daemon takes. Daemon and CLI.
+"""Which directories the daemon takes where none is configured. Daemon and CLI.
 
 Invariant: the choice creates nothing; the directory that comes back exists and is writable for this user, or could be made.
 """
@@ -10,6 +10,7 @@ from batchd.config.schema import meaning_of
 from batchd.errors import ConfigInvalid, Problem
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories, runtime_directory
 
+SYSTEM_CACHE_DIRECTORY = Path("/var/cache/batchd")
 _KEY = "daemon.runtime_dir"
 
 
@@ -29,6 +30,19 @@ def choose_runtime_directory(configured: Path | None) -> RuntimeDirectory:
         return runtime_directory(directory)
     except ValueError as error:
         raise _invalid(str(error)) from None
+
+
+def default_cache_dir() -> Path | None:
+    """Where the indexes of large sources are kept; None for a user without a home, whose sources are scanned each time."""
+    given = Path(os.environ.get("CACHE_DIRECTORY", "").partition(":")[0])
+    if given.is_absolute():
+        return given
+    if os.geteuid() == 0:
+        return SYSTEM_CACHE_DIRECTORY
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path(os.path.expanduser("~/.cache"))  # noqa: PTH111  Path's raises for unknown users
+    return base / "batchd" if base.is_absolute() else None
 
 
 def _is_ours(directory: Path) -> bool:

@@ -102,6 +102,11 @@ class DaemonConfig(_Branch):
     """Directory of the keys that `batchd keys` makes: the daemon's, and who may come over TCP. When not set,
     /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
 
+    cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    """Directory where indexes of large sources are kept, so that only what has changed is scanned again. When not set,
+    $CACHE_DIRECTORY (which systemd gives), /var/cache/batchd for root, and $XDG_CACHE_HOME/batchd or ~/.cache/batchd for
+    others."""
+
     workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Number of decoding processes. "auto" is one for each CPU that the daemon may use: affinity and cgroup quota count."""
 

@@ -19,6 +19,7 @@ from time import monotonic
 import structlog
 
 from batchd import __version__, failpoints
+from batchd.config.runtime import default_cache_dir
 from batchd.config.tcp import default_keys_dir, tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.admission import unknown_stream
@@ -39,9 +40,11 @@ from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
 from batchd.daemon.status import plain_status
-from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.streams import Scan, ServedStream, open_stream
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.sources.cache import IndexCache
+from batchd.sources.scan import scan_source
 from batchd_wire.codec import ITEMS_MAX, Message
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
 from batchd_wire.orders import CHUNK_ROWS_MAX
@@ -84,8 +87,9 @@ def serve(config: Config, options: ServeOptions) -> None:
         rings = plan_rings(config)
         _check_memory(rings)
         blanks = _check_descriptors(config, rings)
+        cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
         streams = {
-            number: open_stream(number, name, stream, rings[name], partial(options.progress, name))
+            number: open_stream(number, name, stream, rings[name], _scan(options, cache, name))
             for number, (name, stream) in enumerate(config.streams.items(), 1)
         }
         for stream in streams.values():
@@ -127,6 +131,11 @@ def serve(config: Config, options: ServeOptions) -> None:
         options.ready(held.names.address)
         loop.run()
         _log.info("stopping", drained=state.is_drained)
+
+
+def _scan(options: ServeOptions, cache: IndexCache, stream: str) -> Scan:
+    """How the source of a stream is scanned."""
+    return partial(scan_source, progress=partial(options.progress, stream), cache=cache)
 
 
 def _open_network(config: Config, watch: Watch, desk: Desk, memory: SlotMemory) -> Network:

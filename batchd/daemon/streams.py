@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import TypeAlias
 
 from batchd.config.columns import Column
-from batchd.config.sources import source_to_plain
+from batchd.config.sources import Source, source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.core.delivery import StreamSpec
@@ -22,7 +23,6 @@ from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
 from batchd.pipeline.fields import is_random
 from batchd.sources.index import SourceIndex
-from batchd.sources.scan import scan_source
 from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
 
@@ -34,6 +34,10 @@ REMOTE_WINDOW_MIN = 2
 """A trainer on another host has so many bytes of a stream waiting in its memory, or two batches, whatever its window is."""
 CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
+
+
+Scan: TypeAlias = Callable[[Source], SourceIndex]
+"""Finds all samples of a source."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +71,10 @@ class ServedStream:
         )
 
 
-def open_stream(
-    number: int, name: str, config: StreamConfig, ring: RingSize, progress: Callable[[int], None]
-) -> ServedStream:
+def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, scan: Scan) -> ServedStream:
     """Scan the source and work out everything that follows. Raises ``SourceInvalid`` naming the stream and what is wrong."""
     try:
-        index = scan_source(config.source, progress)
+        index = scan(config.source)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)

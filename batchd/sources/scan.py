@@ -1,11 +1,23 @@
 """A source becomes an index. The daemon, once at the start of each stream, before its workers get orders."""
 
 from batchd.config.sources import Source
+from batchd.sources.cache import IndexCache
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import kind_of
 from batchd.sources.survey import ReportProgress, Survey
 
 
-def scan_source(source: Source, progress: ReportProgress) -> SourceIndex:
-    """Find all samples of a source. Raises ``SourceInvalid`` naming the folder, or the file and line, that is wrong."""
-    return kind_of(source).scan(source, Survey(progress))
+def scan_source(source: Source, progress: ReportProgress, cache: IndexCache) -> SourceIndex:
+    """Find all samples of a source, or know them from before, where nothing has changed.
+
+    Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is wrong.
+    """
+    kind = kind_of(source)
+    known = cache.load(source)
+    if known is not None:
+        progress(len(known))
+        return known
+    survey = Survey(progress)
+    index = kind.scan(source, survey)
+    cache.keep(source, index, survey)
+    return index

@@ -5,6 +5,7 @@ What it looked at are its witnesses: as long as each folder and file still is wh
 
 import os
 from collections.abc import Callable
+from time import time_ns
 from typing import NamedTuple, TypeAlias
 
 ReportProgress: TypeAlias = Callable[[int], None]
@@ -27,6 +28,12 @@ class Survey:
     def __init__(self, progress: ReportProgress) -> None:
         self.progress = progress
         self.witnesses: list[Witness] = []
+        self.started_ns = time_ns()
+
+    def is_settled(self, settled_ns: int) -> bool:
+        """Would a witness that changes from now on look different from what it is? False where there are none, too."""
+        last = max((max(one.modified_ns, one.changed_ns) for one in self.witnesses), default=self.started_ns)
+        return last < self.started_ns - settled_ns
 
     def saw(self, path: bytes, status: os.stat_result) -> None:
         """The scan looked into this folder, or read this file; ``status`` is from before it did."""

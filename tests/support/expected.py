@@ -14,6 +14,7 @@ from batchd.core.plan import Plan, Position
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
+from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
@@ -29,7 +30,7 @@ class Expected:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
         kind = kind_of(config.source)
-        index = scan_source(config.source, lambda _found: None)
+        index = scan_source(config.source, lambda _found: None, IndexCache(None))
         self._columns = kind.columns(config.source)
         self._reader = kind.open(config.source, index, 1 << 26)
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)

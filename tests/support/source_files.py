@@ -4,6 +4,7 @@ from pathlib import Path
 
 from batchd.config.file_sources import FolderSource, ListSource
 from batchd.config.sources import Source
+from batchd.sources.cache import IndexCache
 from batchd.sources.files import FilesIndex
 from batchd.sources.scan import scan_source
 
@@ -20,7 +21,7 @@ def make(root: Path, *names: str) -> Path:
 
 
 def scan_files(source: Source) -> FilesIndex:
-    return FilesIndex(scan_source(source, nothing))
+    return FilesIndex(scan_source(source, nothing, IndexCache(None)))
 
 
 def scan_folder(path: Path) -> FilesIndex:

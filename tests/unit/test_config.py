@@ -77,6 +77,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "runtime_dir": ("/tmp/x", Path("/tmp/x")),
         "tcp": ("[::1]:7070", "[::1]:7070"),
         "keys_dir": ("/tmp/keys", Path("/tmp/keys")),
+        "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
         "workers": ("auto", "auto"),
         "memory": ("1.5GiB", 1536 * MEBIBYTE),
         "sample_timeout_s": ("2", 2.0),

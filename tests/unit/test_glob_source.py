@@ -7,6 +7,7 @@ import pytest
 
 from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
+from batchd.sources.cache import IndexCache
 from batchd.sources.glob import KIND
 from batchd.sources.scan import scan_source
 from support.source_files import make, nothing, scan_files
@@ -89,7 +90,7 @@ def test_wrong_patterns_are_found_without_looking_at_any_file(tmp_path, pattern)
     (problem,) = KIND.problems(source)
     assert problem.startswith("patterns: ")
     with pytest.raises(SourceInvalid, match="patterns: "):
-        scan_source(source, nothing)
+        scan_source(source, nothing, IndexCache(None))
 
 
 def test_a_root_that_is_not_there_is_named(tmp_path) -> None:

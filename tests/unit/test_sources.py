@@ -13,6 +13,7 @@ import pytest
 from batchd.config.file_sources import FolderSource, ListSource
 from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
+from batchd.sources.cache import IndexCache
 from batchd.sources.files import PROGRESS_EVERY, FilesIndex
 from batchd.sources.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
 from batchd.sources.kinds import kind_of
@@ -122,7 +123,7 @@ def test_progress_is_told_while_the_scan_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("a.jpg 1\n" * (2 * PROGRESS_EVERY + 5))
 
-    scan_source(ListSource(path=path), told.append)
+    scan_source(ListSource(path=path), told.append, IndexCache(None))
 
     assert told == [PROGRESS_EVERY, 2 * PROGRESS_EVERY, 2 * PROGRESS_EVERY + 5]
 
@@ -229,11 +230,11 @@ def test_a_list_that_is_no_file_is_refused_without_waiting(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "fifo")
 
     with pytest.raises(SourceInvalid, match="fifo is no regular file"):
-        scan_source(ListSource(path=tmp_path / "fifo"), nothing)
+        scan_source(ListSource(path=tmp_path / "fifo"), nothing, IndexCache(None))
     with pytest.raises(SourceInvalid, match="is no regular file"):
-        scan_source(ListSource(path=tmp_path), nothing)
+        scan_source(ListSource(path=tmp_path), nothing, IndexCache(None))
     with pytest.raises(SourceInvalid, match="none cannot be read: No such file"):
-        scan_source(ListSource(path=tmp_path / "none"), nothing)
+        scan_source(ListSource(path=tmp_path / "none"), nothing, IndexCache(None))
 
 
 def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
@@ -429,7 +430,7 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
 def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     """The likes of pydantic and click cost each worker memory and start time."""
     code = (
-        "import sys, batchd.sources.reader, batchd.sources.scan, batchd.config.steps\n"
+        "import sys, batchd.sources.kinds, batchd.sources.folder, batchd.sources.webdataset, batchd.config.steps\n"
         "print(*sorted({'pydantic', 'click', 'structlog', 'rich', 'zmq'} & sys.modules.keys()))"
     )
 

@@ -1,0 +1,224 @@
+"""Indexes that are kept on disk: when they count, and when the source is scanned again."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.runtime import default_cache_dir
+from batchd.sources import cache as cache_module
+from batchd.sources.cache import IndexCache
+from batchd.sources.files import FilesIndex
+from batchd.sources.kinds import kind_of
+from batchd.sources.scan import scan_source
+from batchd.sources.survey import Survey
+from support.shards import write_shard
+from support.source_files import make, nothing
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexCache:
+    """A cache that keeps the smallest source, and trusts what has changed a moment ago: a test cannot wait."""
+    monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
+    monkeypatch.setattr(cache_module, "SETTLED_NS", -(10**12))
+    return IndexCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of source that were scanned, one for each scan."""
+    done: list[str] = []
+
+    def watched(source):
+        kind = kind_of(source)
+        return replace(kind, scan=lambda source, survey: done.append(source.type) or kind.scan(source, survey))
+
+    monkeypatch.setattr("batchd.sources.scan.kind_of", watched)
+    return done
+
+
+def sources(root: Path) -> dict[str, tuple]:
+    """A source of each kind over files of its own, and a change that another scan would see."""
+    make(root / "folder", "a/1.jpg", "b/c/2.jpg")
+    make(root / "glob", "a/1.jpg", "b/2.jpg")
+    (root / "list.txt").write_text("a.jpg 1\nb.jpg 2\n")
+    (root / "shards").mkdir()
+    write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"7")])
+    return {
+        "folder": (FolderSource(path=root / "folder"), lambda: make(root / "folder/b/c", "3.jpg")),
+        "glob": (GlobSource(root=root / "glob", patterns=("**/*.jpg",)), (root / "glob/b/2.jpg").unlink),
+        "list": (ListSource(path=root / "list.txt"), lambda: (root / "list.txt").write_text("c.jpg 1\nb.jpg 2\n")),
+        "webdataset": (
+            WebDatasetSource(root=root / "shards", shards=("*.tar",)),
+            lambda: write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"8")]),
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "glob", "list", "webdataset"])
+def test_a_source_is_scanned_once_until_it_changes(
+    kind: str, tmp_path: Path, cache: IndexCache, scans: list[str]
+) -> None:
+    """What is kept is what was found; whatever another scan would see makes one."""
+    source, change = sources(tmp_path)[kind]
+
+    first = scan_source(source, nothing, cache)
+    again = scan_source(source, nothing, cache)
+
+    assert scans == [kind]
+    assert (again.digest, again.facts, again.place) == (first.digest, first.facts, first.place)
+    assert all(np.array_equal(again.arrays[name], array) for name, array in first.arrays.items())
+    assert again.arrays.keys() == first.arrays.keys()
+    change()
+    changed = scan_source(source, nothing, cache)
+    assert scans == [kind, kind]
+    assert changed.digest != first.digest
+    assert scan_source(source, nothing, cache).digest == changed.digest
+    assert scans == [kind, kind]
+
+
+def test_a_new_folder_within_a_folder_is_seen(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """Every folder that was looked into is a witness, also those without images."""
+    source = GlobSource(root=make(tmp_path / "photos", "a/1.jpg", "b/notes.txt"), patterns=("**/*.jpg",))
+    scan_source(source, nothing, cache)
+
+    make(tmp_path / "photos/b", "2.jpg")
+
+    assert len(scan_source(source, nothing, cache)) == 2
+    assert len(scans) == 2
+
+
+def test_other_options_are_another_index(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """The same files with other labels, say."""
+    root = make(tmp_path / "photos", "a/1.jpg", "b/2.jpg")
+
+    plain = scan_source(GlobSource(root=root, patterns=("**/*.jpg",)), nothing, cache)
+    classes = scan_source(GlobSource(root=root, patterns=("**/*.jpg",), classes="folder"), nothing, cache)
+
+    assert FilesIndex(plain).labels.tolist() == [0, 0]
+    assert FilesIndex(classes).labels.tolist() == [0, 1]
+    assert len(scans) == 2
+
+
+def test_progress_is_told_for_a_kept_index_too(tmp_path: Path, cache: IndexCache) -> None:
+    """People see how many samples there are."""
+    source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
+    told: list[int] = []
+    scan_source(source, nothing, cache)
+
+    scan_source(source, told.append, cache)
+
+    assert told == [2]
+
+
+@pytest.mark.parametrize("at", [0, 9, 20, 70, 200, -1])
+def test_a_damaged_file_costs_a_scan(at: int, tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """A bit that flipped anywhere that counts, or a file that was cut there."""
+    source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
+    found = scan_source(source, nothing, cache)
+    (file,) = (tmp_path / "cache").iterdir()
+    good = file.read_bytes()
+    at %= len(good)
+
+    for damaged in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
+        scans.clear()
+        file.write_bytes(damaged)
+        assert scan_source(source, nothing, cache).digest == found.digest
+        assert scans == ["folder"]
+        assert file.read_bytes() == good, "it is kept anew"
+
+
+def test_what_changed_just_before_the_scan_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could change once more within the same tick of the file system's clock."""
+    monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
+    source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
+
+    scan_source(source, nothing, IndexCache(tmp_path / "cache"))
+
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_scan_that_saw_nothing_is_never_settled() -> None:
+    """Nobody could tell whether its source has changed."""
+    assert not Survey(nothing).is_settled(0)
+
+
+def test_small_sources_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are scanned in no time."""
+    monkeypatch.setattr(cache_module, "SETTLED_NS", -(10**12))
+
+    scan_source(FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, IndexCache(tmp_path / "cache"))
+
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_that_others_may_write_is_not_believed(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """An index names the files that the daemon opens."""
+    source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
+    scan_source(source, nothing, cache)
+    (tmp_path / "cache").chmod(0o770)
+
+    scan_source(source, nothing, cache)
+
+    assert len(scans) == 2
+
+
+def test_only_its_user_can_read_a_kept_index(tmp_path: Path, cache: IndexCache) -> None:
+    """Paths may be nobody else's business."""
+    scan_source(FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, cache)
+
+    (file,) = (tmp_path / "cache").iterdir()
+
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_scans(
+    tmp_path: Path, cache: IndexCache, scans: list[str]
+) -> None:
+    """A file stands where its folder would be."""
+    (tmp_path / "cache").touch()
+    source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
+
+    assert len(scan_source(source, nothing, cache)) == len(scan_source(source, nothing, cache)) == 1
+    assert len(scans) == 2
+
+
+def test_what_was_used_least_lately_makes_room(
+    tmp_path: Path, cache: IndexCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what somebody who was killed left unfinished goes, once it is old."""
+    folders = [FolderSource(path=make(tmp_path / name, "1.jpg")) for name in ("one", "two", "three")]
+    for source in folders[:2]:
+        scan_source(source, nothing, cache)
+    one, two = (cache._file(tmp_path / "cache", source) for source in folders[:2])
+    os.utime(two, (1, 1))
+    stale, fresh = (tmp_path / f"cache/{name}.unfinished" for name in ("stale", "fresh"))
+    stale.touch()
+    fresh.touch()
+    os.utime(stale, (1, 1))
+    monkeypatch.setattr(cache_module, "CACHE_BYTES_MAX", one.stat().st_size * 5 // 2)
+
+    scan_source(folders[2], nothing, cache)
+
+    assert [file.exists() for file in (one, two, stale, fresh)] == [True, False, False, True]
+
+
+def test_where_a_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What systemd gives; then root's, which is the system's; then the user's."""
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/other:/more")
+    assert default_cache_dir() == Path("/var/cache/other")
+    monkeypatch.delenv("CACHE_DIRECTORY")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_cache_dir() == Path("/var/cache/batchd")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert default_cache_dir() == Path("/caches/batchd")
+    monkeypatch.setenv("XDG_CACHE_HOME", "caches")
+    monkeypatch.setenv("HOME", "/home/x")
+    assert default_cache_dir() == Path("/home/x/.cache/batchd")
+    monkeypatch.setattr("os.path.expanduser", lambda text: text)
+    assert default_cache_dir() is None
