@@ -15,6 +15,9 @@ class SourceOptions:
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
+    type: str
+    """Kind of source, by which it is found."""
+
     @property
     def place(self) -> str:
         """Where the samples come from, for people."""

@@ -7,22 +7,27 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.source import SourceOptions
 
-Source = FolderSource | ListSource | GlobSource | WebDatasetSource
+Source = FolderSource | ListSource | GlobSource | WebDatasetSource | ConcatSource | MixSource | SubsetSource
 SOURCE_KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,
     "list": ListSource,
     "glob": GlobSource,
     "webdataset": WebDatasetSource,
+    "concat": ConcatSource,
+    "mix": MixSource,
+    "subset": SubsetSource,
 }
 
 
-def source_to_plain(source: Source) -> dict[str, object]:
+def source_to_plain(source: SourceOptions) -> dict[str, object]:
     """The source as strings, numbers, booleans, lists and None, for a message."""
-    return {field.name: _to_plain(getattr(source, field.name)) for field in fields(source)}
+    return {field.name: _to_plain(getattr(source, field.name)) for field in fields(SOURCE_KINDS[source.type])}
 
 
 def source_from_plain(plain: Mapping[str, object]) -> Source:
@@ -38,6 +43,8 @@ def source_from_plain(plain: Mapping[str, object]) -> Source:
 
 
 def _to_plain(value: object) -> object:
+    if isinstance(value, SourceOptions):
+        return source_to_plain(value)
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -47,21 +54,19 @@ def _to_plain(value: object) -> object:
 
 def _from_plain(hint: object, value: object) -> Any:
     """A value of the type that ``hint`` says. Raises ``TypeError`` where it is none."""
-    choices = get_args(hint)
-    if get_origin(hint) is Literal:
-        good = value in choices
-    elif get_origin(hint) in (Union, UnionType):
-        return None if value is None else _from_plain(choices[0], value)
-    elif get_origin(hint) is tuple:
-        if isinstance(value, list):
-            return tuple(_from_plain(choices[0], item) for item in value)
-        good = False
-    elif hint is Path:
-        if isinstance(value, str):
-            return Path(value)
-        good = False
-    else:
-        good = type(value) is hint
-    if not good:
-        raise TypeError(f"{value!r} is not {hint}")
-    return value
+    origin, choices = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(value, Mapping):
+        return source_from_plain(value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_from_plain(choices[0], item) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {_from_plain(choices[0], name): _from_plain(choices[1], item) for name, item in value.items()}
+    if origin in (Union, UnionType):
+        return value if type(value) in choices else _from_plain(choices[0], value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is hint or (origin is Literal and value in choices):
+        return value
+    raise TypeError(f"{value!r} is not {hint}")

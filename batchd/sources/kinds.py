@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from batchd.config.columns import Column
-from batchd.config.sources import Source
+from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.sources.index import SourceIndex
@@ -58,12 +58,15 @@ _MODULES = {
     "list": "batchd.sources.listing",
     "glob": "batchd.sources.glob",
     "webdataset": "batchd.sources.webdataset",
+    "concat": "batchd.sources.concat",
+    "mix": "batchd.sources.mix",
+    "subset": "batchd.sources.subset",
 }
 _EXTRAS: dict[str, tuple[str, str]] = {}
 """What to install for a kind of source whose module needs more than batchd does: the module, and the extra that brings it."""
 
 
-def kind_of(source: Source) -> SourceKind:
+def kind_of(source: SourceOptions) -> SourceKind:
     """What a source can do, by its type. Raises ``SourceInvalid`` where a library that it needs is not installed."""
     try:
         kind = import_module(_MODULES[source.type]).KIND
@@ -78,7 +81,7 @@ def kind_of(source: Source) -> SourceKind:
     return kind
 
 
-def source_problems(source: Source) -> list[str]:
+def source_problems(source: SourceOptions) -> list[str]:
     """What is wrong with a source without scanning it: is it there, and is it what it should be?"""
     try:
         return kind_of(source).problems(source)

@@ -27,17 +27,31 @@ class Survey:
 
     def __init__(self, progress: ReportProgress) -> None:
         self.progress = progress
-        self.witnesses: list[Witness] = []
         self.started_ns = time_ns()
+        self._seen: list[Witness] = []
+        self._parts: list[Survey] = []
+
+    def part(self, found_before: int) -> "Survey":
+        """The survey of one of several sources, when those before it have so many samples."""
+        part = Survey(lambda found: self.progress(found_before + found))
+        self._parts.append(part)
+        return part
+
+    @property
+    def witnesses(self) -> list[Witness]:
+        """Everything that was looked at, also for its parts."""
+        return self._seen + [one for part in self._parts for one in part.witnesses]
 
     def is_settled(self, settled_ns: int) -> bool:
-        """Would a witness that changes from now on look different from what it is? False where there are none, too."""
-        last = max((max(one.modified_ns, one.changed_ns) for one in self.witnesses), default=self.started_ns)
-        return last < self.started_ns - settled_ns
+        """Would each witness look different if it changed from now on? False where there are none, too."""
+        last_ns = max((max(one.modified_ns, one.changed_ns) for one in self._seen), default=None)
+        is_settled = last_ns is None or last_ns < self.started_ns - settled_ns
+        has_any = bool(self._seen or self._parts)
+        return has_any and is_settled and all(part.is_settled(settled_ns) for part in self._parts)
 
     def saw(self, path: bytes, status: os.stat_result) -> None:
         """The scan looked into this folder, or read this file; ``status`` is from before it did."""
-        self.witnesses.append(witness(path, status))
+        self._seen.append(witness(path, status))
 
 
 def witness(path: bytes, status: os.stat_result) -> Witness:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
 from batchd.config.load import load_config
@@ -143,6 +144,10 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypat
         GlobSource(root=Path("/data"), patterns=("*",), classes="folder", path_bytes=9),
         WebDatasetSource(root=Path("/data"), shards=("a-{00..11}.tar", "b.tar")),
         WebDatasetSource(root=Path("/data"), shards=("*.tar",), image=("png",), label="json:label", path_bytes=9),
+        ConcatSource(sources=(FolderSource(path=Path("/a")), ListSource(path=Path("/l.txt"))), source_field="from"),
+        MixSource(sources=(FolderSource(path=Path("/a")),) * 2, weights=(0.5, 3.0), until="first"),
+        SubsetSource(of=ConcatSource(sources=(FolderSource(path=Path("/a")),)), start="90%", stop=7, shuffle_seed=3),
+        SubsetSource(of=FolderSource(path=Path("/a")), indices=Path("/i.npy")),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from batchd.config.reference import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
+from batchd.config.sources import SOURCE_KINDS
 from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.daemon.rings import plan_rings
@@ -36,20 +37,14 @@ def test_the_annotated_file_has_every_key_and_every_kind(tmp_path: Path) -> None
     assert [step.op for step in load(tmp_path, WHOLE, changed).streams["photos"].pipeline] == list(STEP_KINDS)
     assert [
         load(tmp_path, WHOLE, {"streams.photos.source": text}).streams["photos"].source.type for text in sources
-    ] == [
-        "folder",
-        "list",
-        "glob",
-        "webdataset",
-    ]
+    ] == list(SOURCE_KINDS)
 
 
 def test_the_schema_names_every_key_with_its_meaning() -> None:
     """An editor can complete and explain everything that the file may hold."""
     schema = json.loads(json.dumps(json_schema()))
-    tables = {"DaemonConfig", "StreamConfig", "FolderSource", "ListSource", "GlobSource", "WebDatasetSource"} | {
-        kind.__name__ for kind in STEP_KINDS.values()
-    }
+    kinds = {kind.__name__ for kind in [*SOURCE_KINDS.values(), *STEP_KINDS.values()]}
+    tables = {"DaemonConfig", "StreamConfig"} | kinds
 
     assert schema["$defs"].keys() == tables
     for table in schema["$defs"].values():

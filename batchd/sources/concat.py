@@ -1,0 +1,42 @@
+"""Several sources, one after the other. Daemon and workers.
+
+sample   0 ........ n0-1 | n0 ........ n0+n1-1 | ...
+of part 0       | of part 1           |
+"""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from batchd.config.composed_sources import ConcatSource
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import SourceKind
+from batchd.sources.parts import ComposedReader, PartReaders, Places, common_columns, join, part_problems, scan_parts
+from batchd.sources.survey import Survey
+
+
+def _places(index: SourceIndex) -> Places:
+    """Where samples are; nothing is kept for each."""
+    starts = list(accumulate((samples for samples, _ in index.facts["parts"]), initial=0))
+
+    def place(sample: int) -> tuple[int, int]:
+        part = bisect_right(starts, index.checked(sample)) - 1
+        return part, sample - starts[part]
+
+    return place
+
+
+def _scan(source: ConcatSource, survey: Survey) -> SourceIndex:
+    parts = scan_parts(source.sources, survey)
+    return join(parts, sum(map(len, parts)), {"order": "concat"}, {})
+
+
+def _open(source: ConcatSource, index: SourceIndex, max_bytes: int) -> ComposedReader:
+    return ComposedReader(PartReaders(source.sources, index, max_bytes), _places(index), source.source_field)
+
+
+KIND = SourceKind(
+    problems=lambda source: part_problems(source.sources, "sources"),
+    columns=lambda source: common_columns(source.sources, source.source_field),
+    scan=_scan,
+    open=_open,
+)

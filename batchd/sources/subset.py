@@ -1,0 +1,115 @@
+"""Some of the samples of a source. Daemon and workers.
+
+numbers   int64 [n]   the numbers within the source
+"""
+
+from array import array
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.config.composed_sources import SubsetSource, share_of
+from batchd.errors import SourceInvalid
+from batchd.sources.index import NUMBER, SourceIndex, readable
+from batchd.sources.kinds import SourceKind, kind_of, source_problems
+from batchd.sources.parts import ComposedReader, PartReaders, join, places_in, scan_parts
+from batchd.sources.places import file_problems, reading
+from batchd.sources.survey import Survey
+
+INDICES_BYTES_MAX = 8 << 30
+DIGITS_MAX = 18
+_NPY = b"\x93NUMPY"
+_MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
+"""The constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+
+
+def _scan(source: SubsetSource, survey: Survey) -> SourceIndex:
+    (part,) = scan_parts([source.of], survey)
+    if source.indices is not None:
+        numbers = _read_indices(source.indices, len(part), survey.part(0))
+    else:
+        numbers = _range(source, len(part))
+    return join([part], len(numbers), {"order": "subset"}, {"numbers": numbers})
+
+
+def _range(source: SubsetSource, samples: int) -> NDArray[np.int64]:
+    start, stop = share_of(source.start, samples), share_of(source.stop, samples)
+    assert start is not None, "its dataclass has read it"
+    assert stop is not None, "the same"
+    if not start < stop <= samples:
+        raise SourceInvalid(
+            f"the range from {source.start} to {source.stop} of {samples} samples is from {start} to {stop}, which holds none"
+            if stop <= samples
+            else f"stop = {source.stop}, but there are only {samples} samples"
+        )
+    order = np.arange(samples, dtype=NUMBER) if source.shuffle_seed is None else shuffled(samples, source.shuffle_seed)
+    return order[start:stop]
+
+
+def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
+    """The numbers 0 to ``samples`` - 1 in the order of their SplitMix64 under ``seed``: the same for ever, on every machine."""
+    keys: NDArray[np.uint64] = (np.arange(samples, dtype=np.uint64) + np.uint64(1)) * _STEP
+    for number in (np.uint64(seed), np.uint64(0)):
+        keys = (keys ^ (keys >> np.uint64(30)) ^ number) * _MIX_1
+        keys = (keys ^ (keys >> np.uint64(27))) * _MIX_2
+        keys ^= keys >> np.uint64(31)
+    return np.argsort(keys, kind="stable").astype(NUMBER)
+
+
+def _read_indices(file: Path, samples: int, survey: Survey) -> NDArray[np.int64]:
+    """The numbers in a file. Raises ``SourceInvalid`` naming the line, or the place, of one that is no sample."""
+    with reading(file, survey) as stream:
+        content = stream.read(INDICES_BYTES_MAX)
+    numbers, places = _read_array(file, content) if content.startswith(_NPY) else _read_lines(file, content)
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= samples))
+    if len(wrong):
+        place = int(places[wrong[0]])
+        raise SourceInvalid(f"{file}:{place}: {numbers[wrong[0]]} is no sample; there are {samples}, counted from 0")
+    if not len(numbers):
+        raise SourceInvalid(f"{file} names no sample; each line is a number")
+    return numbers.astype(NUMBER)
+
+
+def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    """The numbers of a .npy file, and where each stands in it."""
+    try:
+        found = np.load(BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise SourceInvalid(f"{file} is no whole .npy file: {error}") from None
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise SourceInvalid(f"{file} holds {found.dtype}{list(found.shape)}, not a list of whole numbers")
+    return found, np.arange(len(found), dtype=NUMBER)
+
+
+def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    """The numbers of a text, and the line of each."""
+    numbers, lines = array("q"), array("q")
+    for line_number, line in enumerate(BytesIO(content), 1):
+        text = line.strip()
+        if not text or text.startswith(b"#"):
+            continue
+        if not text.isdigit() or len(text) > DIGITS_MAX:
+            raise SourceInvalid(f"{file}:{line_number}: not the number of a sample: {readable(text[:40])}")
+        numbers.append(int(text))
+        lines.append(line_number)
+    return np.array(numbers, NUMBER), np.array(lines, NUMBER)
+
+
+def _problems(source: SubsetSource) -> list[str]:
+    indices = file_problems(source.indices, "the file of indices") if source.indices is not None else []
+    return source_problems(source.of) + indices
+
+
+def _open(source: SubsetSource, index: SourceIndex, max_bytes: int) -> ComposedReader:
+    return ComposedReader(PartReaders([source.of], index, max_bytes), places_in(index))
+
+
+KIND = SourceKind(
+    problems=_problems,
+    columns=lambda source: kind_of(source.of).columns(source.of),
+    scan=_scan,
+    open=_open,
+)
