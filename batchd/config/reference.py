@@ -25,6 +25,8 @@ _EXAMPLES = {
 ]""",
     "sources": '[{ type = "folder", path = "/data/photos" }, { type = "folder", path = "/data/more" }]',
     "weights": "[3, 1]",
+    "name": '"zip"',
+    "options": '{ path = "/data/photos.zip" }',
     "of": '{ type = "folder", path = "/data/photos" }',
     "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
     "shards": '["train-{0000..0123}.tar"]',

@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
 
-Source = FolderSource | ListSource | GlobSource | WebDatasetSource | ConcatSource | MixSource | SubsetSource
+Source = (
+    FolderSource | ListSource | GlobSource | WebDatasetSource | ConcatSource | MixSource | SubsetSource | PluginSource
+)
 SOURCE_KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,
     "list": ListSource,
@@ -22,6 +25,7 @@ SOURCE_KINDS: dict[str, type[Source]] = {
     "concat": ConcatSource,
     "mix": MixSource,
     "subset": SubsetSource,
+    "plugin": PluginSource,
 }
 
 
@@ -67,6 +71,6 @@ def _from_plain(hint: object, value: object) -> Any:
         return Path(value)
     if hint is float and type(value) is int:
         return float(value)
-    if type(value) is hint or (origin is Literal and value in choices):
+    if hint is Any or type(value) is hint or (origin is Literal and value in choices):
         return value
     raise TypeError(f"{value!r} is not {hint}")

@@ -61,6 +61,7 @@ _MODULES = {
     "concat": "batchd.sources.concat",
     "mix": "batchd.sources.mix",
     "subset": "batchd.sources.subset",
+    "plugin": "batchd.sources.plugin",
 }
 _EXTRAS: dict[str, tuple[str, str]] = {}
 """What to install for a kind of source whose module needs more than batchd does: the module, and the extra that brings it."""

@@ -15,6 +15,7 @@ from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
 from batchd.config.load import load_config
+from batchd.config.plugin_source import PluginSource
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import Config, DaemonConfig
@@ -148,6 +149,7 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypat
         MixSource(sources=(FolderSource(path=Path("/a")),) * 2, weights=(0.5, 3.0), until="first"),
         SubsetSource(of=ConcatSource(sources=(FolderSource(path=Path("/a")),)), start="90%", stop=7, shuffle_seed=3),
         SubsetSource(of=FolderSource(path=Path("/a")), indices=Path("/i.npy")),
+        PluginSource(name="zip", options={"path": "/a.zip", "deep": {"list": [1, 2.5, None, True]}}),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:

@@ -1,0 +1,66 @@
+"""Kinds of sources that other packages bring, by their entry points. Daemon, workers and CLI.
+
+Invariant: a package's code runs only where a stream asks for it by name, and what it breaks is said with its name.
+"""
+
+import os
+import sys
+from importlib.metadata import entry_points
+
+from batchd.config.columns import Column
+from batchd.config.plugin_source import PluginSource
+from batchd.errors import SourceInvalid
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import Reader, SourceKind
+from batchd.sources.places import status_of
+from batchd.sources.survey import Survey
+
+GROUP = "batchd.sources"
+
+
+def _kind(source: PluginSource) -> SourceKind:
+    """What the package can do. Raises ``SourceInvalid`` where there is none, or where it cannot be imported."""
+    found = entry_points(group=GROUP, name=source.name)
+    if not found:
+        known = sorted(entry_points(group=GROUP).names)
+        raise SourceInvalid(
+            f"no installed package brings the source {source.name!r}: "
+            + (f"there are {', '.join(known)}" if known else "there is none at all")
+        )
+    point = next(iter(found))
+    try:
+        kind = point.load()
+    except Exception as error:
+        raise SourceInvalid(f"{point.value}, which brings {source.name!r}, cannot be imported: {error!r}") from error
+    if not isinstance(kind, SourceKind):
+        raise SourceInvalid(f"{point.value} is {type(kind).__name__}, not a SourceKind of batchd.plugin")
+    return kind
+
+
+def _scan(source: PluginSource, survey: Survey) -> SourceIndex:
+    kind = _kind(source)
+    module = getattr(sys.modules.get(kind.scan.__module__), "__file__", None)
+    if module is not None:  # another version of the package may find something else
+        survey.saw(os.fsencode(module), status_of(os.fsencode(module)))
+    index = kind.scan(source, survey)
+    if not len(index):
+        raise SourceInvalid(f"{source.place} holds no sample")
+    return index
+
+
+def _problems(source: PluginSource) -> list[str]:
+    try:
+        return _kind(source).problems(source)
+    except SourceInvalid as error:
+        return [str(error)]
+
+
+def _columns(source: PluginSource) -> tuple[Column, ...]:
+    return _kind(source).columns(source)
+
+
+def _open(source: PluginSource, index: SourceIndex, max_bytes: int) -> Reader:
+    return _kind(source).open(source, index, max_bytes)
+
+
+KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=_open)

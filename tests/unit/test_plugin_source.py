@@ -1,0 +1,113 @@
+"""Kinds of sources that other packages bring: the example, and packages that are broken."""
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from batchd.config.plugin_source import PluginSource
+from batchd.errors import SourceInvalid
+from batchd.sources.cache import IndexCache
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.kinds import kind_of, source_problems
+from batchd.sources.scan import scan_source
+from batchd.sources.survey import Survey
+from support.plugins import install, write_zip
+from support.source_files import nothing
+
+IMAGES = {"cat/1.jpg": b"one" * 100, "dog/2.PNG": b"two", "notes.txt": b"no image", "cat/3.jpg": b""}
+
+
+@pytest.fixture
+def zip_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Makes sources of the example package, which is installed for one test."""
+    monkeypatch.syspath_prepend(str(install(tmp_path / "site")))
+    monkeypatch.delitem(sys.modules, "batchd_zip", raising=False)
+    yield lambda file, **options: PluginSource(name="zip", options={"path": str(file), **options})
+    sys.modules.pop("batchd_zip", None)
+
+
+def reader_of(source: PluginSource, max_bytes: int = 1000):
+    return kind_of(source).open(source, scan_source(source, nothing, IndexCache(None)), max_bytes)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_the_example_serves_the_images_of_a_zip_file(compression, tmp_path, zip_source):
+    """In any order, with their classes, and named for people."""
+    source = zip_source(write_zip(tmp_path / "a.zip", IMAGES, compression))
+    index = scan_source(source, nothing, IndexCache(None))
+    reader = reader_of(source)
+
+    assert source_problems(source) == []
+    assert [(bytes(reader.read(i)["image"]), int(reader.known(i)["label"])) for i in (2, 0, 1)] == [
+        (b"", 0),
+        (b"one" * 100, 0),
+        (b"two", 1),
+    ]
+    assert index.class_names == ("cat", "dog")
+    assert reader.name(1) == f"{tmp_path}/a.zip: dog/2.PNG"
+    reader.close()
+
+
+def test_what_is_wrong_with_a_member_is_a_bad_sample(tmp_path, zip_source):
+    """A flipped byte, and a member that is too large."""
+    file = write_zip(tmp_path / "a.zip", IMAGES, zipfile.ZIP_STORED)
+    source = zip_source(file)
+    reader = reader_of(source, max_bytes=299)
+    file.write_bytes(file.read_bytes().replace(b"two", b"tow", 1))
+
+    with pytest.raises(SampleUnreadable, match="has 300 bytes, more than max_bytes = 299"):
+        reader.read(0)
+    with pytest.raises(SampleUnreadable, match="not what the archive's checksum says"):
+        reader.read(1)
+    reader.close()
+
+
+def test_what_the_package_says_of_its_options_is_passed_on(tmp_path, zip_source):
+    """By its own function."""
+    assert source_problems(zip_source(tmp_path / "none.zip")) == [f"there is no file {tmp_path}/none.zip"]
+    assert "unknown option pth" in source_problems(zip_source(tmp_path, pth=3))[0]
+    (tmp_path / "no.zip").write_bytes(b"not a zip file")
+    with pytest.raises(SourceInvalid, match=r"no\.zip cannot be read as a zip file"):
+        scan_source(zip_source(tmp_path / "no.zip"), nothing, IndexCache(None))
+    with pytest.raises(SourceInvalid, match="holds no sample"):
+        scan_source(zip_source(write_zip(tmp_path / "empty.zip", {})), nothing, IndexCache(None))
+
+
+def test_another_version_of_the_package_scans_again(tmp_path, zip_source):
+    """Its module is a witness, next to what it saw itself."""
+    survey = Survey(nothing)
+    source = zip_source(write_zip(tmp_path / "a.zip", IMAGES))
+
+    kind_of(source).scan(source, survey)
+
+    assert {Path(one.path).name for one in survey.witnesses} == {"batchd_zip.py", "a.zip"}
+
+
+@pytest.mark.usefixtures("zip_source")
+def test_a_package_that_is_not_there_is_named():
+    """With those that are."""
+    source = PluginSource(name="zap")
+
+    assert source_problems(source) == ["no installed package brings the source 'zap': there are zip"]
+    with pytest.raises(SourceInvalid, match="there are zip"):
+        kind_of(source).columns(source)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("import nothing_like_this", "cannot be imported: ModuleNotFoundError"),
+        ("KIND =", "cannot be imported: SyntaxError"),
+        ("", "cannot be imported: AttributeError"),
+        ("KIND = 3", "batchd_zip:KIND is int, not a SourceKind of batchd.plugin"),
+    ],
+)
+def test_a_package_that_is_broken_is_named(content, message, tmp_path, zip_source):
+    """With what is wrong with it."""
+    (tmp_path / "site/batchd_zip.py").write_text(content)
+
+    (problem,) = source_problems(zip_source(tmp_path))
+
+    assert message in problem
