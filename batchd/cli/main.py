@@ -22,6 +22,7 @@ COMMANDS = {
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show what the daemon, its workers and its trainers are doing.",
     "peek": "Draw the next batch of a stream, with labels.",
+    "prepare": "Run a pipeline once over a whole source, into shards on the disk.",
     "bad": "List the bad samples of a stream, with reasons.",
     "keys": "Make, list and revoke the keys of trainers on other hosts.",
 }

@@ -39,11 +39,11 @@ RECORD_BYTES_MAX = 64 << 20
 class Pipeline:
     """The steps of one stream, ready to run on one sample after the other. Not for several threads at once."""
 
-    def __init__(self, columns: Sequence[Column], steps: Sequence[Step], seed: int) -> None:
+    def __init__(self, columns: Sequence[Column], steps: Sequence[Step], seed: int, *, has_rows: bool = True) -> None:
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
         self._random = SampleRandom(seed)
-        self._stages = list(_stages(columns, steps))
+        self._stages = list(_stages(columns, steps, has_rows=has_rows))
 
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
@@ -51,14 +51,21 @@ class Pipeline:
         ``attempt`` is 0, or counts the samples that were tried in this one's place. Raises ``SampleUndecodable``, and then
         leaves the fields in no particular state.
         """
-        made = dict(values)
-        self._random.start(epoch, sample, attempt)
-        for stage in self._stages:
-            stage.run(made, self._random, row)
+        made = self.make(values, epoch, sample, attempt, row)
         for name, column in self.columns.items():
             value, out = made[name], row[name]
             if value is not out:
                 _store(column, value, out)
+
+    def make(
+        self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row = MappingProxyType({})
+    ) -> dict[str, Value]:
+        """The values of ``sample`` after all steps, of whatever shape. A pipeline without rows needs no ``row``."""
+        made = dict(values)
+        self._random.start(epoch, sample, attempt)
+        for stage in self._stages:
+            stage.run(made, self._random, row)
+        return made
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
         """Write what is known of a bad sample into ``row``, where no step changes it, and zeros everywhere else."""
@@ -73,7 +80,7 @@ def record_bytes_max(steps: Sequence[Step]) -> int:
     return max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX)
 
 
-def _stages(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[Stage]:
+def _stages(columns: Sequence[Column], steps: Sequence[Step], *, has_rows: bool) -> Iterator[Stage]:
     made: Columns = {column.name: column for column in columns}
     runs: list[list[Step]] = []
     for step in steps:
@@ -86,7 +93,7 @@ def _stages(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[Stage]
         for step in run:
             made = EFFECTS[type(step)](step, made)
         rest = [step.touches for later in runs[place + 1 :] for step in later]
-        yield _stage(run, before, made, rest)
+        yield _stage(run, before, made, rest if has_rows else [None])
 
 
 def _stage(run: list[Step], before: Columns, after: Columns, rest: Sequence[frozenset[str] | None]) -> Stage:

@@ -98,10 +98,63 @@ class Quarantine(Message):
     samples: list[int]
 
 
+@message(44)
+class PrepareStream(Message):
+    """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
+
+    ``source``, ``columns`` and ``steps`` as in ``ServeStream``. ``folder``: where its shards go. Pixels are encoded as
+    ``image_format`` with ``quality``.
+    """
+
+    seed: int
+    source: dict[str, object]
+    columns: list[tuple[str, str]]
+    steps: list[dict[str, object]]
+    folder: str
+    image_format: str
+    quality: int
+
+
+@message(45)
+class WriteShard(Message):
+    """Write samples ``first`` to ``first + count`` into the file ``name`` of the folder. ``skipped``: these are not touched."""
+
+    name: str
+    first: int
+    count: int
+    skipped: list[int]
+
+
+@message(46)
+class SampleLeftOut(Message):
+    """A sample of the shard in hand is bad: ``sample`` is its index, ``path`` where it is, ``reason`` why."""
+
+    sample: int
+    path: str
+    reason: str
+
+
+@message(47)
+class ShardWritten(Message):
+    """The shard in hand is on the disk, whole, with ``.unfinished`` behind its name: ``samples`` in ``shard_bytes`` bytes."""
+
+    samples: int
+    shard_bytes: int
+
+
+@message(48)
+class ShardNotWritten(Message):
+    """The shard in hand cannot be written, for a ``reason`` that is not any sample's: the disk is full, say."""
+
+    reason: str
+
+
 REASON_BYTES_MAX = 200
 PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
 """So that even a chunk of nothing but bad samples fits into one message."""
 
+TO_WRITER_FROM_PREPARE = Vocabulary(PrepareStream, WriteShard)
+TO_PREPARE_FROM_WRITER = Vocabulary(SampleLeftOut, ShardWritten, ShardNotWritten)
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, ChunkFilled)

@@ -1,0 +1,10 @@
+"""``batchd prepare``: a stream's samples, through its pipeline once, into shards on the disk.
+
+run       the command's process: which shards are missing, who writes them, what became of them
+writers   the same process: the writing processes, their deaths, and the sample that each has in hand
+__main__  process entry of a WRITER
+shards    a WRITER: order -> read -> pipeline -> encode -> one tar file
+members   the values of a sample as members of a tar file
+
+Invariant: a shard that has its name is whole. Whatever ends a process, the same command goes on with what is missing.
+"""

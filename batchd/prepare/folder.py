@@ -1,0 +1,139 @@
+"""The folder that shards are prepared in: whose it is, what is there, and what was left out. The process of ``batchd prepare``.
+
+    prepare.json         what is prepared here: any other command is refused
+    NAME-000000.tar ...  shards, whole
+    *.unfinished         what a process that was killed left behind; removed
+    bad.tsv              shard, sample, path and reason of each sample that was left out
+
+Invariant: the lines of ``bad.tsv`` are those of the shards that are there, each once.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from batchd.errors import BatchdError
+from batchd.sources.index import readable
+
+ABOUT = "prepare.json"
+BAD = "bad.tsv"
+UNFINISHED = ".unfinished"
+
+
+class LeftOut(NamedTuple):
+    """A sample that is in no shard, and why."""
+
+    shard: str
+    sample: int
+    path: str
+    reason: str
+
+
+class ShardFolder:
+    """Holds the folder while it is written. Use as a context manager.
+
+    Raises ``BatchdError`` where it cannot be written, another command is at work in it, or something else was prepared in it.
+    """
+
+    def __init__(self, path: Path, about: dict[str, object]) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BatchdError(f"{path} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim(about)
+            for left in path.glob(f"*{UNFINISHED}"):
+                left.unlink()
+            self._bad = [one for one in self._read_bad() if (path / one.shard).exists()]
+            self._write_bad()
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise BatchdError(f"another batchd prepare is at work in {path}") from None
+        except OSError as error:
+            os.close(self._descriptor)
+            raise BatchdError(f"{error.filename or path} cannot be used: {error.strerror}") from None
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for left in self.path.glob(f"*{UNFINISHED}"):
+            left.unlink()
+        os.close(self._descriptor)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """The samples that are in no shard, of the shards that are there."""
+        return list(self._bad)
+
+    def has(self, shard: str) -> bool:
+        """Is this shard there, whole?"""
+        return (self.path / shard).exists()
+
+    def finish(self, shard: str, left_out: Iterable[LeftOut]) -> None:
+        """Give an unfinished shard its name, after what it left out is on the disk."""
+        self._bad += left_out
+        try:
+            self._write_bad()
+            (self.path / f"{shard}{UNFINISHED}").rename(self.path / shard)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise BatchdError(f"{self.path / shard} cannot be written: {error.strerror}") from None
+
+    def _claim(self, about: dict[str, object]) -> None:
+        """Say what is prepared here, or see that it is the same."""
+        file = self.path / ABOUT
+        if not file.exists():
+            others = sorted(entry.name for entry in self.path.iterdir())
+            if others:
+                raise BatchdError(f"{self.path} is not empty ({others[0]}): name a new folder")
+            _write(file, json.dumps(about, indent=2) + "\n")
+            return
+        try:
+            there = json.loads(file.read_text())
+        except ValueError:
+            there = None
+        if not isinstance(there, dict):
+            raise BatchdError(f"{file} is damaged: name a new folder, or remove this one")
+        for name, value in about.items():
+            if there.get(name) != value:
+                raise BatchdError(
+                    f"something else was prepared in {self.path}: {name} was {there.get(name)!r}, and is {value!r} now; name a "
+                    "new folder, or remove this one"
+                )
+
+    def _read_bad(self) -> list[LeftOut]:
+        file = self.path / BAD
+        lines = file.read_text(errors="surrogateescape").splitlines()[1:] if file.exists() else []
+        parts = (line.split("\t") for line in lines)
+        return [LeftOut(one[0], int(one[1]), one[2], one[3]) for one in parts if len(one) == len(LeftOut._fields)]
+
+    def _write_bad(self) -> None:
+        rows = [("shard", "sample", "path", "reason"), *sorted(set(self._bad))]
+        _write(self.path / BAD, "".join("\t".join(map(_cell, row)) + "\n" for row in rows))
+
+
+def _cell(value: object) -> str:
+    return readable(str(value).encode("utf-8", "surrogateescape"))
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace a file as a whole."""
+    unfinished = file.with_name(f".{file.name}")
+    with unfinished.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.rename(file)

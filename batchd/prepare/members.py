@@ -1,0 +1,108 @@
+"""The values of one sample as members of a shard, which a ``webdataset`` source reads again. A WRITER of ``batchd prepare``.
+
+    image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     a file that was not decoded     as it was: .jpg, .png, ...
+    label, one whole number        .cls                    other numbers, all together     .json
+    text                           NAME.txt                other arrays                    NAME.npy
+
+The first image has its ending alone, further ones their name in front.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.config.columns import Column
+from batchd.config.values import Value
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.probe import probe_image
+from batchd.pipeline.vision import cv2
+
+try:
+    import simplejpeg
+except ImportError:  # cv2 encodes JPEG too
+    simplejpeg = None
+
+LABEL = "label"
+_IMAGE_CHANNELS = (1, 3)
+_IMAGE_DIMENSIONS = 3
+_ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
+LOSSLESS = 100
+"""The quality that loses nothing, where the format can."""
+_WEBP_LOSSLESS = 101
+"""What OpenCV takes for it, as WebP's own 100 loses a little."""
+
+
+class MemberEncoder:
+    """Encodes samples of one kind. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, of jpg and webp."""
+
+    def __init__(self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool) -> None:
+        self._columns = columns
+        self._format = image_format
+        self._quality = quality
+        self._is_bgr = is_bgr
+        self._first_image = next((name for name, column in columns.items() if is_image(column)), "")
+
+    def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
+        """The members of a sample: ending and content. Raises ``SampleUndecodable`` where pixels cannot be encoded."""
+        numbers = {}
+        for name, column in self._columns.items():
+            value = values[name]
+            if column.kind == "encoded":
+                assert isinstance(value, memoryview), "the bytes of a file"
+                yield self._named(name, _ENDINGS[probe_image(value).format]), bytes(value)
+            elif is_image(column):
+                yield self._named(name, self._format), self._encode(np.asarray(value))
+            elif column.kind == "text":
+                yield f"{name}.txt", str(value).encode()
+            elif column.shape:
+                yield f"{name}.npy", _npy(np.asarray(value, column.dtype))
+            elif name == LABEL and np.issubdtype(column.dtype, np.integer):
+                yield "cls", str(int(np.asarray(value))).encode()
+            else:
+                numbers[name] = np.asarray(value, column.dtype).item()
+        if numbers:
+            yield "json", json.dumps(numbers).encode()
+
+    def _named(self, name: str, ending: str) -> str:
+        return ending if name == self._first_image else f"{name}.{ending}"
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        height, width, channels = pixels.shape
+        try:
+            if not pixels.size:
+                raise ValueError("there are none")
+            return self._encode_any(np.ascontiguousarray(pixels), is_gray=channels == 1)
+        except (ValueError, cv2.error) as error:
+            why = error.err if isinstance(error, cv2.error) else error
+            raise SampleUndecodable(f"{width} x {height} pixels cannot be encoded: {why}") from None
+
+    def _encode_any(self, pixels: npt.NDArray[np.uint8], *, is_gray: bool) -> bytes:
+        """Raises ``ValueError`` or ``cv2.error`` where the encoder refuses."""
+        if self._format == "jpg" and simplejpeg is not None:
+            color = "GRAY" if is_gray else "BGR" if self._is_bgr else "RGB"
+            encoded: bytes = simplejpeg.encode_jpeg(pixels, self._quality, color, "Gray" if is_gray else "420")
+            return encoded
+        if not is_gray and not self._is_bgr:
+            pixels = np.ascontiguousarray(pixels[:, :, ::-1])
+        options = {
+            "jpg": [cv2.IMWRITE_JPEG_QUALITY, self._quality],
+            "png": [],
+            "webp": [cv2.IMWRITE_WEBP_QUALITY, self._quality if self._quality < LOSSLESS else _WEBP_LOSSLESS],
+        }
+        return cv2.imencode(f".{self._format}", pixels, options[self._format])[1].tobytes()
+
+
+def is_image(column: Column) -> bool:
+    """Is it the bytes of an image file, or pixels that can become one?"""
+    is_pixels = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == _IMAGE_DIMENSIONS
+    return column.kind == "encoded" or (is_pixels and not column.channels_first and column.shape[2] in _IMAGE_CHANNELS)
+
+
+def _npy(array: npt.NDArray[np.generic]) -> bytes:
+    array = np.ascontiguousarray(array)
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+    return stream.getvalue() + array.tobytes()

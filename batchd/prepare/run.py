@@ -1,0 +1,241 @@
+"""Which shards are missing, who writes them, and what became of them. The process of ``batchd prepare``.
+
+    samples   0 ............ k-1 | k ............ 2k-1 | ...
+              NAME-000000.tar    | NAME-000001.tar     |        each is one order to one writer, and begun anew where that dies
+
+A sample that two writers died with is left out, like one that is bad. More bad samples than the stream's ``max_bad_fraction``
+end it, and so does any with ``on_error = "fail"``.
+"""
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from json import dumps
+from pathlib import Path
+from time import monotonic
+
+from batchd.config.columns import Column
+from batchd.config.sources import source_to_plain
+from batchd.config.steps import step_to_plain
+from batchd.config.tree import StreamConfig
+from batchd.errors import BatchdError, ConfigInvalid, Problem
+from batchd.pipeline.effects import StepInvalid
+from batchd.pipeline.fields import columns_after
+from batchd.prepare.folder import LeftOut, ShardFolder
+from batchd.prepare.writers import Writer, Writers
+from batchd.sources.cache import IndexCache
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import kind_of
+from batchd.sources.scan import scan_source
+from batchd_wire.codec import Message
+from batchd_wire.orders import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
+
+TICK_S = 0.2
+DEATHS_MAX = 2
+"""Writers that may die with the same sample in hand."""
+DEATHS_WITHOUT_A_SAMPLE_MAX = 5
+"""Writers that may die with none: they cannot even start."""
+SEEN_MIN = 100
+"""Samples before their bad fraction counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is made: ``shard_samples`` in each shard, pixels as ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100)."""
+
+    folder: Path
+    shard_samples: int
+    image_format: str
+    quality: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is. ``bad`` counts samples that were left out."""
+
+    samples: int
+    done: int
+    bad: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is there now. ``shards`` are the names of all of them."""
+
+    samples: int
+    shards: list[str]
+    shard_bytes: int
+    left_out: list[LeftOut]
+    empty: list[str]
+    """Shards of which every sample was left out."""
+    columns: dict[str, Column]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Where the samples come from and who works on them."""
+
+    name: str
+    config: StreamConfig
+    cache: IndexCache
+    workers: int
+    sample_timeout_s: float
+
+
+def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
+    """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
+    config = work.config
+    source_kind = kind_of(config.source)
+    columns = source_kind.columns(config.source)
+    try:
+        made = dict(columns_after(columns, config.pipeline))
+    except StepInvalid as problem:
+        raise ConfigInvalid([Problem(f"streams.{work.name}.pipeline", str(problem))]) from None
+    index = scan_source(config.source, lambda _found: None, work.cache)
+    told = PrepareStream(
+        seed=config.seed,
+        source=source_to_plain(config.source),
+        columns=[(column.name, column.text) for column in columns],
+        steps=[step_to_plain(step) for step in config.pipeline],
+        folder=str(output.folder.absolute()),
+        image_format=output.image_format,
+        quality=output.quality,
+    )
+    count = -(-len(index) // output.shard_samples)
+    orders = [
+        WriteShard(
+            name=f"{work.name}-{number:06}.tar",
+            first=number * output.shard_samples,
+            count=min(output.shard_samples, len(index) - number * output.shard_samples),
+            skipped=[],
+        )
+        for number in range(count)
+    ]
+    with ShardFolder(output.folder, _about(work, output, index, told)) as folder:
+        descriptor = index.to_memfd()
+        try:
+            _Run(work, folder, orders, told, descriptor, progress).run()
+        finally:
+            os.close(descriptor)
+        names = [order.name for order in orders]
+        size = sum((output.folder / name).stat().st_size for name in names)
+        bad = Counter(one.shard for one in folder.left_out)
+        empty = [order.name for order in orders if bad[order.name] == order.count]
+        return Prepared(len(index), names, size, folder.left_out, empty, made)
+
+
+def _about(work: Work, output: Output, index: SourceIndex, told: PrepareStream) -> dict[str, object]:
+    """What decides the bytes of the shards; the steps and the seed by their digest."""
+    steps = dumps([told.columns, told.steps, told.seed], sort_keys=True)
+    return {
+        "stream": work.name,
+        "source": index.digest,
+        "samples": len(index),
+        "steps": sha256(steps.encode()).hexdigest(),
+        "shard_samples": output.shard_samples,
+        "image_format": output.image_format,
+        "quality": output.quality,
+    }
+
+
+@dataclass(slots=True)
+class _Run:
+    """The shards that are missing, until none is."""
+
+    work: Work
+    folder: ShardFolder
+    orders: list[WriteShard]
+    told: PrepareStream
+    index_descriptor: int
+    progress: Callable[[Progress], None]
+    waiting: deque[WriteShard] = field(init=False)
+    done: int = field(init=False)
+    deaths: Counter[int] = field(default_factory=Counter)
+    deaths_without: int = 0
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(order for order in self.orders if not self.folder.has(order.name))
+        self.done = sum(order.count for order in self.orders) - sum(order.count for order in self.waiting)
+
+    def run(self) -> None:
+        """Order, listen, bury, until every shard is there."""
+        with Writers() as writers:
+            for _ in range(min(self.work.workers, len(self.waiting))):
+                self._next(writers.start(self.told, self.index_descriptor))
+            while any(writer.order is not None for writer in writers.alive):
+                talking, gone = writers.wait(TICK_S)
+                for writer in talking:
+                    self._listen(writer)
+                for writer in gone:
+                    self._replace(writers, writer)
+                self._kill_stuck(writers)
+                self._report(writers)
+
+    def _next(self, writer: Writer) -> None:
+        """Give a writer its next shard, if there is one."""
+        writer.order = None
+        if self.waiting:
+            order = self.waiting.popleft()
+            last = order.first + order.count
+            skipped = [n for n, deaths in self.deaths.items() if deaths >= DEATHS_MAX and order.first <= n < last]
+            writer.write(WriteShard(order.name, order.first, order.count, skipped))
+
+    def _listen(self, writer: Writer) -> Message | None:
+        message = writer.receive()
+        if isinstance(message, ShardWritten):
+            assert writer.order is not None, "it was ordered"
+            name = writer.order.name
+            self.folder.finish(name, [LeftOut(name, one.sample, one.path, one.reason) for one in writer.left_out])
+            self.done += writer.order.count
+            self._next(writer)
+        elif isinstance(message, ShardNotWritten):
+            raise BatchdError(f"{message.reason}; the same command goes on from here")
+        elif message is not None:
+            self._check_bad(writer)
+        return message
+
+    def _replace(self, writers: Writers, writer: Writer) -> None:
+        """A writer has ended: hear its last words, blame the sample that it had in hand, and start another."""
+        while self._listen(writer) is not None:
+            pass
+        writers.remove(writer)
+        order = writer.order
+        sample, how = writer.bury()
+        if sample is None:
+            self.deaths_without += 1
+            if self.deaths_without >= DEATHS_WITHOUT_A_SAMPLE_MAX:
+                raise BatchdError(f"the writing processes end before they write ({how}); what they say stands above")
+        else:
+            self.deaths[sample] += 1
+        if order is not None:
+            self.waiting.appendleft(order)
+        if self.waiting:
+            self._next(writers.start(self.told, self.index_descriptor))
+
+    def _kill_stuck(self, writers: Writers) -> None:
+        now = monotonic()
+        for writer in writers.alive:
+            if writer.stands_for_s(now) > self.work.sample_timeout_s:
+                writer.popen.kill()
+
+    def _check_bad(self, writer: Writer) -> None:
+        """Stop where the stream's policy says so."""
+        last = writer.left_out[-1]
+        if self.work.config.on_error == "fail":
+            raise BatchdError(f'{last.path}: {last.reason} (sample {last.sample}; on_error = "fail")')
+        bad = len(self.folder.left_out) + len(writer.left_out)
+        seen = self.done + writer.samples_done + 1
+        allowed = self.work.config.max_bad_fraction
+        if seen >= SEEN_MIN and bad > allowed * seen:
+            raise BatchdError(
+                f"{bad} of {seen} samples are bad, more than max_bad_fraction = {allowed} of the stream allows; the last one is "
+                f"{last.path}: {last.reason}"
+            )
+
+    def _report(self, writers: Writers) -> None:
+        samples = sum(order.count for order in self.orders)
+        done = self.done + sum(writer.samples_done for writer in writers.alive)
+        bad = len(self.folder.left_out) + sum(len(writer.left_out) for writer in writers.alive if writer.order)
+        self.progress(Progress(samples, done, bad))

@@ -1,0 +1,130 @@
+"""One order after the other: read, pipeline, encode, into one tar file. A WRITER of ``batchd prepare``.
+
+    NAME.unfinished   flushed to the disk; whoever ordered it gives it its name, when it has noted what was left out
+
+Invariant: the bytes of a shard are a function of the source, the steps, the seed and the encoding: members have no times, no
+owners, and a name that is the sample's number.
+"""
+
+import io
+import os
+import socket
+import tarfile
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from batchd import failpoints
+from batchd.config.columns import parse_column
+from batchd.config.image_steps import Decode
+from batchd.config.sources import source_from_plain
+from batchd.config.steps import step_from_plain
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.prepare.members import MemberEncoder
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import kind_of
+from batchd.worker.note import Note
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.orders import (
+    PATH_BYTES_MAX,
+    REASON_BYTES_MAX,
+    TO_WRITER_FROM_PREPARE,
+    PrepareStream,
+    SampleLeftOut,
+    ShardNotWritten,
+    ShardWritten,
+    WriteShard,
+)
+
+EPOCH = 0
+"""Random steps draw as they do in the first epoch."""
+NAME_DIGITS = 9
+
+
+class ShardWriter:
+    """Owns the channel to the process that orders."""
+
+    def __init__(self, channel: socket.socket, note: Note) -> None:
+        self._channel = channel
+        self._note = note
+
+    def run(self) -> None:
+        """Write shards until the channel ends."""
+        try:
+            told, (index_descriptor,) = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
+            assert isinstance(told, PrepareStream), "the first message says what to prepare"
+            stream = _Stream(told, SourceIndex.from_descriptor(index_descriptor))
+            while True:
+                order, _ = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
+                assert isinstance(order, WriteShard), "the others are orders"
+                self._obey(stream, order)
+        except ChannelClosed:
+            return
+
+    def _obey(self, stream: "_Stream", order: WriteShard) -> None:
+        unfinished = stream.folder / f"{order.name}.unfinished"
+        try:
+            samples = self._write(stream, order, unfinished)
+            size = unfinished.stat().st_size
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            send_message(self._channel, ShardNotWritten(f"{stream.folder / order.name}: {error.strerror}"))
+            return
+        self._note.clear()
+        send_message(self._channel, ShardWritten(samples, size))
+        failpoints.passing("prepare.shard.written")
+
+    def _write(self, stream: "_Stream", order: WriteShard, file: Path) -> int:
+        """Write all samples that are good; how many they are."""
+        written = 0
+        skipped = set(order.skipped)
+        self._note.begin(order.first)
+        with file.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as shard:
+            for sample in range(order.first, order.first + order.count):
+                self._note.take(sample - order.first, sample)
+                reason = self._add(stream, sample, skipped, shard)
+                written += reason is None
+                if reason is not None:
+                    name = _shorten(stream.reader.name(sample), PATH_BYTES_MAX)
+                    send_message(self._channel, SampleLeftOut(sample, name, _shorten(reason, REASON_BYTES_MAX)))
+            shard.close()
+            raw.flush()
+            os.fsync(raw.fileno())
+        return written
+
+    def _add(self, stream: "_Stream", sample: int, skipped: Collection[int], shard: tarfile.TarFile) -> str | None:
+        """Add the members of one sample; says why it is bad, if it is."""
+        if sample in skipped:
+            return "killed the process that worked on it, twice"
+        failpoints.passing("prepare.sample.begin", sample)
+        try:
+            values = stream.pipeline.make(stream.reader.read(sample), EPOCH, sample, 0)
+            members = list(stream.encoder.members(values))
+        except (SampleUnreadable, SampleUndecodable) as error:
+            return str(error)
+        for ending, content in members:
+            member = tarfile.TarInfo(f"{sample:0{NAME_DIGITS}}.{ending}")
+            member.size = len(content)
+            shard.addfile(member, io.BytesIO(content))
+        return None
+
+
+class _Stream:
+    """What is read, done and written."""
+
+    def __init__(self, told: PrepareStream, index: SourceIndex) -> None:
+        steps = [step_from_plain(step) for step in told.steps]
+        source = source_from_plain(told.source)
+        columns = [parse_column(name, text) for name, text in told.columns]
+        is_bgr = any(isinstance(step, Decode) and step.color == "bgr" for step in steps)
+        self.folder = Path(told.folder)
+        self.reader = kind_of(source).open(source, index, record_bytes_max(steps))
+        self.pipeline = Pipeline(columns, steps, told.seed, has_rows=False)
+        self.encoder = MemberEncoder(self.pipeline.columns, told.image_format, told.quality, is_bgr=is_bgr)
+
+
+def _shorten(text: str, bytes_max: int) -> str:
+    return text.encode("utf-8", "backslashreplace")[:bytes_max].decode("utf-8", "ignore")

@@ -1,0 +1,32 @@
+"""What every process that decodes does first. Worker processes, and those of ``batchd prepare``; standard library only."""
+
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+PR_SET_PDEATHSIG = 1
+"""From sys/prctl.h."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def limit_threads() -> None:
+    """Hold the thread pools of numerical libraries to one thread, before they are imported: there is a process for each core."""
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+
+
+@contextmanager
+def enter(arguments: Sequence[str]) -> Iterator[tuple[socket.socket, int]]:
+    """The channel and the note's descriptor, by their numbers.
+
+    The end of the channel says that whoever started us is gone, unless a sample holds us: then the kernel kills us. SIGINT is the
+    other side's business.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel_descriptor, note_descriptor = (int(argument) for argument in arguments)
+    with socket.socket(fileno=channel_descriptor) as channel:
+        channel.setblocking(True)
+        yield channel, note_descriptor

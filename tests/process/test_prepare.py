@@ -1,0 +1,253 @@
+"""``batchd prepare``: shards of what a pipeline makes, whatever happens on the way."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from hashlib import sha256
+
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.daemon_process import clean_environment
+from support.seen import see
+from support.settings import folder_stream, write_settings
+from support.waiting import PATIENCE_S, wait_until
+
+SHORTER = [{"op": "decode"}, {"op": "resize", "shorter_side": 24}]
+"""Images that keep their proportions: no batch could hold them."""
+
+
+@pytest.fixture
+def config(photos, tmp_path):
+    """Writes a configuration of one stream over forty photographs."""
+    return lambda **changes: write_settings(
+        tmp_path / "batchd.toml",
+        {"photos": folder_stream(photos, pipeline=SHORTER, **changes)},
+        {"workers": 2, "sample_timeout_s": 30},
+    )
+
+
+def prepare(config_file, *options, status=0, shard_samples=7):
+    return batchd(
+        *("prepare", "photos", "-c", config_file, "--to", config_file.parent / "out", "--shard-samples", shard_samples),
+        *options,
+        status=status,
+    )
+
+
+def start(config_file, faults="", ledger=None, **options):
+    """Start the command with faults; with a ledger, each of them happens once."""
+    command = ["prepare", "photos", "-c", str(config_file), "--to", str(config_file.parent / "out")]
+    environment = clean_environment() | {"BATCHD_FAILPOINTS": faults}
+    if ledger:
+        environment |= {"BATCHD_FAILPOINTS_LEDGER": str(ledger)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "batchd", *command, "--shard-samples", "7"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def finish(command):
+    """Wait until a command that was started has ended well; what it said."""
+    said = command.communicate(timeout=PATIENCE_S)[0]
+    assert command.returncode == 0, said
+    return said
+
+
+def digests(folder):
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*.tar"))}
+
+
+def bad_samples(folder):
+    rows = [line.split("\t") for line in (folder / "bad.tsv").read_text().splitlines()]
+    assert rows[0] == ["shard", "sample", "path", "reason"]
+    return {int(row[1]): (row[0], row[2], row[3]) for row in rows[1:]}
+
+
+@pytest.fixture(scope="module")
+def whole(photos, tmp_path_factory):
+    """What the shards have to be, worked out where nothing goes wrong."""
+    folder = tmp_path_factory.mktemp("whole")
+    prepare(write_settings(folder / "batchd.toml", {"photos": folder_stream(photos, pipeline=SHORTER)}, {}))
+    return digests(folder / "out")
+
+
+def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_path):
+    """Every sample with its label, pixel by pixel; the summary says how to serve them, and it works."""
+    done = prepare(config(), "--format", "png")
+    summary = done.stdout
+    source = json.loads(
+        summary.rpartition("source = ")[2].replace(" = ", ": ").replace("{ type", '{ "type"').replace(", root", ', "root"')
+        .replace(", shards", ', "shards"').replace(", label", ', "label"')
+    )  # fmt: skip
+    crop = [{"op": "decode"}, {"op": "center_crop", "size": [24, 24]}]
+    shards = {**folder_stream(photos), "pipeline": crop, "source": source, "shuffle": False}
+    straight = {**folder_stream(photos), "pipeline": [*SHORTER, crop[1]], "shuffle": False}
+
+    daemon = start_daemon({"shards": shards, "straight": straight})
+
+    assert summary.startswith("40 samples in 6 shards of ")
+    assert digests(tmp_path / "out").keys() == {f"photos-{number:06}.tar" for number in range(6)}
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("shards", epochs=1)) == see(connection.stream("straight", epochs=1))
+
+
+def test_a_second_time_there_is_nothing_to_do(config, tmp_path):
+    """No shard is written again."""
+    prepare(config())
+    times = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.tar")}
+
+    assert prepare(config()).stdout.startswith("40 samples in 6 shards")
+    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.tar")} == times
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
+    """Killed or interrupted, with shards done and shards begun; nothing is left behind, and the bytes are the same."""
+    command = start(config(), "prepare.sample.begin:30=stop")
+    wait_until(lambda: len(digests(tmp_path / "out")) >= 3, "some shards are there")
+    done = digests(tmp_path / "out")
+    command.send_signal(number)
+    said = command.communicate()[0]
+
+    assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 1)
+    assert number == signal.SIGKILL or "interrupted; the same command goes on where it was" in said
+    assert number == signal.SIGKILL or not list((tmp_path / "out").glob("*.unfinished"))
+    assert 3 <= len(done) < 6
+    prepare(config())
+    assert digests(tmp_path / "out") == whole
+    assert not list((tmp_path / "out").glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("step", ["prepare.sample.begin@9", "prepare.shard.written@1"])
+def test_a_writer_that_is_killed_costs_nothing(step, config, whole, tmp_path):
+    """Its shard is begun anew by another one."""
+    name, _, at = step.partition("@")
+
+    finish(start(config(), f"{name}=kill@{at}", ledger=tmp_path))
+
+    assert len(list(tmp_path.glob("prepare.*"))) == 1, "it happened"
+
+    assert digests(tmp_path / "out") == whole
+    assert bad_samples(tmp_path / "out") == {}
+
+
+def test_a_sample_that_kills_two_writers_is_left_out(config, tmp_path):
+    """And named; the others are all there."""
+    assert "39 samples in 6 shards" in finish(start(config(), "prepare.sample.begin:17=segv"))
+
+    ((sample, (shard, where, reason)),) = bad_samples(tmp_path / "out").items()
+    assert (sample, shard) == (17, "photos-000002.tar")
+    assert where.endswith(".jpg")
+    assert reason == "killed the process that worked on it, twice"
+
+
+def test_a_sample_that_never_ends_is_left_out(photos, tmp_path):
+    """Its writer is killed after sample_timeout_s."""
+    stream = folder_stream(photos, pipeline=SHORTER)
+    file = write_settings(tmp_path / "batchd.toml", {"photos": stream}, {"workers": 2, "sample_timeout_s": 1})
+
+    finish(start(file, "prepare.sample.begin:17=hang"))
+
+    assert set(bad_samples(tmp_path / "out")) == {17}
+
+
+@pytest.fixture
+def broken(photos, tmp_path):
+    """A copy of the photographs, of which four cannot be decoded."""
+    folder = tmp_path / "broken"
+    for number, file in enumerate(sorted(photos.rglob("*.jpg"))):
+        (folder / file.parent.name).mkdir(parents=True, exist_ok=True)
+        data = file.read_bytes()
+        (folder / file.parent.name / file.name).write_bytes(data[:50] if number in {3, 4, 20, 39} else data)
+    return folder
+
+
+def test_bad_samples_are_left_out_and_listed(config, broken, tmp_path):
+    """With shard, path and reason; also after an interruption, each once."""
+    file = config(source={"type": "folder", "path": str(broken)}, max_bad_fraction=0.5)
+    command = start(file, "prepare.sample.begin:30=stop")
+    wait_until(lambda: len(digests(tmp_path / "out")) >= 3, "some shards are there")
+    command.kill()
+    command.communicate()
+
+    done = prepare(file)
+
+    assert "36 samples in 6 shards" in done.stdout
+    assert f"4 bad ones are left out, see {tmp_path}/out/bad.tsv" in done.stdout
+    bad = bad_samples(tmp_path / "out")
+    assert {sample: shard for sample, (shard, _, _) in bad.items()} == {
+        sample: f"photos-{sample // 7:06}.tar" for sample in (3, 4, 20, 39)
+    }
+    assert all("truncated" in reason and str(broken) in path for _, path, reason in bad.values())
+
+
+def test_bad_samples_end_it_where_the_stream_says_so(config, broken):
+    """At the first, or where they are too many of those that were seen."""
+    source = {"type": "folder", "path": str(broken)}
+
+    first = prepare(config(source=source, on_error="fail"), status=1)
+    assert "truncated" in first.stderr and 'on_error = "fail"' in first.stderr  # noqa: PT018  one message
+
+
+def test_a_shard_without_any_good_sample_is_named(config, broken, tmp_path):
+    """Serving it would be refused."""
+    file = config(source={"type": "folder", "path": str(broken)}, max_bad_fraction=1.0)
+
+    done = prepare(file, shard_samples=1)
+
+    assert "no sample is good in photos-000003.tar, photos-000004.tar" in done.stdout
+    assert len(digests(tmp_path / "out")) == 40
+
+
+def test_a_folder_belongs_to_one_command(config, tmp_path):
+    """Another command at work in it, other options, other steps, and somebody's files are each refused."""
+    file = config()
+    command = start(file, "prepare.sample.begin:30=stop")
+    wait_until(lambda: len(digests(tmp_path / "out")) >= 1, "it is at work")
+    assert "another batchd prepare is at work" in prepare(file, status=1).stderr
+    command.kill()
+    command.communicate()
+
+    assert "quality was 90, and is 80 now" in prepare(file, "--quality", "80", status=1).stderr
+    assert "steps was" in prepare(config(seed=3), status=1).stderr
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").touch()
+    other = batchd("prepare", "photos", "-c", file, "--to", tmp_path / "mine", status=1)
+    assert f"{tmp_path}/mine is not empty (file)" in other.stderr
+
+
+def test_a_disk_that_is_full_is_told(config, tmp_path):
+    """And what was begun is gone."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    command = start(config(), preexec_fn=limit)
+    said = command.communicate()[0]
+
+    assert command.returncode == 1
+    assert "photos-00000" in said and "File too large; the same command goes on from here" in said  # noqa: PT018  one message
+    assert not list((tmp_path / "out").glob("*.unfinished"))
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(config, tmp_path):
+    """A stream that is not there, and steps that make no sense."""
+    file = config()
+    assert "did you mean photos?" in batchd("prepare", "photo", "-c", file, "--to", tmp_path / "out", status=2).stderr
+    wrong = batchd(
+        *("prepare", "photos", "-c", file, "--to", tmp_path / "out"),
+        *("--set", 'streams.photos.pipeline=[{op = "resize", shorter_side = 3}]'),
+        status=2,
+    )
+    assert "the first step must be" in wrong.stderr
+    assert not (tmp_path / "out").exists()

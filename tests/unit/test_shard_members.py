@@ -1,0 +1,129 @@
+"""Values of a sample as members of a shard: every kind of column, and what a source reads of them again."""
+
+import io
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from batchd.config.columns import Column
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.prepare import members as members_module
+from batchd.prepare.members import MemberEncoder, is_image
+from support.images import encode, jpeg, photo
+
+PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))
+
+
+def members(columns, values, image_format="jpg", quality=90, *, is_bgr=False):
+    encoder = MemberEncoder({column.name: column for column in columns}, image_format, quality, is_bgr=is_bgr)
+    return dict(encoder.members(values))
+
+
+def decoded(data):
+    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+
+
+@pytest.mark.parametrize("is_bgr", [False, True])
+def test_pixels_come_back_as_they_were(is_bgr):
+    """PNG loses nothing, nor does WebP with quality 100, whatever the order of the channels."""
+    pixels = photo(20, 31)
+    for image_format, quality in (("png", 90), ("webp", 100)):
+        (data,) = members([PIXELS], {"image": pixels}, image_format, quality, is_bgr=is_bgr).values()
+
+        expected = pixels if is_bgr else pixels[:, :, ::-1]
+        assert np.array_equal(decoded(data), expected)
+
+
+@pytest.mark.parametrize("with_simplejpeg", [True, False])
+@pytest.mark.parametrize("is_bgr", [False, True])
+def test_a_jpeg_is_near_to_its_pixels(is_bgr, with_simplejpeg, monkeypatch):
+    """Nearer with more quality; both encoders know which channel is red."""
+    if not with_simplejpeg:
+        monkeypatch.setattr(members_module, "simplejpeg", None)
+    pixels = photo(64, 96)
+    sizes, errors = [], []
+    for quality in (50, 95):
+        (data,) = members([PIXELS], {"image": pixels}, "jpg", quality, is_bgr=is_bgr).values()
+        back = decoded(data) if is_bgr else decoded(data)[:, :, ::-1]
+        sizes.append(len(data))
+        errors.append(np.abs(back.astype(int) - pixels).mean())
+
+    assert errors[1] < errors[0] < 12
+    assert sizes[0] < sizes[1]
+
+
+def test_grey_stays_grey():
+    """One channel in every format."""
+    gray = photo(16, 16)[:, :, :1]
+    for image_format in ("jpg", "png"):
+        (data,) = members([Column("image", dtype="uint8", shape=(16, 16, 1))], {"image": gray}, image_format).values()
+        assert decoded(data).ndim == 2
+
+
+def test_pixels_need_not_be_contiguous():
+    """A crop is a view."""
+    pixels = photo(40, 40)[3:20, 5:30]
+
+    (data,) = members([PIXELS], {"image": pixels}, "png").values()
+
+    assert np.array_equal(decoded(data)[:, :, ::-1], pixels)
+
+
+@pytest.mark.parametrize(("data", "ending"), [(jpeg(photo()), "jpg"), (encode(photo(), ".png"), "png")])
+def test_a_file_that_is_not_decoded_stays_as_it_was(data, ending):
+    """Byte for byte, under the ending that it should have."""
+    found = members([Column("image", "encoded")], {"image": memoryview(data)})
+
+    assert found == {ending: data}
+
+
+def test_every_kind_of_value_has_its_member():
+    """Label as the source reads it; other numbers together; arrays and texts under their names; further images too."""
+    columns = [
+        PIXELS,
+        Column("mask", dtype="uint8", shape=(4, 4, 1)),
+        Column("label", dtype="int64"),
+        Column("score", dtype="float32"),
+        Column("good", dtype="bool"),
+        Column("boxes", dtype="float32", shape=(None, 4)),
+        Column("planes", dtype="uint8", shape=(3, 4, 4), channels_first=True),
+        Column("caption", "text"),
+    ]
+    values = {
+        "image": photo(4, 4),
+        "mask": photo(4, 4)[:, :, :1],
+        "label": np.int64(-3),
+        "score": 0.5,
+        "good": True,
+        "boxes": np.ones((2, 4), np.float32),
+        "planes": np.zeros((3, 4, 4), np.uint8),
+        "caption": "grüß",
+    }
+
+    found = members(columns, values, "png")
+
+    assert set(found) == {"png", "mask.png", "cls", "json", "boxes.npy", "planes.npy", "caption.txt"}
+    assert found["cls"] == b"-3"
+    assert json.loads(found["json"]) == {"score": 0.5, "good": True}
+    assert found["caption.txt"].decode() == "grüß"
+    boxes = np.lib.format.read_array(io.BytesIO(found["boxes.npy"]), allow_pickle=False)
+    assert np.array_equal(boxes, values["boxes"])
+
+
+def test_what_is_an_image():
+    """Pixels of one or three channels that come last, and files."""
+    assert is_image(PIXELS)
+    assert is_image(Column("x", "encoded"))
+    assert not is_image(Column("x", dtype="uint8", shape=(2, 2, 4)))
+    assert not is_image(Column("x", dtype="float32", shape=(2, 2, 3)))
+    assert not is_image(Column("x", dtype="uint8", shape=(3, 2, 2), channels_first=True))
+    assert not is_image(Column("x", "text"))
+
+
+@pytest.mark.parametrize("image_format", ["jpg", "png", "webp"])
+def test_pixels_that_no_format_takes_are_a_bad_sample(image_format):
+    """An image without height."""
+    with pytest.raises(SampleUndecodable):
+        members([PIXELS], {"image": np.empty((0, 5, 3), np.uint8)}, image_format)
