@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from batchd.config.lines import KeyPath, key_lines
 from batchd.config.problems import locate, path_text, problems_from
-from batchd.config.schema import path_keys
+from batchd.config.schema import path_keys, path_places
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import ConfigInvalid, Problem
 
@@ -161,9 +161,12 @@ def _value_from_text(path: KeyPath, text: str) -> Any:
     usable = len(parsed) == 1 and isinstance(value, (str, bool, int, float, list, dict))
     if not usable or (path[-1] in path_keys() and not isinstance(value, str)):
         value = text
-    changed = {str(path[-1]): value}
-    _make_paths_absolute(changed, Path.cwd())
-    return changed[str(path[-1])]
+    changed = {path[-1]: value}
+    around: Any = changed
+    for name in reversed(path[:-1]):
+        around = {name: around}
+    _make_paths_absolute(around, Path.cwd())
+    return changed[path[-1]]
 
 
 def _apply(data: dict[str, Any], change: _Change) -> list[Problem]:
@@ -178,17 +181,11 @@ def _apply(data: dict[str, Any], change: _Change) -> list[Problem]:
     return []
 
 
-def _make_paths_absolute(value: Any, base: Path) -> None:
-    """Join every path in the tables under ``value`` to ``base``; an empty one stays, to be refused."""
-    if isinstance(value, list):
-        for item in value:
-            _make_paths_absolute(item, base)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if name in path_keys() and isinstance(item, str) and item:
-                value[name] = str(base / os.path.expanduser(item))  # noqa: PTH111  Path's raises for unknown users
-            else:
-                _make_paths_absolute(item, base)
+def _make_paths_absolute(data: Any, base: Path) -> None:
+    """Join every path in a configuration, or in a part of one, to ``base``; an empty one stays, to be refused."""
+    for around, place in list(path_places(data)):
+        if around[place]:
+            around[place] = str(base / os.path.expanduser(around[place]))  # noqa: PTH111  Path's raises for unknown users
 
 
 def _origin(problem: Problem, changes: Sequence[_Change]) -> str | None:

@@ -38,6 +38,19 @@ _EXAMPLES = {
     "path": '"/data/photos"',
     "root": '"/data"',
     "size": "[224, 224]",
+    "classes": "10",
+    "dtype": '"float32"',
+    "min": "0.0",
+    "max": "255.0",
+    "fields": '["caption"]',
+    "field": '"fname"',
+    "to": '"file"',
+    "file": '"/data/tokenizer.json"',
+    "max_length": "128",
+    "words": '"/data/words.txt"',
+    "table": '"/data/vectors.npy"',
+    "max_words": "64",
+    "length": "256",
 }
 """What stands where there is no default, or an empty list; a key without an example excludes one that has one."""
 _DEPENDENT = {"max_skew"}

@@ -5,6 +5,7 @@ The schema is made from ``config.tree``; everything that speaks of keys (message
 Invariant: an answer follows the data: which keys a step or a source has depends on its ``op`` or ``type``.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -30,10 +31,29 @@ def path_keys() -> frozenset[str]:
     """The keys whose values are paths of files, such as ``root``."""
     found = set()
     for table in [json_schema(), *json_schema()["$defs"].values()]:
-        for name, node in table["properties"].items():
-            if any(option.get("format") == "path" for option in [node, *node.get("anyOf", ())]):
-                found.add(name)
+        found |= {name for name, node in table["properties"].items() if _is_path(node)}
     return frozenset(found)
+
+
+def path_places(data: object, node: Node | None = None) -> Iterator[tuple[Any, str | int]]:
+    """Where paths of files stand in ``data``: the table or array, and the key or place in it.
+
+    Other text is no path, whatever its key is called. Where ``data`` does not say of which kind a step or a source is, the keys
+    of all kinds count.
+    """
+    node = resolve(json_schema() if node is None else node, data)
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for name, item in items:
+        child = _child(node, name)
+        is_path = _is_path(child) if child is not None else "discriminator" in node and name in path_keys()
+        if is_path and isinstance(item, str):
+            yield data, name
+        elif child is not None:
+            yield from path_places(item, child)
+
+
+def _is_path(node: Node) -> bool:
+    return any(option.get("format") == "path" for option in [node, *node.get("anyOf", ())])
 
 
 def meaning_of(path: KeyPath, data: object) -> str:

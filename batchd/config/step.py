@@ -5,8 +5,11 @@ schema, so nothing here needs pydantic).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from batchd.config.columns import COLUMN_NAME
 
 SIDE_PIXELS_MAX = 16_384
 PIXELS_MAX = 1 << 30
@@ -42,3 +45,19 @@ class StepOptions:
         """The fields of a sample that the step reads or makes; None for all of them."""
         field: str = getattr(self, "field")  # noqa: B009  most steps have one
         return frozenset({field})
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the step reads: every option that is a path. What is in them decides bytes, where they lie does not."""
+        step: Any = self
+        values = [getattr(self, option.name) for option in fields(step)]
+        return tuple(value for value in values if isinstance(value, Path))
+
+
+def check_names(*names: str) -> None:
+    """Raise ``ValueError`` where a field that a step makes could not have its name."""
+    for name in names:
+        if not COLUMN_NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is no name of a field: letters, digits, _, . and -, at most 64, and no digit in front"
+            )

@@ -5,8 +5,10 @@ Invariant: ``step_from_plain(step_to_plain(step)) == step``, and the plain form 
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from batchd.config.field_steps import Drop, Rename
 from batchd.config.image_steps import (
     CenterCrop,
     Decode,
@@ -16,8 +18,24 @@ from batchd.config.image_steps import (
     RandomResizedCrop,
     Resize,
 )
+from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 
-Step: TypeAlias = Decode | Resize | CenterCrop | RandomResizedCrop | RandomFlip | Normalize | Layout
+NumberStep: TypeAlias = OneHot | Cast | Clip | Scale
+FieldStep: TypeAlias = Drop | Rename
+TextStep: TypeAlias = Tokenize | Lowercase | RemoveStopwords | Lookup | TextBytes
+Step: TypeAlias = (
+    Decode
+    | Resize
+    | CenterCrop
+    | RandomResizedCrop
+    | RandomFlip
+    | Normalize
+    | Layout
+    | NumberStep
+    | FieldStep
+    | TextStep
+)
 
 STEP_KINDS: dict[str, type[Step]] = {
     "decode": Decode,
@@ -27,13 +45,24 @@ STEP_KINDS: dict[str, type[Step]] = {
     "random_flip": RandomFlip,
     "normalize": Normalize,
     "layout": Layout,
+    "one_hot": OneHot,
+    "cast": Cast,
+    "clip": Clip,
+    "scale": Scale,
+    "drop": Drop,
+    "rename": Rename,
+    "tokenize": Tokenize,
+    "lowercase": Lowercase,
+    "remove_stopwords": RemoveStopwords,
+    "lookup": Lookup,
+    "text_bytes": TextBytes,
 }
 """Every step by its ``op``."""
 
 
 def step_to_plain(step: Step) -> dict[str, object]:
     """Write a step as msgpack and JSON can carry it; ``step_from_plain`` is the way back."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
+    return {name: _to_plain(value) for name, value in asdict(step).items()}
 
 
 def step_from_plain(plain: Mapping[str, object]) -> Step:
@@ -41,10 +70,20 @@ def step_from_plain(plain: Mapping[str, object]) -> Step:
     kind = STEP_KINDS.get(str(plain.get("op")))
     if kind is None:
         raise ValueError(f"the step {plain.get('op')!r} is not one of {', '.join(STEP_KINDS)}")
-    names = {field.name for field in fields(kind)}
-    if plain.keys() != names:
-        raise ValueError(f"the step {plain['op']!r} has the options {sorted(names)}, not {sorted(plain)}")
-    options: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
-    }
+    types = {field.name: field.type for field in fields(kind)}
+    if plain.keys() != types.keys():
+        raise ValueError(f"the step {plain['op']!r} has the options {sorted(types)}, not {sorted(plain)}")
+    options: dict[str, Any] = {name: _from_plain(types[name], value) for name, value in plain.items()}
     return kind(**options)
+
+
+def _to_plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _from_plain(hint: object, value: object) -> object:
+    if isinstance(value, list):
+        return tuple(value)
+    return Path(value) if hint is Path and isinstance(value, str) else value

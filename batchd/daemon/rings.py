@@ -59,18 +59,17 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
     """
     problems: list[Problem] = []
     columns: dict[str, tuple[Column, ...]] = {}
+    layouts: dict[str, SlotLayout] = {}
     for name, stream in config.streams.items():
         try:
             columns[name] = kind_of(stream.source).columns(stream.source)
         except SourceInvalid as error:
             problems.append(_problem(name, "source", str(error)))
-        else:
-            problems += [_problem(name, "pipeline", text) for text in check_steps(columns[name], stream.pipeline)]
-    layouts = {
-        name: place_fields(_row_fields(stream, columns[name]), stream.batch_size)
-        for name, stream in config.streams.items()
-        if name in columns and not check_steps(columns[name], stream.pipeline)
-    }
+            continue
+        found = check_steps(columns[name], stream.pipeline)
+        problems += [_problem(name, "pipeline", text) for text in found]
+        if not found:
+            layouts[name] = place_fields(_row_fields(stream, columns[name]), stream.batch_size)
     memory_problems = _memory_problems(config, layouts)
     if problems:
         raise ConfigInvalid(problems + memory_problems)

@@ -3,25 +3,29 @@
     StreamConfig --scan--> index (memfd) --> ServeStream + descriptor, for workers
                            layout, plan  --> StreamSpec, for the core
                            fingerprint   --> what a position of this stream means
+    files of steps --------digests-------^
 
 Invariant: two streams with the same fingerprint have the same bytes at every position.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from batchd.config.columns import Column
 from batchd.config.sources import Source, source_to_plain
-from batchd.config.steps import step_to_plain
+from batchd.config.steps import Step, step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.core.delivery import StreamSpec
 from batchd.core.plan import Plan
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
 from batchd.pipeline.fields import is_random
+from batchd.pipeline.step_files import StepFileInvalid, digest_of
 from batchd.sources.index import SourceIndex
 from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
@@ -40,6 +44,11 @@ Scan: TypeAlias = Callable[[Source], SourceIndex]
 """Finds all samples of a source."""
 
 
+Digests: TypeAlias = Mapping[Path, str]
+"""What is in the files that steps read, by path."""
+NO_FILES: Digests = MappingProxyType({})
+
+
 @dataclass(slots=True, eq=False)
 class ServedStream:
     """One stream. The index's descriptor stays open, for workers that come later."""
@@ -52,6 +61,7 @@ class ServedStream:
     spec: StreamSpec
     index_descriptor: int
     classes: list[str]
+    digests: Digests
     quarantined: list[int] = field(default_factory=list)
 
     def serve_stream(self) -> ServeStream:
@@ -67,6 +77,7 @@ class ServedStream:
             source=source_to_plain(self.config.source),
             columns=[(column.name, column.text) for column in self.columns],
             steps=[step_to_plain(step) for step in self.config.pipeline],
+            files=[(str(path), digest) for path, digest in self.digests.items()],
             layout=self.layout.to_wire(),
         )
 
@@ -77,6 +88,10 @@ def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, sc
         index = scan(config.source)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
+    try:
+        digests = {path: digest_of(path) for step in config.pipeline for path in step.files}
+    except StepFileInvalid as error:
+        raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
     if plan.steps == 0:
         raise SourceInvalid(
@@ -86,7 +101,7 @@ def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, sc
     spec = StreamSpec(
         number=number,
         name=name,
-        fingerprint=fingerprint(config, ring.columns, index.digest),
+        fingerprint=fingerprint(config, ring.columns, index.digest, digests),
         plan=plan,
         repeats=not config.shuffle and not is_random(config.pipeline),
         window=config.window,
@@ -105,11 +120,16 @@ def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, sc
         spec=spec,
         index_descriptor=index.to_memfd(),
         classes=_classes(index),
+        digests=digests,
     )
 
 
-def fingerprint(config: StreamConfig, columns: Sequence[Column], source_digest: str) -> str:
+def fingerprint(
+    config: StreamConfig, columns: Sequence[Column], source_digest: str, digests: Digests = NO_FILES
+) -> str:
     """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
+
+    A file that a step reads counts by its content, wherever it lies.
 
     Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it.
     """
@@ -117,7 +137,7 @@ def fingerprint(config: StreamConfig, columns: Sequence[Column], source_digest: 
         "version": CONTENT_VERSION,
         "source": source_digest,
         "columns": [(column.name, column.text) for column in columns],
-        "steps": [step_to_plain(step) for step in config.pipeline],
+        "steps": [_named_by_content(step, digests) for step in config.pipeline],
         "batch_size": config.batch_size,
         "seed": config.seed,
         "shuffle": config.shuffle,
@@ -125,6 +145,15 @@ def fingerprint(config: StreamConfig, columns: Sequence[Column], source_digest: 
         "on_error": config.on_error,
     }
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _named_by_content(step: Step, digests: Digests) -> dict[str, object]:
+    """The options of a step, with the digest of each file in the place of its path."""
+    paths = {str(path): digests[path] for path in step.files}
+    plain = step_to_plain(step)
+    return {
+        name: paths[str(value)] if isinstance(getattr(step, name), Path) else value for name, value in plain.items()
+    }
 
 
 def _classes(index: SourceIndex) -> list[str]:

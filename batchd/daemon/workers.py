@@ -37,7 +37,11 @@ from batchd_wire.orders import (
 
 _log = structlog.get_logger()
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+ONE_THREAD = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""There is a worker for every core, so no library shall start threads of its own."""
 FAULT_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
 )
@@ -222,7 +226,7 @@ def _start(channel: int, note: int) -> subprocess.Popen[bytes]:
         pass_fds=(channel, note),
         stdin=subprocess.DEVNULL,
         process_group=0,  # Ctrl-C in a terminal goes to the daemon alone, from the worker's first moment on
-        env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+        env={**os.environ, **ONE_THREAD},
     )
 
 

@@ -9,28 +9,25 @@ Invariant: the bytes written are a function of (steps, seed, epoch, sample, atte
 what decodes them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
-
-import numpy as np
 
 from batchd.config.columns import Column
 from batchd.config.image_steps import Decode
 from batchd.config.steps import Step
 from batchd.config.values import Value
-from batchd.pipeline import image_effects
+from batchd.pipeline import field_stage, image_effects, number_stage, text_stage
+from batchd.pipeline.arrays import array_of
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.fields import EFFECTS, columns_after
 from batchd.pipeline.image_stage import ImageStage
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import Row, Stage
+from batchd.pipeline.stages import MakeStage, Row, Stage
 from batchd.pipeline.vision import Image
 
-MakeStage: TypeAlias = Callable[[Any, Columns, Columns], Stage]
-"""Makes the stage of a step. Takes the step, the columns before it and those after it."""
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType({})
+STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
+    {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES}
+)
 """All steps but those on images, of which a run is one stage."""
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
@@ -101,8 +98,9 @@ def _stage(run: list[Step], before: Columns, after: Columns, rest: Sequence[froz
     step = run[0]
     if type(step) in STAGES:
         return STAGES[type(step)](step, before, after)
-    is_last = not any(touched is None or step.field in touched for touched in rest)
+    assert isinstance(step, image_effects.ImageStep), f"{step.op} has no stage"
     column = after[step.field]
+    is_last = not any(touched is None or step.field in touched for touched in rest)
     return ImageStage(run, before[step.field], column, writes_row=is_last and column.is_fixed)
 
 
@@ -112,7 +110,4 @@ def _is_on_image(step: Step) -> bool:
 
 def _store(column: Column, value: Value, out: Image) -> None:
     """Write a value that no stage has written. Raises ``SampleUndecodable`` where it is not what its column says."""
-    array = np.asarray(value)
-    if array.shape != out.shape or not np.can_cast(array.dtype, out.dtype, "same_kind"):
-        raise SampleUndecodable(f"{column.name!r} is {array.dtype}{list(array.shape)} instead of {column.text}")
-    out[...] = array
+    out[...] = array_of(column, value)

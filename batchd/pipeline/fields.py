@@ -10,15 +10,12 @@ from types import MappingProxyType
 
 from batchd.config.columns import Column
 from batchd.config.steps import Step
-from batchd.pipeline import image_effects
-from batchd.pipeline.effects import Columns, Effect, StepInvalid
+from batchd.pipeline import field_effects, image_effects, number_effects, text_effects
+from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, StepInvalid
+from batchd.pipeline.file_checks import check_files
 from batchd_wire.fields import Field
 
-INDEX, VALID = "index", "valid"
-"""The fields that every batch has, and every batch of a stream that masks: the sample's number in its source, and whether the
-sample is what it should be."""
-
-_FAMILIES = (image_effects,)
+_FAMILIES = (image_effects, number_effects, field_effects, text_effects)
 EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
     {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
 )
@@ -51,18 +48,25 @@ def is_random(steps: Sequence[Step]) -> bool:
 
 
 def check_steps(columns: Sequence[Column], steps: Sequence[Step]) -> list[str]:
-    """List everything that is wrong with ``steps`` for such columns; empty where they can be run."""
+    """List everything that is wrong with ``steps`` for such columns, and with files that they read; empty where they can be run.
+
+    Reads files, so it is for the start, once.
+    """
     return list(_problems(columns, steps))
 
 
 def _problems(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[str]:
     made: Columns = {column.name: column for column in columns}
-    for name in (INDEX, VALID):
-        if name in made:
+    for name in made:
+        if name in TAKEN:
             yield f"the source has a field {name!r}, which is what every batch calls something else; give it another name"
     broken: set[str] = set()
-    for step in steps:
-        if broken & (step.touches or made.keys()):  # one mistake would be told once more for every step behind it
+    files = [check_files(step) for step in steps]
+    for step, problems in zip(steps, files, strict=True):
+        yield from problems
+        if problems or broken & (
+            step.touches or made.keys()
+        ):  # one mistake would be told once more for every step behind it
             broken |= step.touches or made.keys()
             continue
         try:
@@ -79,7 +83,14 @@ def _not_fixed(column: Column) -> str:
     if column.kind == "encoded":
         return f'{column.name!r} is the bytes of an image file; the first step must be {{ op = "decode" }}'
     if column.kind == "text":
-        return f"{column.name!r} is text, which no batch can hold as it is"
+        return (
+            f"{column.name!r} is text, which no batch can hold as it is; add "
+            '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
+        )
+    if len(column.shape) != image_effects.IMAGE_DIMENSIONS:
+        return (
+            f"{column.name!r} is {column.text}, and a batch holds no field whose length differs from sample to sample"
+        )
     return (
         f"the images keep their different sizes ({column.name!r} is {column.text}), so no batch can hold them; add "
         '"random_resized_crop", "center_crop" or "resize" with size'

@@ -1,9 +1,10 @@
 """What a pipeline consists of in a worker: stages, each of which runs one or several steps. Worker process."""
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from batchd.config.values import Value
+from batchd.pipeline.effects import Columns
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.vision import Image
 
@@ -19,3 +20,7 @@ class Stage(Protocol):
 
         Values are valid until the next sample. Raises ``SampleUndecodable`` with the reason.
         """
+
+
+MakeStage: TypeAlias = Callable[[Any, Columns, Columns], Stage]
+"""Makes the stage of a step. Takes the step, the columns before it and those after it."""

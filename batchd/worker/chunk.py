@@ -7,6 +7,8 @@
 
                                          then its checksum, where the stream has them
 
+    a file that a step reads is not what the daemon saw ----> zeros; the daemon stops the stream
+
 Invariant: every field of every ordered row is written, whatever happens to a sample, so nothing of the slot's former
 content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process, and the daemon bisects.
 """
@@ -18,10 +20,11 @@ from batchd.config.columns import parse_column
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
 from batchd.core.plan import Plan, Position
+from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline, record_bytes_max
-from batchd.pipeline.fields import INDEX, VALID
 from batchd.pipeline.stages import Row
+from batchd.pipeline.step_files import changed_file
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import kind_of
@@ -33,6 +36,7 @@ from batchd_wire.orders import PATH_BYTES_MAX, REASON_BYTES_MAX, ChunkFilled, Fi
 
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
+HOPELESS_BYTES_MAX = 1000
 
 
 class ServedStream:
@@ -49,14 +53,31 @@ class ServedStream:
         self._plan = Plan(told.samples, told.batch_size, told.seed, told.shuffle, drop_last=False)
         self._on_error = told.on_error
         self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
-        self._pipeline = Pipeline(columns, steps, told.seed)
         self._note = note
+        self._hopeless: str | None = None
+        try:
+            self._pipeline = Pipeline(columns, steps, told.seed)
+        except StepInvalid as error:
+            self._hopeless = changed_file(told.files) or str(error)
+        else:
+            self._hopeless = changed_file(told.files)
 
     def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
         """Fill the ordered rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""
+        rows = slice(order.first, order.first + order.count)
+        if self._hopeless is None:
+            try:
+                return self._fill(order, rows, arrays, page)
+            except StepInvalid as error:
+                self._hopeless = str(error)
+                self._note.clear()
+        for array in arrays.values():
+            array[rows] = 0
+        return ChunkFilled(order.order, 0, [], _shorten(self._hopeless, HOPELESS_BYTES_MAX))
+
+    def _fill(self, order: FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> ChunkFilled:
         begun_ns = perf_counter_ns()
         self._note.begin(order.order)
-        rows = slice(order.first, order.first + order.count)
         samples = self._plan.indices(Position(order.epoch, order.step), order.first, order.count)
         arrays[INDEX][rows] = samples
         if VALID in arrays:
@@ -74,7 +95,9 @@ class ServedStream:
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
-        return ChunkFilled(order.order, (perf_counter_ns() - begun_ns) // 1000, bad, _shorten(hopeless, 1000))
+        return ChunkFilled(
+            order.order, (perf_counter_ns() - begun_ns) // 1000, bad, _shorten(hopeless, HOPELESS_BYTES_MAX)
+        )
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 """From sys/prctl.h."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def limit_threads() -> None:
     """Hold the thread pools of numerical libraries to one thread, before they are imported: there is a process for each core."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @contextmanager

@@ -40,7 +40,8 @@ class ServeStream(Message):
     """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
 
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
-    (name, type as people write it); ``layout`` is a ``SlotLayout``.
+    (name, type as people write it); ``layout`` is a ``SlotLayout``; ``files``: the files that steps read, as (path, SHA-256 of
+    what the daemon found in it).
     """
 
     stream: int
@@ -53,6 +54,7 @@ class ServeStream(Message):
     source: dict[str, object]
     columns: list[tuple[str, str]]
     steps: list[dict[str, object]]
+    files: list[tuple[str, str]]
     layout: object
 
 

@@ -1,11 +1,15 @@
 """What a stream's fingerprint depends on: everything that decides bytes, and nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
+from batchd.config.field_steps import Drop, Rename
 from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.number_steps import Cast, Clip, OneHot, Scale
 from batchd.config.steps import STEP_KINDS
+from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.config.tree import StreamConfig
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
 from batchd.sources.kinds import kind_of
@@ -20,6 +24,17 @@ STEPS = (
     RandomFlip(),
     Normalize(),
     Layout(),
+    OneHot(classes=10),
+    Cast(dtype="float32"),
+    Clip(min=0, max=9),
+    Scale(),
+    Drop(fields=("extra",)),
+    Rename(field="name", to="text"),
+    Tokenize(file=Path("/a"), max_length=8),
+    Lowercase(),
+    RemoveStopwords(file=Path("/a")),
+    Lookup(words=Path("/a"), table=Path("/b"), max_words=8),
+    TextBytes(length=8),
 )
 OTHER_OPTIONS = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
@@ -29,23 +44,51 @@ OTHER_OPTIONS = {
     "random_flip": {"probability": 0.25, "direction": "vertical"},
     "normalize": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "dtype": "float16"},
     "layout": {"order": "nhwc"},
+    "one_hot": {"classes": 11, "dtype": "uint8"},
+    "cast": {"dtype": "uint8", "truncate": True},
+    "clip": {"min": 1, "max": 8},
+    "scale": {"factor": 2.0, "offset": 1.0, "dtype": "float16"},
+    "drop": {"fields": ("extra", "more")},
+    "rename": {"to": "caption"},
+    "tokenize": {
+        "to": "ids",
+        "file": Path("/c"),
+        "max_length": 9,
+        "padding": "none",
+        "truncation": False,
+        "pad_id": 1,
+        "special_tokens": False,
+    },
+    "lowercase": {},
+    "remove_stopwords": {"file": Path("/c"), "case": "exact"},
+    "lookup": {
+        "to": "rows",
+        "words": Path("/c"),
+        "table": Path("/d"),
+        "max_words": 9,
+        "unknown": "zeros",
+        "truncation": False,
+    },
+    "text_bytes": {"length": 9, "truncation": False},
 }
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
 DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}
 BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
 DIGEST = "5e" * 32
+DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}
+"""What is in the files that steps read."""
 
 
-def fingerprint_with(digest: str = DIGEST, **changes: object) -> str:
+def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS, **changes: object) -> str:
     config = StreamConfig(**BASE | changes)
-    return fingerprint(config, kind_of(config.source).columns(config.source), digest)
+    return fingerprint(config, kind_of(config.source).columns(config.source), digest, digests)
 
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     """And no two of them to the same; a new option is missed here first."""
     seen = {fingerprint_with()}
     for place, step in enumerate(STEPS):
-        options = OTHER_OPTIONS[step.op] | {"field": "other"}
+        options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op != "drop" else {})
         assert options.keys() | {"op"} == {field.name for field in fields(step)} - (
             {"size"} if step.op == "resize" else set()
         )
@@ -55,7 +98,8 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
         }
 
     assert OTHER_OPTIONS.keys() == STEP_KINDS.keys()
-    assert len(seen) == 1 + sum(len(options) + 1 for options in OTHER_OPTIONS.values())
+    with_field = len(OTHER_OPTIONS.keys() - {"drop"})
+    assert len(seen) == 1 + with_field + sum(map(len, OTHER_OPTIONS.values()))
 
 
 def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:
@@ -87,6 +131,14 @@ def test_the_source_counts_by_its_content_alone() -> None:
     """The same files elsewhere are the same stream; other files in the same place are not."""
     assert fingerprint_with(source=FolderSource(path=Path("/mnt/copy"))) == fingerprint_with()
     assert fingerprint_with(digest="5f" + DIGEST[2:]) != fingerprint_with()
+
+
+def test_a_file_that_a_step_reads_counts_by_its_content_alone() -> None:
+    """Elsewhere it is the same stream; with other content it is another one."""
+    moved = tuple(replace(step, file=Path("/moved")) if isinstance(step, Tokenize) else step for step in STEPS)
+
+    assert fingerprint_with(pipeline=moved, digests={**DIGESTS, Path("/moved"): "a" * 64}) == fingerprint_with()
+    assert fingerprint_with(digests={**DIGESTS, Path("/a"): "e" * 64}) != fingerprint_with()
 
 
 def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:

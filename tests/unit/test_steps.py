@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 from pydantic import BaseModel, Discriminator, ValidationError
 
+from batchd.config.field_steps import Drop, Rename
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.number_steps import Cast, Clip, OneHot, Scale
 from batchd.config.steps import STEP_KINDS, Step, step_from_plain, step_to_plain
+from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.pipeline.fields import check_steps, columns_after, is_random, sample_fields
 from batchd.sources.reader import image_columns
 from batchd_wire.fields import Field
@@ -25,6 +29,17 @@ EVERY_STEP = [
     RandomFlip(probability=0.25, direction="vertical"),
     Normalize(mean=(0.5,), std=(0.25,), dtype="float16"),
     Layout(order="nchw"),
+    OneHot(classes=10, dtype="uint8"),
+    Cast(field="x", dtype="int16", truncate=True),
+    Clip(min=-1.5, max=2),
+    Scale(factor=2.5, offset=-1, dtype="float16"),
+    Drop(fields=("a", "b")),
+    Rename(field="a", to="b"),
+    Tokenize(file=Path("/t/tokenizer.json"), max_length=8, padding="none", truncation=False, pad_id=3, to="ids"),
+    Lowercase(field="caption"),
+    RemoveStopwords(file=Path("/t/stop.txt"), case="exact"),
+    Lookup(words=Path("/t/words"), table=Path("/t/table.npy"), max_words=4, unknown="zeros", truncation=False),
+    TextBytes(length=100, truncation=False),
 ]
 
 
@@ -76,6 +91,20 @@ def test_plain_data_that_is_no_step_is_refused(plain, message):
         ({"op": "resize"}, ("resize",)),
         ({"op": "resize", "size": [2, 2], "shorter_side": 2}, ("resize",)),
         ({"op": "zoom"}, ()),
+        ({"op": "one_hot"}, ("one_hot", "classes")),
+        ({"op": "one_hot", "classes": 0}, ("one_hot", "classes")),
+        ({"op": "cast", "dtype": "int128"}, ("cast", "dtype")),
+        ({"op": "clip"}, ("clip",)),
+        ({"op": "clip", "min": 2, "max": 1}, ("clip",)),
+        ({"op": "clip", "min": 1e16}, ("clip", "min")),
+        ({"op": "scale", "factor": float("inf")}, ("scale", "factor")),
+        ({"op": "drop", "fields": []}, ("drop",)),
+        ({"op": "rename", "field": "a", "to": "a"}, ("rename",)),
+        ({"op": "rename", "field": "a", "to": "two words"}, ("rename",)),
+        ({"op": "tokenize", "file": "", "max_length": 8}, ("tokenize",)),
+        ({"op": "tokenize", "file": "t.json", "max_length": 8, "to": "t" * 60}, ("tokenize",)),
+        ({"op": "lookup", "words": "w", "table": "t", "max_words": 0}, ("lookup", "max_words")),
+        ({"op": "text_bytes", "length": 0}, ("text_bytes", "length")),
     ],
 )
 def test_the_configuration_names_the_option_that_is_wrong(options, place):

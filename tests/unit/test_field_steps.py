@@ -1,0 +1,93 @@
+"""Leaving fields out and calling them something else."""
+
+import numpy as np
+import pytest
+
+from batchd.config.columns import Column
+from batchd.config.field_steps import Drop, Rename
+from batchd.config.image_steps import Decode, Resize
+from batchd.config.number_steps import OneHot
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.fields import check_steps, sample_fields
+from support.images import jpeg, photo
+
+COLUMNS = (Column("jpg", "encoded"), Column("caption", "text"), Column("cls", dtype="int64"))
+
+
+def fields_after(steps, columns=COLUMNS):
+    return [field.name for field in sample_fields(columns, steps, "fail")]
+
+
+def test_fields_get_the_names_that_other_steps_expect():
+    """The image is decoded where it is, and the caption is nowhere."""
+    steps = [
+        Rename(field="jpg", to="image"),
+        Drop(fields=("caption",)),
+        Decode(),
+        Resize(size=(2, 3)),
+        Rename(field="cls", to="label"),
+        OneHot(classes=3),
+    ]
+    row = {"image": np.zeros((2, 3, 3), np.uint8), "label": np.zeros(3, np.float32)}
+    values = {"jpg": memoryview(jpeg(photo(2, 3))), "caption": "a photo", "cls": 2}
+
+    Pipeline(COLUMNS, steps, 0).run(values, 0, 0, 0, row)
+
+    alone = {"image": np.zeros((2, 3, 3), np.uint8)}
+    Pipeline([Column("image", "encoded")], steps[2:4], 0).run({"image": values["jpg"]}, 0, 0, 0, alone)
+    assert check_steps(COLUMNS, steps) == []
+    assert fields_after(steps) == ["image", "label", "index"]
+    assert np.array_equal(row["image"], alone["image"])
+    assert row["label"].tolist() == [0, 0, 1]
+
+
+def test_an_image_may_be_renamed_when_it_is_done():
+    """It is the same picture under another name."""
+    columns = [Column("image", "encoded")]
+    steps = [Decode(), Resize(size=(2, 3)), Rename(field="image", to="photo")]
+    row, alone = ({name: np.zeros((2, 3, 3), np.uint8)} for name in ("photo", "image"))
+    values = {"image": memoryview(jpeg(photo(2, 3)))}
+
+    Pipeline(columns, steps, 0).run(values, 0, 0, 0, row)
+    Pipeline(columns, steps[:2], 0).run(values, 0, 0, 0, alone)
+
+    assert np.array_equal(row["photo"], alone["image"])
+
+
+def test_two_fields_can_change_places():
+    """By way of a third name; each keeps its own place among the fields."""
+    columns = [Column("a", dtype="int8"), Column("b", dtype="int16")]
+    steps = [Rename(field="a", to="c"), Rename(field="b", to="a"), Rename(field="c", to="b")]
+    row = {"b": np.zeros((), np.int8), "a": np.zeros((), np.int16)}
+
+    Pipeline(columns, steps, 0).run({"a": np.int8(1), "b": np.int16(2)}, 0, 0, 0, row)
+
+    assert fields_after(steps, columns) == ["b", "a", "index"]
+    assert (row["b"], row["a"]) == (1, 2)
+
+
+def test_a_masked_sample_carries_nothing_under_a_name_that_was_another_fields():
+    """What is known of "label" is not what is called so in the end."""
+    columns = [Column("label", dtype="int64"), Column("kind", dtype="int64")]
+    steps = [Drop(fields=("label",)), Rename(field="kind", to="label")]
+    row = {"label": np.full((), 77)}
+
+    Pipeline(columns, steps, 0).keep({"label": 5}, row)
+
+    assert row["label"] == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([Drop(fields=("more",))], "\"drop\" leaves out 'more', and a sample has 'jpg', 'caption', 'cls'"),
+        ([Drop(fields=("jpg", "caption", "cls"))], "and then a batch has nothing in it"),
+        ([Rename(field="name", to="x")], "\"rename\" is done to 'name'"),
+        ([Rename(field="cls", to="jpg")], "would make a field 'jpg', which the sample has already"),
+        ([Rename(field="cls", to="index")], "would make a field 'index', which every batch has of itself"),
+        ([Rename(field="cls", to="valid")], "would make a field 'valid'"),
+    ],
+)
+def test_what_makes_no_sense_is_named(steps, problem):
+    """With the names that there are."""
+    assert [text for text in check_steps(COLUMNS, steps) if problem in text]

@@ -1,0 +1,256 @@
+"""Steps on labels and numbers, against plain Python: whole numbers, fractions and numpy's float64."""
+
+from fractions import Fraction
+from math import isfinite, isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from batchd.config.columns import Column
+from batchd.config.image_steps import Decode, Resize
+from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.fields import check_steps, sample_fields
+from support.images import jpeg, photo
+
+WHOLE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+FLOATS = ("float16", "float32", "float64")
+EVERY_TYPE = ("bool", *WHOLE, *FLOATS)
+
+
+def make(step, value, dtype="int64", shape=()):
+    """What a pipeline of one step writes for a field "label" of this type."""
+    columns = [Column("label", dtype=dtype, shape=shape)]
+    (field,) = sample_fields(columns, [step], "fail")[:-1]
+    row = {"label": np.full(field.shape, 77, field.dtype)}
+    Pipeline(columns, [step], 0).run({"label": value}, 0, 0, 0, row)
+    return row["label"]
+
+
+def arrays(dtypes=EVERY_TYPE, **options):
+    """Arrays of up to two dimensions of any of these types."""
+    return st.sampled_from(dtypes).flatmap(
+        lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=2, max_side=3), **options)
+    )
+
+
+@pytest.mark.parametrize("dtype", EVERY_TYPE)
+def test_one_hot_has_a_one_in_the_place_of_the_class(dtype):
+    """As a row of the identity matrix, whatever the type."""
+    for label in range(4):
+        made = make(OneHot(classes=4, dtype=dtype), label)
+        assert made.dtype == dtype
+        assert np.array_equal(made, np.eye(4)[label])
+
+
+def test_one_hot_of_many_labels_has_one_more_dimension():
+    """Shape s becomes s + [classes]."""
+    labels = np.array([[0, 2], [1, 0], [2, 2]], np.uint8)
+
+    assert np.array_equal(make(OneHot(classes=3), labels, "uint8", (3, 2)), np.eye(3)[labels])
+
+
+@pytest.mark.parametrize(("label", "dtype"), [(4, "int64"), (-1, "int64"), (200, "uint8"), (2**64 - 1, "uint64")])
+def test_a_label_outside_the_classes_is_a_bad_sample(label, dtype):
+    """With the number, and which would be good."""
+    with pytest.raises(SampleUndecodable, match=rf"^{label} is no class from 0 to 3 "):
+        make(OneHot(classes=4), np.dtype(dtype).type(label), dtype)
+
+
+def test_a_bad_number_among_many_is_named_with_its_place():
+    """The first of them."""
+    with pytest.raises(SampleUndecodable, match=r"^9 at \[1, 0\] is no class"):
+        make(OneHot(classes=4), np.array([[0, 1], [9, 8]]), "int64", (2, 2))
+
+
+def cast_alone(number, from_dtype, dtype, *, truncate):
+    """What one number becomes, by the rules of "cast" in exact arithmetic; None where the sample is bad."""
+    is_number = isfinite(number)
+    exact = Fraction(number) if is_number else None
+    if dtype == "bool" or dtype in WHOLE:
+        low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        if not is_number or (exact.denominator != 1 and not truncate):
+            return None
+        whole = abs(exact.numerator) // exact.denominator * (-1 if exact < 0 else 1)
+        return whole if low <= whole <= high else None
+    with np.errstate(over="ignore"):
+        rounded = float(np.array(number, from_dtype).astype(dtype))
+    if is_number and not isfinite(rounded):
+        return None
+    if from_dtype in WHOLE and not truncate and Fraction(rounded) != exact:
+        return None
+    return rounded
+
+
+@given(arrays(), st.sampled_from(EVERY_TYPE), st.booleans())
+def test_cast_gives_the_same_numbers_or_none(numbers, dtype, truncate):
+    """For every pair of types, whole numbers at the edges, NaN and infinities."""
+    wanted = [cast_alone(number, numbers.dtype.name, dtype, truncate=truncate) for number in numbers.ravel().tolist()]
+    step = Cast(dtype=dtype, truncate=truncate)
+
+    if None in wanted:
+        with pytest.raises(SampleUndecodable):
+            make(step, numbers, numbers.dtype.name, numbers.shape)
+    else:
+        made = make(step, numbers, numbers.dtype.name, numbers.shape)
+        assert made.dtype == dtype
+        assert all(
+            one == other or (isnan(one) and isnan(other))
+            for one, other in zip(made.ravel().tolist(), wanted, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "to", "reason"),
+    [
+        (300, "int64", "uint8", "300 is not from 0 to 255, as uint8 is"),
+        (-1, "int64", "uint64", "-1 is not from 0"),
+        (2, "uint8", "bool", "2 is not from 0 to 1, as bool is"),
+        (float("nan"), "float32", "int64", "nan is no number of int64"),
+        (float("-inf"), "float64", "int8", "-inf is no number of int8"),
+        (2.5, "float64", "int64", "2.5 has a fractional part, which int64 has not; truncate = true cuts it off"),
+        (2.0**63, "float64", "int64", "is not from -9223372036854775808 to 9223372036854775807"),
+        (2.0**64, "float32", "uint64", "is not from 0 to 18446744073709551615"),
+        (1e300, "float64", "float32", "1e[+]300 is too large for float32"),
+        (70_000, "int64", "float16", "70000 is too large for float16"),
+        (2**24 + 1, "int64", "float32", "16777217 is a whole number that float32 cannot hold exactly"),
+        (2**64 - 1, "uint64", "float64", "18446744073709551615 is a whole number that float64 cannot hold exactly"),
+    ],
+)
+def test_a_number_that_a_type_cannot_hold_is_a_bad_sample(number, dtype, to, reason):
+    """Nothing wraps around and nothing is lost in silence."""
+    with pytest.raises(SampleUndecodable, match=reason):
+        make(Cast(dtype=to), np.dtype(dtype).type(number), dtype)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "to", "becomes"),
+    [
+        (-2.9, "float64", "int8", -2),
+        (255.9, "float32", "uint8", 255),
+        (-0.5, "float32", "uint8", 0),
+        (2**24 + 1, "int64", "float32", 2**24),
+        (2**24 + 3, "int64", "float32", 2**24 + 4),
+    ],
+)
+def test_truncation_is_towards_zero_where_it_is_allowed(number, dtype, to, becomes):
+    """And whole numbers may be rounded, to the even one of two equally near."""
+    assert make(Cast(dtype=to, truncate=True), np.dtype(dtype).type(number), dtype) == becomes
+
+
+@given(
+    arrays((*WHOLE, *FLOATS)),
+    st.one_of(st.none(), st.integers(-300, 300)),
+    st.one_of(st.none(), st.integers(-300, 300)),
+)
+def test_clip_gives_the_nearest_number_between_the_bounds(numbers, low, high):
+    """Bounds that the type cannot hold are none; NaN stays."""
+    dtype = numbers.dtype.name
+    columns = [Column("label", dtype=dtype)]
+    if (low is None and high is None) or (low is not None and high is not None and low > high):
+        return
+    step = Clip(min=low, max=high)
+    if check_steps(columns, [step]):
+        assert dtype in WHOLE
+        assert (low or 0) > np.iinfo(dtype).max or (high or 0) < np.iinfo(dtype).min
+        return
+
+    made = make(step, numbers, dtype, numbers.shape)
+
+    def clipped(number):
+        if low is not None and number < low:
+            return low
+        return high if high is not None and number > high else number
+
+    wanted = np.array([clipped(number) for number in numbers.ravel().tolist()], dtype)
+    assert np.array_equal(made.ravel(), wanted, equal_nan=dtype in FLOATS)
+
+
+def test_bounds_of_floating_point_are_rounded_to_its_type():
+    """So the result is what the type has nearest to the bound."""
+    assert make(Clip(max=0.1), np.float16(0.5), "float16") == np.float16(0.1)
+    assert make(Clip(min=-1e6), np.float16("-inf"), "float16") == float("-inf")
+
+
+@given(
+    arrays(elements={"allow_nan": True}) | arrays(WHOLE),
+    st.floats(-1e300, 1e300),
+    st.floats(-1e300, 1e300),
+    st.sampled_from(FLOATS),
+)
+def test_scale_is_float64_rounded_once(numbers, factor, offset, dtype):
+    """Number by number, as Python computes; what becomes infinite is bad."""
+    wanted = []
+    for number in numbers.ravel().tolist():
+        with np.errstate(over="ignore"):
+            rounded = float(np.array(float(number) * factor + offset).astype(dtype))
+        wanted.append(None if isfinite(number) and not isfinite(rounded) else rounded)
+    step = Scale(factor=factor, offset=offset, dtype=dtype)
+
+    if None in wanted:
+        with pytest.raises(SampleUndecodable, match=f'becomes too large for {dtype} by "scale"'):
+            make(step, numbers, numbers.dtype.name, numbers.shape)
+    else:
+        made = make(step, numbers, numbers.dtype.name, numbers.shape)
+        assert np.array_equal(made.ravel(), np.array(wanted, dtype), equal_nan=True)
+
+
+def test_numbers_of_an_image_can_be_scaled_as_well():
+    """After the steps on its pixels."""
+    steps = [Decode(), Resize(size=(4, 6)), Scale(field="image", factor=1 / 255, offset=-0.5)]
+    row = {"image": np.zeros((4, 6, 3), np.float32)}
+    pixels = {"image": np.zeros((4, 6, 3), np.uint8)}
+    data = jpeg(photo(4, 6))
+
+    Pipeline([Column("image", "encoded")], steps, 0).run({"image": memoryview(data)}, 0, 0, 0, row)
+    Pipeline([Column("image", "encoded")], steps[:2], 0).run({"image": memoryview(data)}, 0, 0, 0, pixels)
+
+    assert np.array_equal(row["image"], (pixels["image"] * (1 / 255) - 0.5).astype(np.float32))
+
+
+def test_steps_on_numbers_follow_each_other():
+    """Each takes what the one before has made."""
+    steps = [Cast(dtype="int32", truncate=True), Clip(min=0, max=2), OneHot(classes=3, dtype="bool")]
+    columns = [Column("label", dtype="float32", shape=(3,))]
+    row = {"label": np.zeros((3, 3), np.bool_)}
+
+    Pipeline(columns, steps, 0).run({"label": np.array([-7.5, 1.9, 12], np.float32)}, 0, 0, 0, row)
+
+    assert np.array_equal(row["label"], np.eye(3, dtype=bool))
+
+
+@pytest.mark.parametrize("value", ["four", np.zeros(3, np.int64), 1.5])
+def test_a_value_that_is_not_what_its_column_says_is_a_bad_sample(value):
+    """Before any step does something to it."""
+    with pytest.raises(SampleUndecodable, match=r"'label' is .* instead of int64"):
+        make(OneHot(classes=4), value)
+
+
+@pytest.mark.parametrize(
+    ("column", "step", "problem"),
+    [
+        (
+            Column("label", dtype="float32"),
+            OneHot(classes=2),
+            "\"one_hot\" needs whole numbers, and 'label' is float32",
+        ),
+        (Column("label", dtype="bool"), OneHot(classes=2), "needs whole numbers"),
+        (Column("label", dtype="int8", shape=(1,) * 8), OneHot(classes=2), "which is too large"),
+        (Column("label", dtype="int8", shape=(1 << 20,)), OneHot(classes=1 << 20), "which is too large"),
+        (Column("label", "text"), Cast(dtype="int8"), "\"cast\" needs numbers, and 'label' is text"),
+        (Column("label", "encoded"), Scale(), '"decode" it first'),
+        (Column("other"), Scale(), "is done to 'label', and a sample has 'other'"),
+        (Column("label", dtype="bool"), Clip(min=0), "\"clip\" needs numbers, and 'label' is bool"),
+        (Column("label", dtype="int8"), Clip(min=0.5), "min = 0.5, and 'label' is int8: whole numbers"),
+        (Column("label", dtype="uint8"), Clip(max=-1), "max = -1, and 'label' is uint8: 0 to 255"),
+        (Column("label", dtype="uint8"), Clip(min=256), "min = 256, and 'label' is uint8: 0 to 255"),
+        (Column("label", dtype="float16"), Clip(min=1e5), "min = 100000.0, and 'label' is float16"),
+    ],
+)
+def test_steps_that_cannot_be_done_are_named(column, step, problem):
+    """With the field, what it is, and what would help."""
+    assert [text for text in check_steps([column], [step]) if problem in text]
