@@ -101,9 +101,9 @@ class MappedFile:
 
 
 def _status(descriptor: int) -> tuple[int, int]:
-    """What changes with the content: the size, and the time that only the kernel sets."""
+    """What changes with the content, and not where the file is only renamed, or another takes its name."""
     status = os.fstat(descriptor)
-    return status.st_size, status.st_ctime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -1,0 +1,227 @@
+"""The files that steps read, from ``batchd check`` to a worker that starts late."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchd.config.columns import Column
+from batchd.config.load import load_config
+from batchd.config.steps import step_to_plain
+from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.pipeline.fields import check_steps, sample_fields
+from batchd.pipeline.step_files import changed_file, digest_of
+from batchd.sources.index import SourceIndex
+from batchd.worker import chunk
+from batchd.worker.note import Note
+from batchd_wire.fields import place_fields
+from batchd_wire.orders import NOTE_BYTES, FillChunk, ServeStream
+from support.texts import save, word_level, word_table
+
+ROWS = 4
+TEXT = [Column("text", "text")]
+TEXTS = ["the cat", "a cat", "the old cat", "sat"]
+
+
+def test_every_file_of_a_step_is_among_its_files():
+    """So that its content counts."""
+    assert Tokenize(file=Path("a"), max_length=1).files == (Path("a"),)
+    assert Lookup(words=Path("a"), table=Path("b"), max_words=1).files == (Path("a"), Path("b"))
+    assert Lowercase().files == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda _path: None, "there is no file {path}"),
+        (lambda path: path.mkdir(), "{path} is no regular file"),
+        (os.mkfifo, "{path} is no regular file"),
+        (lambda path: path.symlink_to(path), "{path} cannot be read: Too many levels of symbolic links"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_once(tmp_path, make, problem):
+    """And not by the steps behind it too. Nobody waits for a FIFO."""
+    path = tmp_path / "words"
+    make(path)
+    steps = [RemoveStopwords(file=path), Lowercase(), TextBytes(length=5)]
+
+    assert check_steps(TEXT, steps) == [problem.format(path=path)]
+
+
+def test_all_files_that_are_wrong_are_named(tmp_path):
+    """Also those of steps that come after one that cannot be done."""
+    steps = [RemoveStopwords(file=tmp_path / "a"), Lookup(words=tmp_path / "b", table=tmp_path / "c", max_words=1)]
+
+    assert check_steps(TEXT, steps) == [f"there is no file {tmp_path / name}" for name in "abc"]
+
+
+def test_paths_are_relative_to_the_configuration(tmp_path):
+    """In steps as in sources; and what is no path stays as it is, whatever its key is called."""
+    (tmp_path / "batchd.toml").write_text(
+        """
+        [streams.a]
+        source = { type = "folder", path = "photos" }
+        batch_size = 4
+        pipeline = [
+            { op = "tokenize", file = "t.json", max_length = 8, field = "file" },
+            { op = "lookup", words = "w.txt", table = "~/t.npy", max_words = 8, to = "words" },
+            { op = "drop", fields = ["table", "path"] },
+            { op = "rename", field = "path", to = "file" },
+        ]
+        """
+    )
+    config = load_config(tmp_path / "batchd.toml", {"streams.b.source.path": "elsewhere"} | OTHER, {})
+    tokenize, lookup, drop, rename = config.streams["a"].pipeline
+
+    assert (tokenize.file, tokenize.field) == (tmp_path / "t.json", "file")
+    assert (lookup.words, lookup.table, lookup.to) == (tmp_path / "w.txt", Path.home() / "t.npy", "words")
+    assert (drop.fields, rename.field, rename.to) == (("table", "path"), "path", "file")
+    assert config.streams["b"].source.path == Path.cwd() / "elsewhere"
+    assert config.streams["b"].pipeline[0].file == Path.cwd() / "words"
+
+
+OTHER = {
+    "streams.b.source.type": "folder",
+    "streams.b.batch_size": "4",
+    "streams.b.pipeline": '[{ op = "remove_stopwords", file = "words", field = "path" }]',
+}
+
+
+def test_a_file_that_changes_is_found_by_its_content(tmp_path):
+    """Its times do not matter."""
+    file = tmp_path / "words"
+    file.write_text("the")
+    told = [(str(file), digest_of(file))]
+
+    os.utime(file, (0, 0))
+    assert changed_file(told) is None
+    file.write_text("and")
+    assert changed_file(told) == (
+        f"{file} has changed since the daemon started; restart the daemon to serve what it is now, as another stream"
+    )
+    file.unlink()
+    assert changed_file(told) == f"there is no file {file}; it was there when the daemon started"
+
+
+@dataclass
+class TextsKind:
+    """A kind of source whose samples are ``TEXTS``."""
+
+    def open(self, _source, _index, _max_bytes):
+        return self
+
+    def read(self, sample):
+        return {"text": TEXTS[sample]}
+
+    def known(self, _sample):
+        return {}
+
+    def name(self, sample):
+        return f"text {sample}"
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """A function that makes what a worker has of a stream with these steps, as the daemon told it of them."""
+    monkeypatch.setattr(chunk, "kind_of", lambda _source: TextsKind())
+    descriptor = os.memfd_create("note")
+    os.truncate(descriptor, NOTE_BYTES)
+    note = Note(descriptor)
+    index = SourceIndex.build(len(TEXTS), {}, {}, {})
+
+    def start(steps, digests):
+        layout = place_fields(sample_fields(TEXT, steps, "fail"), ROWS)
+        told = ServeStream(
+            stream=1,
+            name="texts",
+            seed=0,
+            samples=len(TEXTS),
+            batch_size=ROWS,
+            shuffle=False,
+            on_error="fail",
+            source={"type": "folder", "path": "/texts", "path_bytes": 0},
+            columns=[("text", "text")],
+            steps=[step_to_plain(step) for step in steps],
+            files=digests,
+            layout=layout.to_wire(),
+        )
+        descriptor = index.to_memfd()
+        try:
+            return chunk.ServedStream(told, descriptor, note)
+        finally:
+            os.close(descriptor)
+
+    yield start
+    note._memory.close()
+
+
+def fill(stream):
+    arrays = {field.name: np.full((ROWS, *field.shape), 77, field.dtype) for field in stream.layout.fields}
+    done = stream.fill(FillChunk(1, 1, 1, 0, 0, 0, ROWS), arrays, memoryview(bytearray(stream.layout.slot_bytes)))
+    return done, arrays
+
+
+def test_a_worker_makes_rows_of_what_the_daemon_saw(worker, tmp_path):
+    """Of every file."""
+    files, table = word_table(tmp_path, ["the", "cat"])
+    steps = [Lookup(**files, max_words=2)]
+
+    done, arrays = fill(worker(steps, [(str(path), digest_of(path)) for path in files.values()]))
+
+    assert (done.hopeless, done.bad) == ("", [])
+    assert arrays["vectors_length"].tolist() == [2, 1, 2, 0]
+    assert np.array_equal(arrays["vectors"][2], table)
+
+
+def changed_words(files):
+    files["words"].write_text("cat\nthe\n")
+
+
+def broken_words(files):
+    files["words"].write_text("the\n")
+
+
+def no_words(files):
+    files["words"].unlink()
+
+
+@pytest.mark.parametrize("change", [changed_words, broken_words, no_words])
+def test_a_worker_that_starts_after_a_file_has_changed_stops_the_stream(worker, tmp_path, change):
+    """It makes no row of other content, and it lives on: other streams have done nothing."""
+    files, _table = word_table(tmp_path, ["the", "cat"])
+    steps = [Lookup(**files, max_words=2)]
+    digests = [(str(path), digest_of(path)) for path in files.values()]
+    change(files)
+
+    done, arrays = fill(worker(steps, digests))
+
+    assert str(files["words"]) in done.hopeless
+    assert "started" in done.hopeless
+    assert not any(array.any() for array in arrays.values())
+
+
+def test_a_worker_whose_table_is_written_to_stops_the_stream(worker, tmp_path):
+    """With its next order; no row of it is left."""
+    files, table = word_table(tmp_path, ["the", "cat"])
+    stream = worker([Lookup(**files, max_words=2)], [(str(path), digest_of(path)) for path in files.values()])
+    assert fill(stream)[0].hopeless == ""
+
+    np.save(files["table"], table + 1)
+    for _ in range(2):
+        done, arrays = fill(stream)
+        assert f"{files['table']} was written to while it was in use" in done.hopeless
+        assert not any(array.any() for array in arrays.values())
+
+
+def test_a_tokenizer_that_has_changed_stops_the_stream(worker, tmp_path):
+    """Though it could be read."""
+    file = save(word_level(), tmp_path)
+    digest = digest_of(file)
+    tokenizer = word_level()
+    tokenizer.add_tokens(["old"])
+    save(tokenizer, tmp_path)
+
+    done, _arrays = fill(worker([Tokenize(file=file, max_length=4)], [(str(file), digest)]))
+    assert done.hopeless.startswith(f"{file} has changed since the daemon started")
