@@ -14,6 +14,7 @@ from batchd.config.tree import Config
 
 Node = dict[str, Any]
 """A JSON Schema, or a part of one."""
+_ANYTHING: Node = {"additionalProperties": True}
 
 
 @cache
@@ -38,18 +39,22 @@ def path_keys() -> frozenset[str]:
 def path_places(data: object, node: Node | None = None) -> Iterator[tuple[Any, str | int]]:
     """Where paths of files stand in ``data``: the table or array, and the key or place in it.
 
-    Other text is no path, whatever its key is called. Where ``data`` does not say of which kind a step or a source is, the keys
-    of all kinds count.
+    Other text is no path, whatever its key is called. Where the schema knows no keys (options of a plugin, or a step or source
+    that does not say of which kind it is), the keys that are paths elsewhere count.
     """
     node = resolve(json_schema() if node is None else node, data)
+    is_open = "discriminator" in node or node.get("additionalProperties") is True
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for name, item in items:
         child = _child(node, name)
-        is_path = _is_path(child) if child is not None else "discriminator" in node and name in path_keys()
-        if is_path and isinstance(item, str):
-            yield data, name
-        elif child is not None:
+        if child is not None and not isinstance(item, str):
             yield from path_places(item, child)
+        elif child is not None:
+            yield from [(data, name)] if _is_path(child) else []
+        elif is_open and not isinstance(item, str):
+            yield from path_places(item, _ANYTHING)
+        elif is_open and name in path_keys():
+            yield data, name
 
 
 def _is_path(node: Node) -> bool:

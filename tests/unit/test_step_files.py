@@ -70,6 +70,9 @@ def test_paths_are_relative_to_the_configuration(tmp_path):
             { op = "drop", fields = ["table", "path"] },
             { op = "rename", field = "path", to = "file" },
         ]
+        [streams.c]
+        source = { type = "plugin", name = "mine", options = { path = "x", deep = [ { root = "y" } ], z = "x" } }
+        batch_size = 4
         """
     )
     config = load_config(tmp_path / "batchd.toml", {"streams.b.source.path": "elsewhere"} | OTHER, {})
@@ -79,6 +82,11 @@ def test_paths_are_relative_to_the_configuration(tmp_path):
     assert (lookup.words, lookup.table, lookup.to) == (tmp_path / "w.txt", Path.home() / "t.npy", "words")
     assert (drop.fields, rename.field, rename.to) == (("table", "path"), "path", "file")
     assert config.streams["b"].source.path == Path.cwd() / "elsewhere"
+    assert config.streams["c"].source.options == {
+        "path": str(tmp_path / "x"),
+        "deep": [{"root": str(tmp_path / "y")}],
+        "z": "x",
+    }
     assert config.streams["b"].pipeline[0].file == Path.cwd() / "words"
 
 

@@ -1,0 +1,131 @@
+"""Text, served: tokens, vectors and bytes, and what becomes of a stream whose files change."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.lines_source import install
+from support.seen import see
+from support.settings import write_settings
+from support.texts import WORDS, save, word_level, word_table
+from support.waiting import wait_until
+
+TEXTS = [f"the {['cat', 'dog', 'mat'][number % 3]} sat on {number}" for number in range(60)]
+MAX_LENGTH = 6
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A file of texts, and what the steps on them read."""
+    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path / "site")))
+    lines = tmp_path / "lines.tsv"
+    lines.write_text("".join(f"{number % 4}\t{text}\n" for number, text in enumerate(TEXTS)))
+    (tmp_path / "stop.txt").write_text("on\n")
+    table, _array = word_table(tmp_path, list(WORDS))
+    return {"lines": lines, "tokenizer": save(word_level(), tmp_path), "stop": tmp_path / "stop.txt", **table}
+
+
+def stream_of(files, *steps, **changes):
+    source = {"type": "plugin", "name": "lines", "options": {"path": str(files["lines"])}}
+    return {"source": source, "batch_size": 7, "pipeline": list(steps), **changes}
+
+
+def tokens(files, **changes):
+    return {"op": "tokenize", "file": str(files["tokenizer"]), "max_length": MAX_LENGTH, **changes}
+
+
+def streams_of(files):
+    vectors = {"op": "lookup", "words": str(files["words"]), "table": str(files["table"]), "max_words": 4}
+    return {
+        "tokens": stream_of(files, {"op": "lowercase"}, tokens(files), {"op": "one_hot", "classes": 4}),
+        "vectors": stream_of(files, {"op": "remove_stopwords", "file": str(files["stop"])}, vectors),
+        "bytes": stream_of(files, {"op": "text_bytes", "length": 12}, {"op": "rename", "field": "label", "to": "kind"}),
+    }
+
+
+def test_texts_are_the_same_on_any_number_of_workers(start_daemon, files):
+    """Of all three kinds, shuffled, over epochs, with a worker killed meanwhile."""
+    seen = []
+    for workers in (1, 2):
+        daemon = start_daemon(streams_of(files), workers=workers)
+        with batchd_client.connect(daemon.address) as connection:
+            streams = [connection.stream(name, epochs=2) for name in streams_of(files)]
+            first = [see(stream) for stream in streams]
+            os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
+            seen.append([first, [see(stream) for stream in streams], [stream.fingerprint for stream in streams]])
+    assert seen[0] == seen[1]
+
+
+def test_a_trainer_gets_what_plain_python_makes(start_daemon, files):
+    """Of every sample."""
+    daemon = start_daemon(streams_of(files))
+    with batchd_client.connect(daemon.address) as connection:
+        for batch in connection.stream("tokens", epochs=1):
+            for row, sample in enumerate(batch["index"].tolist()):
+                numbers = [WORDS.get(word, 0) for word in TEXTS[sample].split()]
+                expected = [1, *numbers[: MAX_LENGTH - 2], 2]
+                assert batch["tokens"][row].tolist() == expected
+                assert batch["tokens_length"][row] == len(expected)
+                assert np.array_equal(batch["label"][row], np.eye(4)[sample % 4])
+        for batch in connection.stream("bytes", epochs=1):
+            assert batchd_client.text(batch["text"]) == [TEXTS[sample][:12] for sample in batch["index"].tolist()]
+            assert batch["kind"].tolist() == [sample % 4 for sample in batch["index"].tolist()]
+
+
+def test_a_text_that_is_too_long_is_a_bad_sample_by_the_streams_policy(start_daemon, files):
+    """Masked, and named with both lengths."""
+    files["lines"].write_text("0\tthe cat\n1\tthe cat sat on the mat\n")
+    stream = stream_of(files, tokens(files, truncation=False), on_error="mask", shuffle=False, max_bad_fraction=1.0)
+    daemon = start_daemon({"texts": stream})
+    with batchd_client.connect(daemon.address) as connection:
+        (batch,) = connection.stream("texts", epochs=1)
+        assert batch["valid"].tolist() == [True, False]
+        assert batch["tokens"].tolist() == [[1, 3, 4, 2, 0, 0], [0] * MAX_LENGTH]
+        assert batch["label"].tolist() == [0, 1]
+        wait_until(lambda: connection.bad("texts").total > 0, "the sample is listed")
+        (bad,) = connection.bad("texts").samples
+    assert (bad.path, bad.reason) == ("line 2", "the text has 8 tokens, more than max_length = 6")
+
+
+def test_a_worker_that_finds_another_tokenizer_stops_the_stream_and_no_other(start_daemon, files):
+    """It says which file, and what to do; the same worker serves the rest."""
+    daemon = start_daemon(streams_of(files), workers=1)
+    with batchd_client.connect(daemon.address) as connection:
+        reads = iter(connection.stream("tokens"))
+        next(reads)
+        tokenizer = word_level()
+        tokenizer.add_tokens(["dog"])
+        tokenizer.save(str(files["tokenizer"]))
+        os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
+        with pytest.raises(
+            batchd_client.errors.StreamStopped, match=r"tokenizer.json has changed .* restart the daemon"
+        ):
+            for _batch in reads:
+                pass
+        assert sum(len(one.samples) for one in see(connection.stream("bytes", epochs=1))) == len(TEXTS)
+
+
+def test_other_content_of_a_file_is_another_stream(start_daemon, files):
+    """So a saved position is refused."""
+    fingerprints = []
+    for words in ("on\n", "on\nthe\n", "on\n"):
+        files["stop"].write_text(words)
+        daemon = start_daemon(streams_of(files), workers=1)
+        with batchd_client.connect(daemon.address) as connection:
+            fingerprints.append([connection.stream(name).fingerprint for name in ("vectors", "tokens")])
+    assert fingerprints[0] == fingerprints[2]
+    assert fingerprints[0][0] != fingerprints[1][0]
+    assert fingerprints[0][1] == fingerprints[1][1]
+
+
+def test_check_names_the_file_that_is_missing(files, tmp_path):
+    """With its path and the line."""
+    files["tokenizer"].unlink()
+    settings = write_settings(tmp_path / "batchd.toml", {"texts": stream_of(files, tokens(files))}, {})
+
+    done = batchd("check", settings, status=2)
+    assert f"streams.texts.pipeline: there is no file {files['tokenizer']}" in done.stderr
