@@ -23,6 +23,10 @@ def load_tokenizer(step: Tokenize) -> tuple[Tokenizer, int]:
         tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # noqa: BLE001  the library raises nothing narrower
         raise StepFileInvalid(f"{step.file} is no tokenizer.json, or it is cut: {error}") from None
+    if getattr(tokenizer.model, "dropout", None):
+        raise StepFileInvalid(
+            f"{step.file} has dropout = {tokenizer.model.dropout}, which makes other tokens of the same text each time; remove it"
+        )
     pad_id = _pad_id(tokenizer) if step.pad_id is None else step.pad_id
     if pad_id > TOKEN_MAX:
         raise StepFileInvalid(f"{step.file} pads with {pad_id}, which int32 cannot hold; set pad_id")

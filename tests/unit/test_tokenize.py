@@ -230,6 +230,15 @@ def test_what_is_no_tokenizer_is_named(tmp_path, content):
     assert problem.startswith(f"{file} is no tokenizer.json")
 
 
+def test_a_tokenizer_that_throws_dice_is_refused(tmp_path):
+    """The same text could not have the same tokens on every worker."""
+    tokenizer = byte_pairs()
+    tokenizer.model.dropout = 0.5
+
+    (problem,) = check_steps(TEXT[:1], [Tokenize(file=save(tokenizer, tmp_path), max_length=4)])
+    assert "has dropout = 0.5, which makes other tokens of the same text each time" in problem
+
+
 def test_padding_that_int32_cannot_hold_is_named(tmp_path):
     """With what to set instead."""
     tokenizer = word_level()
