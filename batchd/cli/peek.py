@@ -27,4 +27,4 @@ def command(stream: str, address: str | None, output: Path, bgr: bool) -> None:
     with Attachment(find_daemon(address)) as attachment:
         batch = attachment.peek(stream)
     write_sheet(batch, output, is_bgr=bgr)
-    click.echo(f"{output}: epoch {batch.epoch}, step {batch.step}, {len(batch.arrays['label'])} samples")
+    click.echo(f"{output}: epoch {batch.epoch}, step {batch.step}, {len(batch.arrays['index'])} samples")

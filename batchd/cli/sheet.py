@@ -13,6 +13,8 @@ from batchd.cli.attach import PeekedBatch
 from batchd.errors import BatchdError
 
 IMAGES_MAX = 64
+IMAGES_DIMENSIONS = 4
+"""[samples, height, width, channels], or the channels before the height."""
 COLUMNS = 8
 TILE_PIXELS = 160
 CAPTION_PIXELS = 22
@@ -26,7 +28,16 @@ Image = np.ndarray
 
 
 def write_sheet(batch: PeekedBatch, path: Path, *, is_bgr: bool = False) -> None:
-    """Draw up to 64 images of the batch with their labels. Raises ``BatchdError`` where the file cannot be written."""
+    """Draw up to 64 images of the batch with their labels.
+
+    Raises ``BatchdError`` where there are no images, and where the file cannot be written.
+    """
+    shape = batch.arrays["image"].shape if "image" in batch.arrays else ()
+    if len(shape) != IMAGES_DIMENSIONS:
+        fields = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in batch.arrays.items())
+        raise BatchdError(
+            f"a batch of this stream has no images in a field 'image', so there is nothing to draw: {fields}"
+        )
     encoded = cv2.imencode(".png", draw_sheet(batch, is_bgr=is_bgr))[1]
     try:
         path.write_bytes(encoded.tobytes())
@@ -76,10 +87,18 @@ def _tile(image: Image) -> Image:
     return tile
 
 
+def _label(batch: PeekedBatch, index: int) -> str:
+    """The number of a sample's class and its name; "" where labels are no numbers (any more)."""
+    labels = batch.arrays.get("label")
+    if labels is None or labels.ndim != 1:
+        return ""
+    label = labels[index].item()
+    name = batch.classes[label] if isinstance(label, int) and 0 <= label < len(batch.classes) else ""
+    return f"{label} {name}".strip()
+
+
 def _caption(batch: PeekedBatch, index: int) -> str:
-    label = int(batch.arrays["label"][index])
-    name = batch.classes[label] if 0 <= label < len(batch.classes) else ""
-    text = f"{label} {name}".strip()
+    text = _label(batch, index)
     if "valid" in batch.arrays and not batch.arrays["valid"][index]:
         text = f"bad, masked: {text}"
     room = int(TILE_PIXELS / CHARACTER_PIXELS)

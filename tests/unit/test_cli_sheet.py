@@ -167,3 +167,25 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path, name) -> None:
 
     with pytest.raises(BatchdError, match=rf"{tmp_path / name} cannot be written: [A-Z]"):
         write_sheet(batch_of(filled((1, 1, 1))[None]), tmp_path / name)
+
+
+@pytest.mark.parametrize("labels", [None, np.eye(2, dtype=np.float32), np.array([0.5, 1.5])])
+def test_images_are_drawn_whatever_their_labels_are(labels):
+    """None, rows of "one_hot", or other numbers."""
+    batch = batch_of(np.stack([filled(GREEN), filled(GREEN)]))
+    if labels is None:
+        del batch.arrays["label"]
+    else:
+        batch.arrays["label"] = labels
+
+    assert np.array_equal(tile(draw_sheet(batch, is_bgr=True), 0, COLUMNS)[80, 80], GREEN)
+    assert _caption(batch, 0) == ("0.5" if labels is not None and labels.ndim == 1 else "")
+
+
+@pytest.mark.parametrize("arrays", [{}, {"image": np.zeros((2, 8), np.uint8)}])
+def test_a_stream_without_images_is_told_what_it_has(tmp_path, arrays):
+    """There is nothing to draw of text and numbers."""
+    batch = PeekedBatch(0, 0, [], {**arrays, "tokens": np.zeros((2, 8), np.int32)})
+
+    with pytest.raises(BatchdError, match=r"nothing to draw: .*tokens int32\[2, 8\]"):
+        write_sheet(batch, tmp_path / "sheet.png")
