@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from batchd.config.lines import KeyPath
+from batchd.config.names import suggestion
 from batchd.config.schema import known_keys, meaning_of
 from batchd.errors import Problem
 
@@ -61,12 +61,6 @@ def locate(problems: Sequence[Problem], lines: Mapping[KeyPath, int]) -> list[Pr
         else:
             located.append(problem)
     return located
-
-
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """Help with a name that is not among the ``known`` ones."""
-    nearest = get_close_matches(name.lower(), known, n=1)
-    return f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
 
 
 def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]:

@@ -30,6 +30,15 @@ _EXAMPLES = {
     "of": '{ type = "folder", path = "/data/photos" }',
     "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
     "shards": '["train-{0000..0123}.tar"]',
+    "fields": '{ age = "float32", label = "int64" }',
+    "record": '{ label = "uint8", image = "uint8[3,32,32]" }',
+    "csv.root": "",
+    "csv.path": '"/data/table.csv"',
+    "npy.root": "",
+    "npy.path": '"/data/images.npy"',
+    "npz.path": '"/data/mnist.npz"',
+    "raw.root": "",
+    "raw.path": '"/data/data_batch_1.bin"',
     "runtime_dir": '"/run/batchd"',
     "tcp": '"10.0.0.5:7070"',
     "keys_dir": '"/etc/batchd/keys"',
@@ -52,7 +61,8 @@ _EXAMPLES = {
     "max_words": "64",
     "length": "256",
 }
-"""What stands where there is no default, or an empty list; a key without an example excludes one that has one."""
+"""What stands where there is no default, or an empty list; a key without an example, or with an empty one for its kind of source
+or step, excludes one that has one."""
 _DEPENDENT = {"max_skew"}
 """Keys that are refused unless another key says that they count."""
 _MANUAL_HEAD = """# Configuration
@@ -127,7 +137,7 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
     for kind, table in alternatives(node).items():
         keys = {name: key for name, key in table["properties"].items() if name != chosen_by}
         written = [f"{chosen_by} = {json.dumps(kind)}"]
-        values = {name: _default(key) or _EXAMPLES.get(name) for name, key in keys.items()}
+        values = {name: _default(key) or _example(kind, name) for name, key in keys.items()}
         written += [f"{name} = {value}" for name, value in values.items() if value]
         yield f"# {{ {', '.join(written)} }}"
         yield from _comment(_meaning(table), "    ")
@@ -135,6 +145,10 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
             yield from _comment(f"{name} ({_shown_default(name, key, table)}): {_meaning(key)}", "      ")
         yield "#"
     yield ""
+
+
+def _example(kind: str, name: str) -> str:
+    return _EXAMPLES.get(f"{kind}.{name}", _EXAMPLES.get(name, ""))
 
 
 def _section(title: str, table: Node, introduction: str = "") -> list[str]:

@@ -36,3 +36,19 @@ def check_path(name: str, path: Path) -> None:
         raise ValueError(f"{name} must not be empty")
     if "\0" in str(path):
         raise ValueError(f"{name} must not hold the character NUL")
+
+
+def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` where a source is not either one file, or files below a folder."""
+    if (path is None) == (not files) or (root is None) != (not files):
+        raise ValueError("set either path, for one file, or root and files, for several")
+    for name, given in (("path", path), ("root", root)):
+        if given is not None:
+            check_path(name, given)
+    if not all(files):
+        raise ValueError("files must not hold an empty path")
+
+
+def place_of_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> str:
+    """Where the samples of one file, or of files below a folder, come from, for people."""
+    return str(path) if path else f"{root}: {' '.join(files)}"

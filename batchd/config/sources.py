@@ -9,19 +9,36 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from batchd.config.array_sources import NpySource, NpzSource, RawSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
+from batchd.config.table_sources import CsvSource
 
 Source = (
-    FolderSource | ListSource | GlobSource | WebDatasetSource | ConcatSource | MixSource | SubsetSource | PluginSource
+    FolderSource
+    | ListSource
+    | GlobSource
+    | WebDatasetSource
+    | CsvSource
+    | NpySource
+    | NpzSource
+    | RawSource
+    | ConcatSource
+    | MixSource
+    | SubsetSource
+    | PluginSource
 )
 SOURCE_KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,
     "list": ListSource,
     "glob": GlobSource,
     "webdataset": WebDatasetSource,
+    "csv": CsvSource,
+    "npy": NpySource,
+    "npz": NpzSource,
+    "raw": RawSource,
     "concat": ConcatSource,
     "mix": MixSource,
     "subset": SubsetSource,

@@ -14,7 +14,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import file_problems, folder_problems, reading
+from batchd.sources.places import file_problems, folder_problems, may_lead_out, reading
 from batchd.sources.reader import FilesReader, image_columns
 from batchd.sources.survey import Survey
 
@@ -65,7 +65,7 @@ def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
         raise ValueError("not a path, a space and a whole number")
     if not -_LABEL_MAX <= int(label[0]) <= _LABEL_MAX:
         raise ValueError("a label that does not fit into 64 bits")
-    if not allow_outside_root and (path.startswith(b"/") or b".." in path.split(b"/")):
+    if not allow_outside_root and may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
     return path, int(label[0])
 

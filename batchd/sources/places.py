@@ -1,4 +1,4 @@
-"""Folders and files that somebody named: are they there, and may we read them? Daemon and CLI."""
+"""Folders and files that somebody named: are they there, may we read them, are they where they must be? Daemon, workers, CLI."""
 
 import os
 import stat
@@ -61,3 +61,23 @@ def open_regular(path: str, flags: int) -> int:
         os.close(descriptor)
         raise SourceInvalid(f"{path} is no regular file")
     return descriptor
+
+
+def may_lead_out(path: bytes) -> bool:
+    """Does a path that data names say, by itself, that it may lead out of the folder that it is relative to?"""
+    return path.startswith(b"/") or b".." in path.split(b"/")
+
+
+def below_root(root: bytes, path: bytes) -> bytes:
+    """Where a file really is that data names, below ``root``, a folder's real path. Raises ``ValueError`` if it is elsewhere.
+
+    All links are followed here, so that what was looked at is what is opened.
+    """
+    if may_lead_out(path):
+        raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
+    real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  bytes
+    if not real.startswith(root.rstrip(b"/") + b"/"):
+        raise ValueError(
+            f"a link leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
+        )
+    return real

@@ -41,35 +41,37 @@ _KINDS = {
 }
 
 
-class SampleReader:
-    """Reads samples one after the other into one buffer. Belongs to one worker and one stream."""
+class BytesReader:
+    """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
-    def __init__(self, index: FilesIndex, max_bytes: int) -> None:
-        self._index = index
+    Belongs to one worker and one stream. ``holder`` is what people call a file that records lie in.
+    """
+
+    def __init__(self, max_bytes: int, holder: str = "shard") -> None:
         self._max_bytes = max_bytes
+        self._holder = holder
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._shards: dict[bytes, int] = {}
         """Open shards, those used lately last."""
 
-    def read(self, sample: int) -> memoryview:
-        """Return the bytes of a sample's file, valid until the next call.
-
-        Raises ``SampleUnreadable`` with the reason; ``IndexError`` where there is no such sample.
-        """
-        extent = self._index.extent(sample)
+    def read_file(self, path: bytes, sample: int) -> memoryview:
+        """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
         try:
-            if extent is not None:
-                return self._read_extent(self._shard(self._index.file(sample)), *extent)
-            descriptor = os.open(self._index.file(sample), _OPEN_FLAGS)
+            descriptor = os.open(path, _OPEN_FLAGS)
             try:
                 failpoints.passing("worker.sample.opened", sample)
                 return self._read_whole(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            if error.errno in _OUR_OWN_FAULTS:
-                raise
-            raise SampleUnreadable(os.strerror(error.errno or errno.EIO)) from None
+            raise _reason(error) from None
+
+    def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
+        """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        try:
+            return self._read_extent(self._shard(path), start, size)
+        except OSError as error:
+            raise _reason(error) from None
 
     def close(self) -> None:
         """Close the shards that are open."""
@@ -88,7 +90,7 @@ class SampleReader:
 
     def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
         if size == 0:
-            raise SampleUnreadable(f"is empty (at byte {start} of its shard)")
+            raise SampleUnreadable(f"is empty (at byte {start} of its {self._holder})")
         if size > self._max_bytes:
             raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
         room = self._room(size)
@@ -97,7 +99,7 @@ class SampleReader:
             filled += count
         if filled != size:
             raise SampleUnreadable(
-                f"the shard ends at byte {start + filled}, {size - filled} bytes before the sample does"
+                f"the {self._holder} ends at byte {start + filled}, {size - filled} bytes before the sample does"
             )
         return room
 
@@ -128,6 +130,27 @@ class SampleReader:
         if size > len(self._buffer):
             self._buffer = bytearray(min(2 * size, KEPT_BYTES_MAX))
         return memoryview(self._buffer)[:size]
+
+
+class SampleReader(BytesReader):
+    """Reads samples that are files or lie in them."""
+
+    def __init__(self, index: FilesIndex, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self._index = index
+
+    def read(self, sample: int) -> memoryview:
+        """Return the bytes of a sample's file, valid until the next call.
+
+        Raises ``SampleUnreadable`` with the reason; ``IndexError`` where there is no such sample.
+        """
+        extent, file = self._index.extent(sample), self._index.file(sample)
+        return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
+
+
+def _reason(error: OSError) -> Exception:
+    """What to raise where the system does not read: a bad sample, unless it is this process that lacks something."""
+    return error if error.errno in _OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))
 
 
 def image_columns(path_bytes: int) -> tuple[Column, ...]:

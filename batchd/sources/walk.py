@@ -10,7 +10,7 @@ from pathlib import Path
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
-from batchd.sources.places import status_of, unreadable
+from batchd.sources.places import file_problems, folder_problems, status_of, unreadable
 from batchd.sources.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
@@ -111,12 +111,28 @@ def matching(root: Path, texts: Sequence[str], key: str, survey: Survey) -> list
     return found
 
 
-def shards_of(root: Path, texts: Sequence[str], survey: Survey) -> list[bytes]:
+def shards_of(root: Path, texts: Sequence[str], survey: Survey, key: str = "shards") -> list[bytes]:
     """The files that hold samples, below ``root``, in the order of their paths. Raises ``SourceInvalid`` where there are none."""
-    found = [below(folder, name) for folder, names in matching(root, texts, "shards", survey) for name in names]
+    found = [below(folder, name) for folder, names in matching(root, texts, key, survey) for name in names]
     if not found:
         raise SourceInvalid(f"no file below {root} matches {', '.join(map(repr, texts))}")
     return found
+
+
+def files_of(path: Path | None, root: Path | None, texts: Sequence[str], survey: Survey) -> list[Path]:
+    """The one file at ``path``, or those below ``root`` that match patterns. Raises ``SourceInvalid`` where there are none."""
+    if path is not None:
+        return [path.absolute()]
+    assert root is not None, "either a path or a root"
+    return [root.absolute() / os.fsdecode(shard) for shard in shards_of(root, texts, survey, "files")]
+
+
+def files_problems(path: Path | None, root: Path | None, texts: Sequence[str], what: str) -> list[str]:
+    """What is wrong with such files, without looking for them; ``what`` is what people call one ("the table")."""
+    if path is not None:
+        return file_problems(path, what)
+    assert root is not None, "either a path or a root"
+    return pattern_problems(texts, "files") + folder_problems(root)
 
 
 def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:

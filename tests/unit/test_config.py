@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from batchd.config.array_sources import NpySource, NpzSource, RawSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
@@ -18,6 +19,7 @@ from batchd.config.load import load_config
 from batchd.config.plugin_source import PluginSource
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.config.steps import STEP_KINDS
+from batchd.config.table_sources import CsvSource
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
 from support.configs import STREAM, WHOLE, load
@@ -134,6 +136,20 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypat
     assert changed.daemon.runtime_dir == elsewhere / "here"
 
 
+def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
+    """A field may be called "path", and a title "root"."""
+    source = (
+        '{ type = "csv", path = "t.csv", fields = { path = "text", root = "text" }, names = { root = "keys_dir" } }'
+    )
+
+    config = load(tmp_path, WHOLE, {"streams.photos.source": source}).streams["photos"].source
+    in_file = load(tmp_path, WHOLE.replace('{ type = "folder", path = "photos" }', source)).streams["photos"].source
+
+    assert (config.fields, config.names) == ({"path": "text", "root": "text"}, {"root": "keys_dir"})
+    assert (in_file.fields, in_file.names) == (config.fields, config.names)
+    assert in_file.path == tmp_path / "t.csv"
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -150,11 +166,20 @@ def test_paths_are_relative_to_where_they_were_written(tmp_path: Path, monkeypat
         SubsetSource(of=ConcatSource(sources=(FolderSource(path=Path("/a")),)), start="90%", stop=7, shuffle_seed=3),
         SubsetSource(of=FolderSource(path=Path("/a")), indices=Path("/i.npy")),
         PluginSource(name="zip", options={"path": "/a.zip", "deep": {"list": [1, 2.5, None, True]}}),
+        CsvSource(path=Path("/t.csv"), fields={"b": "float32[3]", "a": "text"}, names={"a": "A b"}, delimiter="\t"),
+        CsvSource(root=Path("/t"), files=("*.csv",), image="f", image_root=Path("/i"), allow_outside_root=True),
+        NpySource(path=Path("/x.npy"), field="x"),
+        NpySource(root=Path("/x"), arrays={"image": "x.npy", "label": "y.npy"}),
+        NpzSource(path=Path("/x.npz"), arrays={"image": "x_train"}),
+        RawSource(path=Path("/x.bin"), record={"label": "uint8", "image": "uint8[3,32,32]"}, offset=16),
+        RawSource(root=Path("/x"), files=("*.bin",), record={"x": "int16"}, byte_order="big"),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:
-    """A source is the same after it was plain data."""
-    assert source_from_plain(source_to_plain(source)) == source
+    """A source is the same after it was plain data, and what it names is in the same order."""
+    copy = source_from_plain(source_to_plain(source))
+    assert copy == source
+    assert str(copy) == str(source)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +193,23 @@ def test_plain_data_that_is_no_source_is_refused(plain: dict[str, object]) -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"path": 3}, {"path_bytes": True}, {"path_bytes": "9"}, {"patterns": "*"}, {"patterns": [3]}, {"classes": "x"}],
+    [
+        {"path": 3},
+        {"path_bytes": True},
+        {"path_bytes": "9"},
+        {"patterns": "*"},
+        {"patterns": [3]},
+        {"classes": "x"},
+        {"record": {"x": 3}},
+        {"record": {3: "int8"}},
+        {"record": []},
+    ],
 )
 def test_plain_data_of_another_type_is_refused(changes: dict[str, object]) -> None:
     """Each option is what its dataclass says."""
     folder, glob = FolderSource(path=Path("/data")), GlobSource(root=Path("/data"), patterns=("*",))
-    plain = source_to_plain(folder if "path" in changes else glob)
+    raw = RawSource(path=Path("/data"), record={"x": "int8"})
+    plain = source_to_plain(raw if "record" in changes else folder if "path" in changes else glob)
 
     with pytest.raises(TypeError):
         source_from_plain(plain | changes)

@@ -1,0 +1,85 @@
+"""Sources whose samples are lines of text tables. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from batchd.config.columns import Column, parse_column
+from batchd.config.source import SourceOptions, check_files, check_path, place_of_files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvSource(SourceOptions):
+    """Tables in CSV format: one sample on each line, the titles of the columns on the first. UTF-8."""
+
+    type: Literal["csv"] = "csv"
+    """Kind of source."""
+
+    path: Path | None = None
+    """The table, where it is one file."""
+
+    root: Path | None = None
+    """The folder of the tables, where they are several files."""
+
+    files: tuple[str, ...] = ()
+    """The paths of the tables below the root, or patterns of them, such as ["train-{00..11}.csv"]. All have the same titles."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    """The columns that become fields, and what is in each, such as { age = "float32", name = "text", box = "int32[4]" }. The
+    numbers of a shape stand in one cell, with spaces between them. A column that is not named here is left out."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """The titles of fields that are called something else in the table, such as { label = "Class Label" }."""
+
+    image: str = ""
+    """The title of a column of paths of image files, which become the field `image`, to be decoded; "" where there is none."""
+
+    image_root: Path | None = None
+    """The folder that the paths of images are relative to; when not set, the folder where the table lies."""
+
+    allow_outside_root: bool = False
+    """Whether images may lie outside of that folder: absolute paths, paths with `..` in them, and links that lead out of it."""
+
+    delimiter: str = ","
+    """The character between two values; "\\t" is the tab."""
+
+    def __post_init__(self) -> None:
+        check_files(self.path, self.root, self.files)
+        if self.image_root is not None:
+            check_path("image_root", self.image_root)
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '\0"\r\n':
+            raise ValueError(
+                f"delimiter must be one ASCII character, no quote and no end of a line: {self.delimiter!r}"
+            )
+        if not self.fields and not self.image:
+            raise ValueError(
+                'name a column: fields = { age = "float32" }, or image = "TITLE" for one of paths of images'
+            )
+        for column in self.parsed_fields():
+            if column.kind == "encoded":
+                raise ValueError(
+                    f'{column.name}: a table holds no images; image = "TITLE" names a column of their paths'
+                )
+            if column.shape.count(None) > 1:
+                raise ValueError(f"{column.name}: numbers in a row tell one unknown length, not several")
+        if self.image and "image" in self.fields:
+            raise ValueError("image stands for two fields: the one in fields, and that of the files which image names")
+        for name in self.names:
+            if name not in self.fields:
+                raise ValueError(f"names has {name!r}, which is none of the fields: {', '.join(self.fields)}")
+
+    def parsed_fields(self) -> tuple[Column, ...]:
+        """``fields``, as columns. Raises ``ValueError``."""
+        return tuple(parse_column(name, text) for name, text in self.fields.items())
+
+    def title(self, name: str) -> str:
+        """The title of the column that a field comes from."""
+        return self.names.get(name, name)
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return place_of_files(self.path, self.root, self.files)

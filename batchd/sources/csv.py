@@ -1,0 +1,112 @@
+"""Tables in CSV format: which bytes of which file are a record. Daemon.
+
+    a.csv, 1.2 GB            index: 8 bytes for a record           worker: pread, split, read the cells
+    title,title              starts  | 12 | 57 | 103 | ...
+    1,"two lines             ends    | end of a.csv | of b.csv | ...
+
+The daemon reads all files once, in blocks, and notes where records begin; workers read them one by one, in any order.
+
+Invariant: what is no table, or has not the columns that are asked for, is refused at the scan; what is wrong with one record
+is found by whoever reads it, and makes one bad sample.
+"""
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from batchd.config.columns import Column
+from batchd.config.names import suggestion
+from batchd.config.table_sources import CsvSource
+from batchd.errors import SourceInvalid
+from batchd.sources.cells import split_record
+from batchd.sources.csv_reader import IMAGE, CsvReader
+from batchd.sources.csv_records import RecordFinder
+from batchd.sources.index import NUMBER, SourceIndex
+from batchd.sources.kinds import SourceKind
+from batchd.sources.places import folder_problems, reading
+from batchd.sources.survey import Survey
+from batchd.sources.walk import files_of, files_problems
+
+
+def _columns(source: CsvSource) -> tuple[Column, ...]:
+    image = (Column(IMAGE, "encoded"),) if source.image else ()
+    return *image, *source.parsed_fields()
+
+
+def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
+    """Find the records of all files. Raises ``SourceInvalid``."""
+    starts: array[int] = array("q")
+    contents: list[list[int]] = []
+    files = files_of(source.path, source.root, source.files, survey)
+    titles: list[str] = []
+    for path in files:
+        found = len(starts)
+        finder = RecordFinder(path, source.delimiter)
+        header: list[str] | None = None
+        with reading(path, survey) as stream:
+            for piece in finder.pieces(stream):
+                records = piece.starts
+                if header is None:
+                    header, records = _header(path, piece.first, source.delimiter), records[1:]
+                    titles = titles or header
+                    _check_titles(source, path, header, titles)
+                starts.frombytes(records.astype(np.int64, copy=False).tobytes())
+                survey.progress(len(starts))
+        if len(starts) == found:
+            what = "holds no record behind its titles" if header else "is empty"
+            raise SourceInvalid(f"{path} {what}" + ("; leave it out of the files" if len(files) > 1 else ""))
+        contents.append([len(starts) - found, finder.end, finder.checksum])
+    facts = {
+        "files": contents,
+        "titles": titles,
+        "cells": {name: titles.index(source.title(name)) for name in source.fields},
+        "image": titles.index(source.image) if source.image else None,
+        "delimiter": source.delimiter,
+    }
+    root = source.image_root
+    place = {"files": [str(path) for path in files], "image_root": None if root is None else str(root.absolute())}
+    numbers = np.frombuffer(starts, np.int64).astype(NUMBER, copy=False)
+    return SourceIndex.build(len(starts), facts, {"starts": numbers}, place)
+
+
+def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
+    """The titles that the first record of a file holds."""
+    if b"\r" in record and b"\n" not in record:
+        raise SourceInvalid(f"{path} ends its lines with CR alone; save it with LF, or CR and LF")
+    try:
+        return split_record(record, delimiter)
+    except ValueError as error:
+        raise SourceInvalid(f"{path}: the header {error}") from None
+
+
+def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: Sequence[str]) -> None:
+    """Refuse a header without a column that is asked for, or unlike that of the first file."""
+    for title in [*map(source.title, source.fields), *filter(None, [source.image])]:
+        count = header.count(title)
+        if count > 1:
+            raise SourceInvalid(f"{path}: {count} columns have the title {title!r}, so nobody can tell which is meant")
+        if not count:
+            alone = "; is the delimiter another one?" if len(header) == 1 else ""
+            raise SourceInvalid(f"{path} has no column {title!r}; {suggestion(title, header)}{alone}")
+    if list(header) != list(first):
+        raise SourceInvalid(f"{path} has the titles {list(header)}, and the first file has {list(first)}")
+
+
+def _problems(source: CsvSource) -> list[str]:
+    """A header is read here too, so that a wrong title is found before the daemon starts."""
+    problems = files_problems(source.path, source.root, source.files, "the table")
+    if source.image_root is not None:
+        problems += folder_problems(source.image_root)
+    if not problems and source.path is not None:
+        finder = RecordFinder(source.path, source.delimiter)
+        with reading(source.path, Survey(lambda _found: None)) as stream:
+            piece = next(finder.pieces(stream), None)
+            if piece is not None:
+                header = _header(source.path, piece.first, source.delimiter)
+                _check_titles(source, source.path, header, header)
+    return problems
+
+
+KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=CsvReader)

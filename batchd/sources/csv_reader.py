@@ -1,0 +1,109 @@
+"""The columns of one record of a table, or the reason why there are none. Workers only.
+
+Invariant: what ``read`` returns is what the cells of one record say, all of them; a record with more or fewer cells than the
+header has, or with a cell that is not what its column is, is a bad sample as a whole.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.config.table_sources import CsvSource
+from batchd.config.values import Value
+from batchd.sources.cells import cell_reader, split_record
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.index import SourceIndex, readable
+from batchd.sources.places import below_root
+from batchd.sources.reader import BytesReader
+
+IMAGE = "image"
+"""The field of the images that a table names."""
+_LINE_FEED = b"\n"[0]
+
+
+class CsvReader:
+    """Reads the chosen columns of any record."""
+
+    def __init__(self, source: CsvSource, index: SourceIndex, max_bytes: int) -> None:
+        facts, place = index.facts, index.place
+        self._index = index
+        self._starts: NDArray[np.int64] = index.arrays["starts"]
+        self._ends = [end for _records, end, _checksum in facts["files"]]
+        self._firsts = list(accumulate((records for records, *_rest in facts["files"]), initial=0))
+        self._files = [os.fsencode(path) for path in place["files"]]
+        self._titles: list[str] = facts["titles"]
+        self._cells = [
+            (column.name, facts["cells"][column.name], cell_reader(column)) for column in source.parsed_fields()
+        ]
+        self._image: int | None = facts["image"]
+        self._roots = [os.path.realpath(root) for root in self._folders(place["image_root"])]
+        self._allow_outside_root = source.allow_outside_root
+        self._delimiter = source.delimiter
+        self._bytes = BytesReader(max_bytes, "file")
+        self.close = self._bytes.close
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        file, start, end = self._extent(sample)
+        try:
+            record = self._bytes.read_extent(self._files[file], start, end - start)
+            if end < self._ends[file] and record[-1] != _LINE_FEED:
+                raise SampleUnreadable("does not end where it did; the file was changed after the daemon read it")
+            row = split_record(record, self._delimiter)
+        except ValueError as error:
+            raise SampleUnreadable(str(error)) from None
+        if len(row) != len(self._titles):
+            raise SampleUnreadable(self._wrong_length(row))
+        values: dict[str, Value] = {}
+        if self._image is not None:
+            values[IMAGE] = self._read_image(file, row[self._image], sample)
+        for name, cell, read in self._cells:
+            try:
+                values[name] = read(row[cell])
+            except ValueError as error:
+                raise SampleUnreadable(f"{self._titles[cell]!r} {error}") from None
+        return values
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """The index holds no values."""
+        del sample
+        return {}
+
+    def name(self, sample: int) -> str:
+        """See ``kinds.Reader``. Records are counted from 1, behind the header."""
+        file, start, _end = self._extent(sample)
+        return f"{readable(self._files[file])}: record {sample - self._firsts[file] + 1} (byte {start})"
+
+    def _extent(self, sample: int) -> tuple[int, int, int]:
+        """Number of the file, first byte, and the byte behind the last one."""
+        sample = self._index.checked(sample)
+        file = bisect_right(self._firsts, sample) - 1
+        is_last = sample + 1 == self._firsts[file + 1]
+        return file, int(self._starts[sample]), self._ends[file] if is_last else int(self._starts[sample + 1])
+
+    def _wrong_length(self, row: Sequence[str]) -> str:
+        missing = self._titles[len(row) :]
+        what = f", so there is no {missing[0]!r}" if missing else ""
+        return f"has {len(row)} cells, and the header {len(self._titles)}{what}"
+
+    def _read_image(self, file: int, path: str, sample: int) -> Value:
+        title = self._titles[self._image or 0]
+        if not path:
+            raise SampleUnreadable(f"{title!r} is empty, and not the path of an image")
+        name = path.encode()
+        root = self._roots[file]
+        try:
+            place = os.path.join(root, name) if self._allow_outside_root else below_root(root, name)  # noqa: PTH118
+            return self._bytes.read_file(place, sample)
+        except ValueError as error:
+            raise SampleUnreadable(f"{title!r} is {path!r}: {error}") from None
+
+    def _folders(self, image_root: str | None) -> list[bytes]:
+        """The folder of the images that each file names."""
+        if image_root is not None:
+            return [os.fsencode(image_root)] * len(self._files)
+        return [os.path.dirname(file) for file in self._files]  # noqa: PTH120  bytes

@@ -1,0 +1,103 @@
+"""Arrays in numpy's .npy files: their headers say where each sample lies. Daemon.
+
+Invariant: only headers are parsed, by numpy, and nothing of them is run; arrays of objects, which need pickle, are refused.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import error as StructError  # noqa: N812  the standard library's name is lower case
+from tokenize import TokenError
+from typing import Any, BinaryIO
+from warnings import catch_warnings
+
+from numpy.lib import format as npy_format
+
+from batchd.config.array_sources import NpySource
+from batchd.config.columns import Column
+from batchd.errors import SourceInvalid
+from batchd.sources.array_files import StoredArray, arrays_index, checked_array, fingerprint
+from batchd.sources.array_reader import ArrayReader
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import SourceKind
+from batchd.sources.places import file_problems, reading
+from batchd.sources.survey import Survey
+
+_DAMAGED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    SyntaxError,
+    TokenError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    StructError,
+)
+"""What numpy's parser raises for a header that is none."""
+_PARSERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+
+
+def read_array(where: str, stream: BinaryIO) -> StoredArray:
+    """The array whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    start = stream.read(npy_format.MAGIC_LEN)
+    if not start.startswith(npy_format.MAGIC_PREFIX):
+        what = "is empty" if not start else f"begins with {start[:6]!r}"
+        raise SourceInvalid(f"{where} is no .npy file: it {what}; numpy.save writes one")
+    stream.seek(-len(start), os.SEEK_CUR)
+    try:
+        version = npy_format.read_magic(stream)
+        if version in _PARSERS:
+            with catch_warnings(action="ignore"):  # that Python 2 wrote it
+                shape, fortran, dtype = _PARSERS[version](stream)
+        else:
+            raise SourceInvalid(
+                f"{where} is a .npy file of version {version[0]}.{version[1]}, which is for structured arrays"
+            )
+    except _DAMAGED:
+        raise SourceInvalid(f"{where} has a damaged header; copy it again") from None
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise SourceInvalid(f"{where} has a damaged header: its shape is {shape!r}")
+    one_dimension = 1
+    return checked_array(where, StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension))
+
+
+@contextmanager
+def _opened(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]]:
+    """A file, open, and the array in it. Raises ``SourceInvalid``."""
+    with reading(path, survey) as stream:
+        array = read_array(str(path), stream)
+        size, need = os.fstat(stream.fileno()).st_size, array.first + array.size
+        if size != need:
+            what = "is cut" if size < need else "has something behind its array"
+            raise SourceInvalid(f"{path} {what}: it has {size} bytes, and its header says {need}")
+        yield stream, array
+
+
+def _columns(source: NpySource) -> tuple[Column, ...]:
+    columns = []
+    for name, path in source.paths().items():
+        with _opened(path, Survey(lambda _found: None)) as (_stream, array):
+            columns.append(array.column(name))
+    return tuple(columns)
+
+
+def _scan(source: NpySource, survey: Survey) -> SourceIndex:
+    """Read the headers of all files. Raises ``SourceInvalid``."""
+    arrays: dict[str, StoredArray] = {}
+    contents: list[list[Any]] = []
+    for name, path in source.paths().items():
+        with _opened(path, survey) as (stream, array):
+            arrays[name] = array
+            contents.append(fingerprint(stream, array.first + array.size))
+    index = arrays_index(arrays, list(source.paths().values()), contents)
+    survey.progress(len(index))
+    return index
+
+
+def _problems(source: NpySource) -> list[str]:
+    return [text for path in source.paths().values() for text in file_problems(path, "the array")]
+
+
+KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader)

@@ -1,0 +1,60 @@
+"""Files of records that are all alike. Daemon.
+
+    | offset bytes | label, image | label, image | ... |      size = offset + samples * record
+
+Invariant: a file that is not made of whole records is refused, so a wrong record or offset is found before it does harm.
+"""
+
+import os
+
+import numpy as np
+
+from batchd.config.array_sources import RawSource
+from batchd.errors import SourceInvalid
+from batchd.sources.array_files import ArrayField, Part, Run, build_index, fingerprint
+from batchd.sources.array_reader import ArrayReader
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import SourceKind
+from batchd.sources.places import reading
+from batchd.sources.survey import Survey
+from batchd.sources.walk import files_of, files_problems
+
+
+def _scan(source: RawSource, survey: Survey) -> SourceIndex:
+    """Count the records of all files. Raises ``SourceInvalid``."""
+    parts, contents, samples = [], [], 0
+    files = files_of(source.path, source.root, source.files, survey)
+    for number, path in enumerate(files):
+        with reading(path, survey) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            count, rest = divmod(size - source.offset, source.record_bytes)
+            if count <= 0 or rest:
+                what = (
+                    f"{size} bytes are not {source.offset} and whole records"
+                    if count > 0
+                    else f"{size} bytes hold none"
+                )
+                raise SourceInvalid(
+                    f"{path}: {what} of {source.record_bytes} bytes each" + (f"; {rest} are left" if count > 0 else "")
+                )
+            contents.append(fingerprint(stream, size))
+        parts.append(Part(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
+        samples += count
+        survey.progress(samples)
+    return build_index(parts, _fields(source), files, contents)
+
+
+def _fields(source: RawSource) -> list[ArrayField]:
+    fields, offset = [], 0
+    for column in source.parsed_record():
+        dtype = np.dtype(column.dtype).newbyteorder("<" if source.byte_order == "little" else ">")
+        fields.append(ArrayField(column.name, 0, offset, dtype.str, column.fixed_shape))
+        offset += dtype.itemsize * int(np.prod(column.fixed_shape))
+    return fields
+
+
+def _problems(source: RawSource) -> list[str]:
+    return files_problems(source.path, source.root, source.files, "the file")
+
+
+KIND = SourceKind(problems=_problems, columns=lambda source: source.parsed_record(), scan=_scan, open=ArrayReader)

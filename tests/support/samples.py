@@ -1,0 +1,50 @@
+"""Sources as workers see them: scanned, shared, and read by their own readers. For tests of sources."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from batchd.config.sources import Source, source_from_plain, source_to_plain
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.scan import scan_source
+from support.source_files import nothing
+
+
+@contextmanager
+def opened(source: Source, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, SourceIndex]]:
+    """A reader over the index as it comes to a worker."""
+    descriptor = scan_source(source, nothing).to_memfd()
+    try:
+        index = SourceIndex.from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes)
+    try:
+        yield reader, index
+    finally:
+        reader.close()
+
+
+def read_samples(source: Source) -> list[Mapping[str, Any]]:
+    """All samples, the last one read first, as any order will do; what is only valid until the next one is copied."""
+    with opened(source) as (reader, index):
+        return [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
+
+
+def reason(reader: Reader, sample: int = 0) -> str:
+    """Why a sample cannot be read."""
+    with pytest.raises(SampleUnreadable) as caught:
+        reader.read(sample)
+    return str(caught.value)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: bytes(value) if isinstance(value, memoryview) else value.copy() if hasattr(value, "copy") else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,398 @@
+"""Tables in CSV format: which records they hold, what their cells are, and what is said of each kind of damage."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.config.columns import Column
+from batchd.config.table_sources import CsvSource
+from batchd.errors import SourceInvalid
+from batchd.sources import csv_records
+from batchd.sources.kinds import kind_of, source_problems
+from batchd.sources.scan import scan_source
+from support.samples import opened, read_samples, reason
+from support.source_files import nothing
+
+FIELDS = {"a": "text", "b": "text"}
+
+
+def table(folder: Path, content: bytes | str, name: str = "t.csv", **options) -> CsvSource:
+    """A source of one table with this content; the fields are texts ``a`` and ``b`` where nothing else is said."""
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return CsvSource(**{"path": path, "fields": FIELDS, **options})
+
+
+def rows(source: CsvSource) -> list[tuple]:
+    return [tuple(values.values()) for values in read_samples(source)]
+
+
+def refused(source: CsvSource) -> str:
+    """What the scan says of a table."""
+    with pytest.raises(SourceInvalid) as caught:
+        scan_source(source, nothing)
+    assert str(source.path or source.root) in str(caught.value)
+    return str(caught.value)
+
+
+# --- what a table says -----------------------------------------------------------------------------------------------
+
+
+def test_chosen_columns_become_fields_of_their_types(tmp_path) -> None:
+    """In the order in which they are named; the others are left out."""
+    fields = {
+        "name": "text",
+        "age": "float32",
+        "label": "int64",
+        "box": "uint16[2,2]",
+        "words": "int32[?]",
+        "good": "bool",
+    }
+    text = (
+        "age,Class Label,name,unused,box,words,good\n"
+        " 1.5 ,-7,Ann,x,1 2 3 65535,5 6 7,true\n"
+        "nan,9223372036854775807,Böb,x, 0 0  0 0 ,,0\n"
+    )
+    source = table(tmp_path, text, fields=fields, names={"label": "Class Label"})
+    first, second = read_samples(source)
+
+    assert list(first) == list(fields)
+    assert first["name"] == "Ann"
+    assert (first["age"], first["age"].dtype) == (1.5, np.float32)
+    assert (first["label"], first["label"].dtype) == (-7, np.int64)
+    np.testing.assert_array_equal(first["box"], np.array([[1, 2], [3, 65535]], np.uint16), strict=True)
+    np.testing.assert_array_equal(first["words"], np.array([5, 6, 7], np.int32), strict=True)
+    assert first["good"].dtype == np.bool_
+    assert (bool(first["good"]), bool(second["good"])) == (True, False)
+    assert second["name"] == "Böb"
+    assert np.isnan(second["age"])
+    assert second["label"] == (1 << 63) - 1
+    assert second["words"].shape == (0,)
+
+
+def test_columns_are_the_image_and_the_fields(tmp_path) -> None:
+    """Known without a look at the table."""
+    source = CsvSource(path=tmp_path / "gone.csv", fields={"x": "float32[3]", "t": "text"}, image="file")
+
+    assert kind_of(source).columns(source) == (
+        Column("image", "encoded"),
+        Column("x", dtype="float32", shape=(3,)),
+        Column("t", "text"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"a,b\n1,2\n3,4\n", [("1", "2"), ("3", "4")]),
+        (b"a,b\r\n1,2\r\n3,4\r\n", [("1", "2"), ("3", "4")]),
+        (b"a,b\n1,2\n3,4", [("1", "2"), ("3", "4")]),
+        (b"\xef\xbb\xbfa,b\n1,2\n", [("1", "2")]),
+        (b'\xef\xbb\xbf"a",b\n1,2', [("1", "2")]),
+        (b"\n\r\na,b\n\n1,2\n\r\n\n3,4\n\n", [("1", "2"), ("3", "4")]),
+        (b'a,b\n"1,1","2\n2"\n"",""""\n', [("1,1", "2\n2"), ("", '"')]),
+        (b'a,b\r\n"1\r\n1",2\r\n', [("1\r\n1", "2")]),
+        (b'"a",b\n"say ""hi""",""""""\n', [('say "hi"', '""')]),
+        (b"b,a\n1,2\n", [("2", "1")]),
+        (b"a,b\n,\n", [("", "")]),
+        ("a,b\nä€😀,é\n".encode(), [("ä€😀", "é")]),
+    ],
+)
+def test_records_are_those_of_rfc_4180(tmp_path, monkeypatch, content, expected) -> None:
+    """Wherever the blocks end in which they are found."""
+    for block in (*range(1, 12), 1 << 20):
+        monkeypatch.setattr(csv_records, "BLOCK_BYTES", block)
+        assert rows(table(tmp_path, content)) == expected, block
+
+
+def test_another_delimiter(tmp_path) -> None:
+    """Commas are text then."""
+    assert rows(table(tmp_path, 'a\tb\n1,5\t"x\ty"\n', delimiter="\t")) == [("1,5", "x\ty")]
+
+
+CELLS = st.text(st.sampled_from('ab,;"\r\n é1😀'), max_size=6)
+
+
+@given(
+    cells=st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12),
+    ends=st.tuples(st.sampled_from(["\n", "\r\n"]), st.booleans()),
+    block=st.integers(1, 40),
+    quote_all=st.booleans(),
+)
+def test_whatever_is_written_is_read(tmp_path_factory, cells, ends, block, quote_all) -> None:
+    """Any text in cells, with line ends and quotes in it; with or without an end of the last line."""
+    end, has_last_end = ends
+
+    def written(cell: str) -> str:
+        return '"' + cell.replace('"', '""') + '"' if quote_all or set(cell) & set(',"\r\n') else cell
+
+    text = end.join(["a,b", *(f"{written(one)},{written(other)}" for one, other in cells)]) + end * has_last_end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_records, "BLOCK_BYTES", block)
+        assert rows(table(tmp_path_factory.getbasetemp(), text)) == cells
+
+
+def test_the_index_is_eight_bytes_for_each_record(tmp_path) -> None:
+    """So workers share what little there is."""
+    source = table(tmp_path, "a,b\n" + "1,2\n" * 20_000)
+
+    index = scan_source(source, nothing)
+
+    assert len(index) == 20_000
+    assert sum(array.nbytes for array in index.arrays.values()) == 8 * 20_000
+
+
+def test_several_tables_follow_each_other_in_the_order_of_their_names(tmp_path) -> None:
+    """With the same titles."""
+    for number in (2, 1):
+        table(tmp_path, f"a,b\n{number},x\n{number},y", f"part-{number}.csv")
+    source = CsvSource(root=tmp_path, files=("part-{1..2}.csv",), fields=FIELDS)
+
+    assert rows(source) == [("1", "x"), ("1", "y"), ("2", "x"), ("2", "y")]
+    with opened(source) as (reader, _index):
+        assert reader.name(3) == f"{tmp_path}/part-2.csv: record 2 (byte 8)"
+
+
+def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path) -> None:
+    """The same table elsewhere is the same source; one changed letter is another."""
+
+    def digest(content: str, folder: str = "x", **options) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return scan_source(table(tmp_path / folder, content, **options), nothing).digest
+
+    same = digest("a,b\n1,2\n")
+    assert digest("a,b\n1,2\n", "y", name="other.csv") == same
+    assert len({same, digest("a,b\n1,3\n"), digest("a,b\n1,2\n", names={"a": "b", "b": "a"})}) == 3
+
+
+# --- what no scan takes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"a,b\n", "holds no record behind its titles"),
+        (b"a,b", "holds no record behind its titles"),
+        (b"A,b\n1,2\n", "has no column 'a'; did you mean A?"),
+        (b"x,y\n1,2\n", "has no column 'a'; known here: x, y"),
+        (b"a;b\n1;2\n", "has no column 'a'; known here: a;b; is the delimiter another one?"),
+        (b"a,b,a\n1,2,3\n", "2 columns have the title 'a'"),
+        (b"a,b\r1,2\r3,4\r", "ends its lines with CR alone"),
+        (b"a,b\xff\n1,2\n", "the header is not UTF-8: byte 0xff at byte 3"),
+        ("a,b\n1,2\n".encode("utf-16"), "is UTF-16"),
+        (b"\xfe\xff\0a\0,\0b\0\n\0", "is UTF-16"),
+        ("a,b\n1,2\n".encode("utf-16-le"), "has a character NUL at byte 1"),
+        (b"a,b\n1,2\n3,\0\n", "has a character NUL at byte 10"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', "record 2, which begins at byte 8, has a quote at byte 10 that is never closed"),
+        (b'"a,b\n1,2\n', "the header, which begins at byte 0, has a quote at byte 0 that is never closed"),
+        (b'a,b\n\n1,2\n3,4 " x\n5,6\n', "record 2, which begins at byte 9, has a quote at byte 13 that neither begins"),
+        (b'a,b\n1,"2" x\n3,4\n', "record 1, which begins at byte 4, has a quote at byte 8 that neither begins"),
+        (b'a,b\n1,"2\n3,4\n5,"6"\n', "record 1, which begins at byte 4, has a quote at byte 15 that neither begins"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, monkeypatch, content, message) -> None:
+    """With the record and the byte, wherever blocks end."""
+    for block in (*range(1, 8), 1 << 20):
+        monkeypatch.setattr(csv_records, "BLOCK_BYTES", block)
+        assert message in refused(table(tmp_path, content)), block
+
+
+def test_a_quote_that_is_left_open_does_not_fill_the_memory(tmp_path, monkeypatch) -> None:
+    """A record has a limit."""
+    monkeypatch.setattr(csv_records, "RECORD_BYTES_MAX", 1000)
+    monkeypatch.setattr(csv_records, "BLOCK_BYTES", 100)
+
+    text = refused(table(tmp_path, 'a,b\n1,2\n3,"4\n' + "5,6\n" * 1000))
+
+    assert "record 2, which begins at byte 8, has no end within 1000 bytes" in text
+
+
+def test_tables_with_other_titles_or_no_records_are_refused(tmp_path) -> None:
+    """Whichever file it is."""
+    table(tmp_path, "a,b\n1,2\n", "1.csv")
+    second = table(tmp_path, "b,a\n1,2\n", "2.csv").path
+    source = CsvSource(root=tmp_path, files=("*.csv",), fields=FIELDS)
+    assert f"{second} has the titles ['b', 'a'], and the first file has ['a', 'b']" in refused(source)
+
+    second.write_text("a,b\n")
+    assert f"{second} holds no record behind its titles; leave it out of the files" in refused(source)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
+    """A FIFO nobody writes into, a folder, nothing."""
+    os.mkfifo(tmp_path / "fifo")
+    for name, message in (("fifo", "is no regular file"), (".", "is no regular file"), ("gone", "cannot be read")):
+        source = CsvSource(path=tmp_path / name, fields=FIELDS)
+        assert message in refused(source)
+        assert source_problems(source)
+
+
+def test_a_wrong_title_is_found_by_check(tmp_path) -> None:
+    """Before any daemon starts; a right one is no problem."""
+    assert source_problems(table(tmp_path, "a,B\n1,2\n")) == [f"{tmp_path}/t.csv has no column 'b'; did you mean B?"]
+    assert source_problems(table(tmp_path, "a,b\n1,2\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "name a column"),
+        ({"fields": {"x": "image"}}, 'image = "TITLE" names a column'),
+        ({"fields": {"x": "int32[?,?]"}}, "one unknown length"),
+        ({"fields": {"x": "float"}}, "is no type"),
+        ({"fields": {"image": "text"}, "image": "file"}, "image stands for two fields"),
+        ({"fields": FIELDS, "names": {"c": "C"}}, "names has 'c'"),
+        ({"fields": FIELDS, "delimiter": ",,"}, "one ASCII character"),
+        ({"fields": FIELDS, "delimiter": '"'}, "one ASCII character"),
+        ({"fields": FIELDS, "root": Path("/x")}, "set either path"),
+        ({"fields": FIELDS, "path": None}, "set either path"),
+        ({"fields": FIELDS, "path": None, "root": Path("/x"), "files": ("",)}, "empty path"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message) -> None:
+    """Before anything is looked at."""
+    with pytest.raises(ValueError, match=message):
+        CsvSource(**{"path": Path("/t.csv"), **options})
+
+
+# --- what is wrong with one record -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cell", "message"),
+    [
+        ("int64", "1.5", "'x' is '1.5', which is no whole number, so not int64"),
+        ("int64", "", "'x' is '', which is no whole number"),
+        ("int64", "1_000", "is no whole number"),
+        ("int64", "٣", "is no whole number"),
+        ("int64", "9" * 5000, "'x' is '9999999999999999999999999999999999999999…', which is no whole number"),
+        ("int64", "9223372036854775808", "and int64 goes from -9223372036854775808 to 9223372036854775807"),
+        ("uint8", "256", "'x' is '256', and uint8 goes from 0 to 255"),
+        ("uint8", "-1", "'x' is '-1', and uint8 goes from 0 to 255"),
+        ("float32", "abc", "'x' is 'abc', which is no number, so not float32"),
+        ("float32", "", "which is no number, so not float32; write nan where there is no number"),
+        ("float32", "0x10", "is no number"),
+        ("float32", "1_0.5", "is no number"),
+        ("float32", "1e39", "'x' is '1e39', and float32 goes from -3.40282e+38 to 3.40282e+38"),
+        ("float64", "1e999", "'x' is '1e999', and float64"),
+        ("float16", "65520", "and float16 goes from -65504 to 65504"),
+        ("bool", "yes", "'x' is 'yes', which is not bool: 0, 1, false or true"),
+        ("float32[3]", "1 2", "'x' has 2 numbers, and float32[3] has 3"),
+        ("float32[3]", "1 2 x", "'x' is 'x', which is no number"),
+        ("int8[2,?]", "1 2 3", "'x' has 3 numbers, which do not fill int8[2,?]"),
+    ],
+)
+def test_a_cell_that_is_not_what_its_column_is_makes_a_bad_sample(tmp_path, dtype, cell, message) -> None:
+    """Named with the title and the text; its neighbours are fine."""
+    source = table(tmp_path, f"x,y\n1 1 1 1 1 1,0\n{cell},0\n", fields={"x": dtype})
+    with opened(source) as (reader, _index):
+        assert message in reason(reader, 1)
+        assert reader.name(1) == f"{tmp_path}/t.csv: record 2 (byte 18)"
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (b"1", "has 1 cells, and the header 2, so there is no 'b'"),
+        (b"1,2,3", "has 3 cells, and the header 2"),
+        (b"1,\xe9t\xe9", "is not UTF-8: byte 0xe9 at byte 2 of the record"),
+        (b"1,2\r3,4", "is no record of a table: new-line character seen in unquoted field"),
+        (b"x" * 5000 + b",1", "has 5003 bytes, more than max_bytes = 4096"),
+    ],
+)
+def test_a_record_that_is_none_makes_a_bad_sample(tmp_path, record, message) -> None:
+    """Its neighbours are fine."""
+    with opened(table(tmp_path, b"a,b\n1,2\n" + record + b"\n3,4\n"), 4096) as (reader, _index):
+        assert message in reason(reader, 1)
+        assert [reader.read(sample)["a"] for sample in (0, 2)] == ["1", "3"]
+
+
+def test_a_table_that_is_cut_or_changed_after_the_scan_makes_bad_samples(tmp_path) -> None:
+    """As far as records do not end any more where they did."""
+    content = "a,b\n" + "".join(f"{number},{number}\n" for number in range(10, 20))
+    source = table(tmp_path, content)
+    with opened(source) as (reader, _index):
+        os.truncate(source.path, 30)
+        assert reader.read(3)["a"] == "13"
+        assert "the file ends at byte 30, 4 bytes before the sample does" in reason(reader, 4)
+        source.path.write_text("# " + content)
+        assert "does not end where it did; the file was changed" in reason(reader, 0)
+        source.path.write_text("a,b\n" + "1,\n2,\n" * 10)
+        assert reason(reader, 1) == "is no record of a table: new-line character seen in unquoted field"
+        source.path.write_text("\n" * len(content))
+        assert reason(reader, 1) == "is no record any more; the file was changed after the daemon read it"
+    with opened(table(tmp_path, content)) as (reader, _index):
+        source.path.unlink()
+        assert reason(reader) == "No such file or directory"
+        with pytest.raises(IndexError):
+            reader.read(10)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def pictures(folder: Path, *cells: str, **options) -> CsvSource:
+    """A table of paths in ``folder/in``, around which there are other files."""
+    (folder / "in" / "sub").mkdir(parents=True)
+    (folder / "in" / "sub" / "1.jpg").write_bytes(b"picture 1")
+    (folder / "in" / "2.jpg").symlink_to("sub/1.jpg")
+    (folder / "secret").write_bytes(b"secret")
+    (folder / "in" / "away.jpg").symlink_to("../secret")
+    (folder / "in" / "up").symlink_to("..")
+    text = "file,label\n" + "".join(f'"{cell}",{number}\n' for number, cell in enumerate(cells))
+    return table(folder / "in", text, fields={"label": "int64"}, image="file", **options)
+
+
+OUTSIDE = ["../secret", "sub/../../secret", "{}/secret", "away.jpg", "up/secret"]
+
+
+def test_a_column_of_paths_becomes_images(tmp_path) -> None:
+    """Relative to the folder of the table; a link within is as good as a file."""
+    first, second = read_samples(pictures(tmp_path, "sub/1.jpg", "2.jpg"))
+
+    assert first == {"image": b"picture 1", "label": 0}
+    assert second["image"] == b"picture 1"
+
+
+def test_the_folder_of_the_images_may_be_another_one(tmp_path) -> None:
+    """Such as one that is itself a link."""
+    (tmp_path / "link").symlink_to("in/sub")
+
+    assert read_samples(pictures(tmp_path, "1.jpg", image_root=tmp_path / "link"))[0]["image"] == b"picture 1"
+
+
+def test_no_path_leads_out_of_the_root(tmp_path) -> None:
+    """By its text, or through a link, of the file or of a folder on the way."""
+    with opened(pictures(tmp_path, *(path.format(tmp_path) for path in OUTSIDE))) as (reader, _index):
+        reasons = [reason(reader, sample) for sample in range(len(OUTSIDE))]
+
+    assert all(text.startswith("'file' is ") and "set allow_outside_root = true" in text for text in reasons)
+    assert all("a path that may lead out of the root" in text for text in reasons[:3])
+    assert all(f"a link leads out of the root, to {tmp_path}/secret" in text for text in reasons[3:])
+
+
+def test_paths_may_lead_out_of_the_root_where_that_is_allowed(tmp_path) -> None:
+    """All of them."""
+    cells = [path.format(tmp_path) for path in OUTSIDE]
+
+    assert {values["image"] for values in read_samples(pictures(tmp_path, *cells, allow_outside_root=True))} == {
+        b"secret"
+    }
+
+
+def test_an_image_that_is_not_there_is_a_bad_sample_with_its_path(tmp_path) -> None:
+    """So is an empty cell."""
+    with opened(pictures(tmp_path, "gone.jpg", "", "sub")) as (reader, _index):
+        assert [reason(reader, sample) for sample in range(3)] == [
+            "'file' is 'gone.jpg': No such file or directory",
+            "'file' is empty, and not the path of an image",
+            "'file' is 'sub': is a directory, not a regular file",
+        ]
+        assert reader.known(0) == {}
