@@ -54,7 +54,7 @@ class ArrayField(NamedTuple):
     run: int
     offset: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     order: str = "C"
 
 
@@ -138,7 +138,7 @@ def build_index(
     """The index of samples that lie so. ``contents``: what tells each file from another of its length."""
     facts = {
         "parts": [[part.samples, *map(list, part.runs)] for part in parts],
-        "fields": [list(field) for field in fields],
+        "fields": [list(field._replace(shape=list(field.shape))) for field in fields],
         "files": list(contents),
     }
     place = {"files": [str(path.absolute()) for path in files]}

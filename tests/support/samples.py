@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from batchd.config.sources import Source, source_from_plain, source_to_plain
+from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, kind_of
@@ -15,10 +16,15 @@ from batchd.sources.scan import scan_source
 from support.source_files import nothing
 
 
+def scan(source: Source) -> SourceIndex:
+    """The index of a source, made anew."""
+    return scan_source(source, nothing, IndexCache(None))
+
+
 @contextmanager
 def opened(source: Source, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, SourceIndex]]:
     """A reader over the index as it comes to a worker."""
-    descriptor = scan_source(source, nothing).to_memfd()
+    descriptor = scan(source).to_memfd()
     try:
         index = SourceIndex.from_descriptor(descriptor)
     finally:

@@ -18,10 +18,8 @@ from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
 from batchd.sources import array_files
 from batchd.sources.kinds import kind_of, source_problems
-from batchd.sources.scan import scan_source
 from batchd_wire.fields import ITEM_BYTES
-from support.samples import opened, read_samples, reason
-from support.source_files import nothing
+from support.samples import opened, read_samples, reason, scan
 
 
 def npy(folder: Path, array: np.ndarray, name: str = "x.npy") -> NpySource:
@@ -46,7 +44,7 @@ def columns(source: Source) -> tuple[Column, ...]:
 def refused(source: Source) -> str:
     """What the scan says."""
     with pytest.raises(SourceInvalid) as caught:
-        scan_source(source, nothing)
+        scan(source)
     return str(caught.value)
 
 
@@ -220,13 +218,13 @@ def test_the_digest_tells_arrays_of_the_same_shape_apart(tmp_path, monkeypatch, 
     """Also where a file is so long that only its ends and blocks between them are read; it does not tell where they lie."""
     monkeypatch.setattr(array_files, "PROBE_BYTES", probe_bytes)
     array = np.zeros((1000, 1000), "uint8")
-    digests = [scan_source(npy(tmp_path, array), nothing).digest]
+    digests = [scan(npy(tmp_path, array)).digest]
     for place in ((0, 0), (999, 999), slice(500, 520)):
         array[place] = 1
-        digests.append(scan_source(npy(tmp_path, array), nothing).digest)
+        digests.append(scan(npy(tmp_path, array)).digest)
 
     assert len(set(digests)) == 4
-    assert scan_source(npy(tmp_path, array, "other.npy"), nothing).digest == digests[-1]
+    assert scan(npy(tmp_path, array, "other.npy")).digest == digests[-1]
 
 
 @pytest.mark.parametrize(
@@ -400,7 +398,7 @@ def test_a_file_that_is_not_made_of_whole_records_is_refused(tmp_path, size, mes
     """With the numbers."""
     source = raw(tmp_path, bytes(size), {"x": "uint8[5]"}, offset=16)
     if size == 36:
-        assert len(scan_source(source, nothing)) == 4
+        assert len(scan(source)) == 4
     else:
         assert refused(source) == f"{source.path}: {message}"
 

@@ -13,9 +13,7 @@ from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources import csv_records
 from batchd.sources.kinds import kind_of, source_problems
-from batchd.sources.scan import scan_source
-from support.samples import opened, read_samples, reason
-from support.source_files import nothing
+from support.samples import opened, read_samples, reason, scan
 
 FIELDS = {"a": "text", "b": "text"}
 
@@ -34,7 +32,7 @@ def rows(source: CsvSource) -> list[tuple]:
 def refused(source: CsvSource) -> str:
     """What the scan says of a table."""
     with pytest.raises(SourceInvalid) as caught:
-        scan_source(source, nothing)
+        scan(source)
     assert str(source.path or source.root) in str(caught.value)
     return str(caught.value)
 
@@ -140,7 +138,7 @@ def test_the_index_is_eight_bytes_for_each_record(tmp_path) -> None:
     """So workers share what little there is."""
     source = table(tmp_path, "a,b\n" + "1,2\n" * 20_000)
 
-    index = scan_source(source, nothing)
+    index = scan(source)
 
     assert len(index) == 20_000
     assert sum(array.nbytes for array in index.arrays.values()) == 8 * 20_000
@@ -162,7 +160,7 @@ def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path
 
     def digest(content: str, folder: str = "x", **options) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)
-        return scan_source(table(tmp_path / folder, content, **options), nothing).digest
+        return scan(table(tmp_path / folder, content, **options)).digest
 
     same = digest("a,b\n1,2\n")
     assert digest("a,b\n1,2\n", "y", name="other.csv") == same

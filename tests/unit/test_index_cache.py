@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.config.array_sources import NpySource, NpzSource, RawSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.runtime import default_cache_dir
+from batchd.config.table_sources import CsvSource
 from batchd.sources import cache as cache_module
 from batchd.sources.cache import IndexCache
 from batchd.sources.files import FilesIndex
@@ -45,6 +47,10 @@ def sources(root: Path) -> dict[str, tuple]:
     make(root / "folder", "a/1.jpg", "b/c/2.jpg")
     make(root / "glob", "a/1.jpg", "b/2.jpg")
     (root / "list.txt").write_text("a.jpg 1\nb.jpg 2\n")
+    (root / "t.csv").write_text("a\n1\n2\n")
+    np.save(root / "x.npy", np.arange(3))
+    np.savez(root / "x.npz", x=np.arange(3))
+    (root / "x.bin").write_bytes(b"abc")
     (root / "shards").mkdir()
     write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"7")])
     return {
@@ -55,10 +61,17 @@ def sources(root: Path) -> dict[str, tuple]:
             WebDatasetSource(root=root / "shards", shards=("*.tar",)),
             lambda: write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"8")]),
         ),
+        "csv": (
+            CsvSource(path=root / "t.csv", fields={"a": "int64"}),
+            lambda: (root / "t.csv").write_text("a\n1\n3\n"),
+        ),
+        "npy": (NpySource(path=root / "x.npy"), lambda: np.save(root / "x.npy", np.arange(1, 4))),
+        "npz": (NpzSource(path=root / "x.npz"), lambda: np.savez(root / "x.npz", x=np.arange(1, 4))),
+        "raw": (RawSource(path=root / "x.bin", record={"x": "int8"}), lambda: (root / "x.bin").write_bytes(b"abd")),
     }
 
 
-@pytest.mark.parametrize("kind", ["folder", "glob", "list", "webdataset"])
+@pytest.mark.parametrize("kind", ["folder", "glob", "list", "webdataset", "csv", "npy", "npz", "raw"])
 def test_a_source_is_scanned_once_until_it_changes(
     kind: str, tmp_path: Path, cache: IndexCache, scans: list[str]
 ) -> None:
@@ -100,6 +113,17 @@ def test_other_options_are_another_index(tmp_path: Path, cache: IndexCache, scan
 
     assert FilesIndex(plain).labels.tolist() == [0, 0]
     assert FilesIndex(classes).labels.tolist() == [0, 1]
+    assert len(scans) == 2
+
+
+def test_fields_in_another_order_are_another_index(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """Those of a raw record are in the order of its bytes."""
+    (tmp_path / "x.bin").write_bytes(b"abc")
+    records = [{"a": "int8", "b": "int16"}, {"b": "int16", "a": "int8"}]
+
+    indexes = [scan_source(RawSource(path=tmp_path / "x.bin", record=one), nothing, cache) for one in records]
+
+    assert [[field[0] for field in index.facts["fields"]] for index in indexes] == [["a", "b"], ["b", "a"]]
     assert len(scans) == 2
 
 
