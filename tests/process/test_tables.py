@@ -1,5 +1,7 @@
 """Tables and arrays, served: without any step, and the same bytes whatever the workers are."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,33 @@ def test_streams_without_steps_serve_what_the_files_hold(start_daemon, tmp_path,
         for name in streams:
             stream = connection.stream(name, epochs=2)
             assert [see(stream), see(stream)] == [expected.epoch(0), expected.epoch(1)], name
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pictures_in_an_array_are_cropped_without_being_decoded(start_daemon, tmp_path, workers):
+    """Steps on images take pixels as they are; the same bytes whatever the workers are."""
+    pixels = np.random.default_rng(1).integers(0, 256, (SAMPLES, 40, 48, 3), np.uint8)
+    np.save(tmp_path / "x.npy", pixels)
+    steps = [{"op": "random_resized_crop", "size": [32, 32]}, {"op": "random_flip"}, {"op": "normalize"}]
+    source = {"type": "npy", "path": str(tmp_path / "x.npy")}
+    daemon = start_daemon({"photos": {"source": source, "batch_size": 8, "pipeline": steps}}, workers=workers)
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+
+
+def test_an_array_that_is_cut_while_it_is_served_kills_no_worker(start_daemon, tmp_path):
+    """What is left of it is served, and the rest is bad samples."""
+    np.save(tmp_path / "x.npy", np.arange(SAMPLES * 4).reshape(SAMPLES, 4))
+    stream = {"source": {"type": "npy", "path": str(tmp_path / "x.npy"), "field": "x"}, "batch_size": 8}
+    daemon = start_daemon({"photos": {**stream, "on_error": "mask", "max_bad_fraction": 1.0}})
+    workers = daemon.worker_pids()
+    os.truncate(tmp_path / "x.npy", 128 + 20 * 32)
+    valid = {}
+    with batchd_client.connect(daemon.address) as connection:
+        for batch in connection.stream("photos", epochs=1):
+            valid |= dict(zip(batch["index"].tolist(), batch["valid"].tolist(), strict=True))
+    assert valid == {sample: sample < 20 for sample in range(SAMPLES)}
+    assert daemon.worker_pids() == workers
 
 
 def test_images_that_a_table_names_are_decoded_and_missing_ones_are_bad_samples(start_daemon, photos, tmp_path):
