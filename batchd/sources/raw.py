@@ -6,6 +6,7 @@ Invariant: a file that is not made of whole records is refused, so a wrong recor
 """
 
 import os
+from math import prod
 
 import numpy as np
 
@@ -28,14 +29,14 @@ def _scan(source: RawSource, survey: Survey) -> SourceIndex:
         with reading(path, survey) as stream:
             size = os.fstat(stream.fileno()).st_size
             count, rest = divmod(size - source.offset, source.record_bytes)
-            if count <= 0 or rest:
-                what = (
-                    f"{size} bytes are not {source.offset} and whole records"
-                    if count > 0
-                    else f"{size} bytes hold none"
-                )
+            if count <= 0:
                 raise SourceInvalid(
-                    f"{path}: {what} of {source.record_bytes} bytes each" + (f"; {rest} are left" if count > 0 else "")
+                    f"{path}: {size} bytes hold no record of {source.record_bytes} bytes behind the first {source.offset}"
+                )
+            if rest:
+                raise SourceInvalid(
+                    f"{path}: {size} bytes are not {source.offset} and whole records of {source.record_bytes} bytes each; "
+                    f"{rest} are left"
                 )
             contents.append(fingerprint(stream, size))
         parts.append(Part(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
@@ -49,7 +50,7 @@ def _fields(source: RawSource) -> list[ArrayField]:
     for column in source.parsed_record():
         dtype = np.dtype(column.dtype).newbyteorder("<" if source.byte_order == "little" else ">")
         fields.append(ArrayField(column.name, 0, offset, dtype.str, column.fixed_shape))
-        offset += dtype.itemsize * int(np.prod(column.fixed_shape))
+        offset += dtype.itemsize * prod(column.fixed_shape)
     return fields
 
 

@@ -1,6 +1,7 @@
 """Tables in CSV format: which records they hold, what their cells are, and what is said of each kind of damage."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from batchd.config.columns import Column
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources import csv_records
+from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of, source_problems
 from support.samples import opened, read_samples, reason, scan
 
@@ -132,6 +134,34 @@ def test_whatever_is_written_is_read(tmp_path_factory, cells, ends, block, quote
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_records, "BLOCK_BYTES", block)
         assert rows(table(tmp_path_factory.getbasetemp(), text)) == cells
+
+
+@given(content=st.lists(st.sampled_from([b"a", b"b", b",", b'"', b"\n", b"\r", b"\0", b"\xff", b"1"]), max_size=30))
+def test_bytes_of_any_kind_are_refused_or_read(tmp_path_factory, content) -> None:
+    """No other error, at the scan or later; a record is bad by itself."""
+    source = table(tmp_path_factory.getbasetemp(), b"a,b\n" + b"".join(content))
+    try:
+        scan(source)
+    except SourceInvalid:
+        return
+    with opened(source) as (reader, index):
+        for sample in range(len(index)):
+            with suppress(SampleUnreadable):
+                assert list(reader.read(sample)) == ["a", "b"]
+
+
+def test_a_table_that_is_cut_anywhere_is_refused_or_lacks_its_end(tmp_path) -> None:
+    """Every record but the last one is as it was; that one may be bad."""
+    content = b'a,b\n"one, ""1""",2\n"three\nlines",4\n5,6\n'
+    whole = rows(table(tmp_path, content))
+    for end in range(len(b"a,b\n") + 1, len(content)):
+        source = table(tmp_path, content[:end])
+        try:
+            with opened(source) as (reader, index):
+                found = [tuple(reader.read(sample).values()) for sample in range(len(index) - 1)]
+                assert found == whole[: len(found)]
+        except SourceInvalid as error:
+            assert "is never closed" in str(error)  # noqa: PT017  which of both it is depends on the byte
 
 
 def test_the_index_is_eight_bytes_for_each_record(tmp_path) -> None:
