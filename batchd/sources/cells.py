@@ -49,7 +49,8 @@ def cell_reader(column: Column) -> ReadCell:
     dtype = np.dtype(column.dtype)
     read = _number_reader(dtype)
     if not column.shape:
-        return lambda text: dtype.type(read(text.strip()))
+        number = dtype.type
+        return lambda text: number(read(text.strip()))
     return lambda text: _array(column, np.array([read(word) for word in text.split()], dtype))
 
 
@@ -70,14 +71,15 @@ def _array(column: Column, numbers: NDArray[Any]) -> Value:
 
 def _number_reader(dtype: np.dtype[Any]) -> Callable[[str], _Number]:
     """What reads one number of a type. Raises ``ValueError``."""
+    name = dtype.name  # numpy works it out each time
     if dtype.kind == "b":
         return _truth
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
-        return lambda text: _real(text, dtype.name, largest)
+        return lambda text: _real(text, name, largest)
     limits = np.iinfo(dtype)
     lowest, highest = int(limits.min), int(limits.max)
-    return lambda text: _integer(text, dtype.name, lowest, highest)
+    return lambda text: _integer(text, name, lowest, highest)
 
 
 def _truth(text: str) -> bool:
