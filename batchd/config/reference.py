@@ -32,6 +32,7 @@ _EXAMPLES = {
     "shards": '["train-{0000..0123}.tar"]',
     "fields": '{ age = "float32", label = "int64" }',
     "record": '{ label = "uint8", image = "uint8[3,32,32]" }',
+    "tfrecord.fields": '{ image = "image", label = "int64" }',
     "csv.root": "",
     "csv.path": '"/data/table.csv"',
     "npy.root": "",

@@ -4,6 +4,7 @@ Invariant: ``source_from_plain(source_to_plain(source)) == source``.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
@@ -15,6 +16,7 @@ from batchd.config.file_sources import FolderSource, GlobSource, ListSource, Web
 from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
 from batchd.config.table_sources import CsvSource
+from batchd.config.tfrecord_sources import TFRecordSource
 
 Source = (
     FolderSource
@@ -25,6 +27,7 @@ Source = (
     | NpySource
     | NpzSource
     | RawSource
+    | TFRecordSource
     | ConcatSource
     | MixSource
     | SubsetSource
@@ -39,6 +42,7 @@ SOURCE_KINDS: dict[str, type[Source]] = {
     "npy": NpySource,
     "npz": NpzSource,
     "raw": RawSource,
+    "tfrecord": TFRecordSource,
     "concat": ConcatSource,
     "mix": MixSource,
     "subset": SubsetSource,
@@ -83,7 +87,7 @@ def _from_plain(hint: object, value: object) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {_from_plain(choices[0], name): _from_plain(choices[1], item) for name, item in value.items()}
     if origin in (Union, UnionType):
-        return value if type(value) in choices else _from_plain(choices[0], value)
+        return value if type(value) in choices else _from_choices(choices, value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) is int:
@@ -91,3 +95,11 @@ def _from_plain(hint: object, value: object) -> Any:
     if hint is Any or type(value) is hint or (origin is Literal and value in choices):
         return value
     raise TypeError(f"{value!r} is not {hint}")
+
+
+def _from_choices(hints: tuple[object, ...], value: object) -> Any:
+    """A value of the first of several types that it is one of. Raises ``TypeError`` where it is none."""
+    for hint in hints:
+        with suppress(TypeError):
+            return _from_plain(hint, value)
+    raise TypeError(f"{value!r} is none of {hints}")

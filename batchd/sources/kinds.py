@@ -62,13 +62,16 @@ _MODULES = {
     "npy": "batchd.sources.npy",
     "npz": "batchd.sources.npz",
     "raw": "batchd.sources.raw",
+    "tfrecord": "batchd.sources.tfrecord",
     "concat": "batchd.sources.concat",
     "mix": "batchd.sources.mix",
     "subset": "batchd.sources.subset",
     "plugin": "batchd.sources.plugin",
 }
-_EXTRAS: dict[str, tuple[str, str]] = {}
-"""What to install for a kind of source whose module needs more than batchd does: the module, and the extra that brings it."""
+_EXTRAS: dict[str, tuple[str, ...]] = {
+    "tfrecord": ("google_crc32c", "google", "tfrecord"),
+}
+"""What to install for a kind of source whose module needs more than batchd does: modules, and the extra that brings them."""
 
 
 def kind_of(source: SourceOptions) -> SourceKind:
@@ -76,11 +79,11 @@ def kind_of(source: SourceOptions) -> SourceKind:
     try:
         kind = import_module(_MODULES[source.type]).KIND
     except ModuleNotFoundError as error:
-        needed, extra = _EXTRAS.get(source.type, ("", ""))
-        if (error.name or "").partition(".")[0] != needed:
+        *needed, extra = _EXTRAS.get(source.type, ("",))
+        if (error.name or "").partition(".")[0] not in needed:
             raise
         raise SourceInvalid(
-            f"a {source.type} source needs {needed}, which is not installed: pip install 'batchd[{extra}]'"
+            f"a {source.type} source needs {error.name}, which is not installed: pip install 'batchd[{extra}]'"
         ) from None
     assert isinstance(kind, SourceKind)
     return kind

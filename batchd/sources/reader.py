@@ -8,7 +8,6 @@ Invariant: what ``read`` returns is the whole of one regular file as it was in o
 ``max_bytes`` long, and stays valid until the next ``read``.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -24,14 +23,11 @@ from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
+from batchd.sources.shards import OPEN_FLAGS, OpenShards, blaming_the_sample
 
 KEPT_BYTES_MAX = 8 << 20
 """A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
 FIRST_BUFFER_BYTES = 1 << 20
-SHARDS_MAX = 64
-"""Shards that one worker keeps open for one stream."""
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_OUR_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFDIR: "a directory",
@@ -51,42 +47,23 @@ class BytesReader:
         self._max_bytes = max_bytes
         self._holder = holder
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
-        self._shards: dict[bytes, int] = {}
-        """Open shards, those used lately last."""
+        self._shards = OpenShards()
+        self.close = self._shards.close
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
         """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
-        try:
-            descriptor = os.open(path, _OPEN_FLAGS)
+        with blaming_the_sample():
+            descriptor = os.open(path, OPEN_FLAGS)
             try:
                 failpoints.passing("worker.sample.opened", sample)
                 return self._read_whole(descriptor)
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise _reason(error) from None
 
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
         """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
-        try:
-            return self._read_extent(self._shard(path), start, size)
-        except OSError as error:
-            raise _reason(error) from None
-
-    def close(self) -> None:
-        """Close the shards that are open."""
-        while self._shards:
-            os.close(self._shards.popitem()[1])
-
-    def _shard(self, file: bytes) -> int:
-        """A shard, open; those that were used least lately are closed."""
-        descriptor = self._shards.pop(file, None)
-        if descriptor is None:
-            if len(self._shards) >= SHARDS_MAX:
-                os.close(self._shards.pop(next(iter(self._shards))))
-            descriptor = os.open(file, _OPEN_FLAGS)
-        self._shards[file] = descriptor
-        return descriptor
+        with blaming_the_sample():
+            return self._read_extent(self._shards.descriptor(path), start, size)
 
     def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
         if size == 0:

@@ -20,6 +20,7 @@ from batchd.config.plugin_source import PluginSource
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.config.steps import STEP_KINDS
 from batchd.config.table_sources import CsvSource
+from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
 from support.configs import STREAM, WHOLE, load
@@ -173,6 +174,15 @@ def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
         NpzSource(path=Path("/x.npz"), arrays={"image": "x_train"}),
         RawSource(path=Path("/x.bin"), record={"label": "uint8", "image": "uint8[3,32,32]"}, offset=16),
         RawSource(root=Path("/x"), files=("*.bin",), record={"x": "int16"}, byte_order="big"),
+        TFRecordSource(root=Path("/data"), shards=("a-*",), fields={"image": "image", "label": "int64"}),
+        TFRecordSource(
+            root=Path("/data"),
+            shards=("a-*",),
+            fields={"a": "bool", "b": "float32[?]", "c": "text", "d": "int8[2]", "e": "float32"},
+            names={"b": "x/y"},
+            defaults={"a": True, "b": (), "c": "", "d": (1, 2), "e": 1.5},
+            sequence=True,
+        ),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:
@@ -213,6 +223,33 @@ def test_plain_data_of_another_type_is_refused(changes: dict[str, object]) -> No
 
     with pytest.raises(TypeError):
         source_from_plain(plain | changes)
+
+
+def test_a_mapping_of_another_type_is_refused() -> None:
+    """Its keys and its values are what its dataclass says."""
+    plain = source_to_plain(TFRecordSource(root=Path("/data"), shards=("*",), fields={"a": "int64"}))
+
+    for changes in ({"fields": ["a"]}, {"fields": {"a": 3}}, {"names": {"a": None}}, {"defaults": {"a": [["x"]]}}):
+        with pytest.raises(TypeError):
+            source_from_plain(plain | changes)
+
+
+def test_names_in_a_table_of_the_users_own_are_no_paths(tmp_path: Path) -> None:
+    """A field may be called path."""
+    text = """
+    [streams.a]
+    source = { type = "tfrecord", root = "r", shards = ["*"], fields = { path = "text", root = "int64" }, names = { path = "p" } }
+    batch_size = 1
+    """
+
+    source = load(tmp_path, text).streams["a"].source
+
+    assert isinstance(source, TFRecordSource)
+    assert (source.root, source.fields, source.names) == (
+        tmp_path / "r",
+        {"path": "text", "root": "int64"},
+        {"path": "p"},
+    )
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

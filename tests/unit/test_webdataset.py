@@ -17,7 +17,8 @@ from batchd.errors import SourceInvalid
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
-from batchd.sources.reader import SHARDS_MAX, SampleReader
+from batchd.sources.reader import SampleReader
+from batchd.sources.shards import SHARDS_MAX
 from batchd.sources.survey import Survey
 from batchd.sources.webdataset import KIND
 from support.shards import write_shard

@@ -1,0 +1,131 @@
+"""Sources whose samples are TensorFlow's examples. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+
+Invariant: in a source that exists, every default fits into its field.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from batchd.config.columns import Column, parse_column
+from batchd.config.source import SourceOptions, check_path
+
+Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
+"""What stands for a missing feature: a number for every element, all of them, or a text."""
+_PACKED = {
+    "uint8": "<B",
+    "int8": "<b",
+    "uint16": "<H",
+    "int16": "<h",
+    "float16": "<e",
+    "uint32": "<I",
+    "int32": "<i",
+    "float32": "<f",
+    "uint64": "<Q",
+    "int64": "<q",
+    "float64": "<d",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TFRecordSource(SourceOptions):
+    """Files of TFRecords, each record of which is one sample: a `tf.train.Example` or a `tf.train.SequenceExample`."""
+
+    type: Literal["tfrecord"] = "tfrecord"
+    """Kind of source."""
+
+    root: Path
+    """The folder of the files."""
+
+    shards: tuple[str, ...]
+    """The paths of the files below the root, or patterns of them, such as ["train-{00000..00015}-of-00016"] or ["train-*"]. Each
+    that is named has to be there. They are not compressed."""
+
+    fields: dict[str, str]
+    """What a sample consists of, and what each field is: "image" for the bytes of an image file, "text", a dtype such as "int64",
+    with a shape where it has one ("float32[4]"), and a ? in it where a length differs from sample to sample ("int64[?]")."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """What the feature of a field is called in the records where it is called something else, such as
+    { image = "image/encoded", label = "image/class/label" }."""
+
+    defaults: dict[str, Default] = field(default_factory=dict)
+    """What a field holds where its feature is missing: a number for each element, a list of all of them, which is [] for none
+    where the length may differ, or a text, such as { label = -1, ids = [], caption = "" }. Without a default it is a bad
+    sample."""
+
+    sequence: bool = False
+    """Whether records are SequenceExamples, so that a field may be a feature list: "int64[?]" of one number in each step,
+    "float32[?,8]" of eight."""
+
+    def __post_init__(self) -> None:
+        check_path("root", self.root)
+        if not self.shards or not all(self.shards):
+            raise ValueError("shards must not be empty")
+        if not self.fields:
+            raise ValueError(
+                'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
+            )
+        for key, table in (("names", self.names), ("defaults", self.defaults)):
+            for name in table:
+                if name not in self.fields:
+                    raise ValueError(f"{key} has {name!r}, and fields have {', '.join(map(repr, self.fields))}")
+        if not all(self.names.values()):
+            raise ValueError("names must not be empty")
+        for column in self.columns:
+            _check_column(column, self.defaults.get(column.name))
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The fields, in their order."""
+        return tuple(parse_column(name, text) for name, text in self.fields.items())
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"{self.root}: {' '.join(self.shards)}"
+
+
+def _check_column(column: Column, default: Default | None) -> None:
+    """Raise ``ValueError`` where a field cannot be read from a record."""
+    if column.shape.count(None) > 1:
+        raise ValueError(f'{column.name} = "{column.text}": one length may be ?, as a feature is a row of values')
+    if default is not None:
+        _check_default(column, default)
+
+
+def _check_default(column: Column, default: Default) -> None:
+    """Raise ``ValueError`` where a default is not what its field holds."""
+    what = f"defaults: {column.name} is {column.text}, so"
+    if column.kind == "encoded":
+        raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
+    if (column.kind == "text") != isinstance(default, str):
+        raise ValueError(
+            f"{what} its default is {'a text' if column.kind == 'text' else 'a number, or a list of them'}"
+        )
+    if isinstance(default, str):
+        return
+    if isinstance(default, tuple):
+        known = prod(length for length in column.shape if length is not None)
+        fits = len(default) % known == 0 if None in column.shape else len(default) == known
+        if not fits or not column.shape:
+            raise ValueError(f"{what} its default is not {len(default)} numbers")
+    elif None in column.shape:
+        raise ValueError(f"{what} its default is a list, such as []")
+    for number in default if isinstance(default, tuple) else (default,):
+        if not _holds(column.dtype, number):
+            raise ValueError(f"{what} {number} cannot be in it")
+
+
+def _holds(dtype: str, number: float) -> bool:
+    if dtype == "bool":
+        return number in (0, 1)
+    try:
+        struct.pack(_PACKED[dtype], number)
+    except (struct.error, OverflowError):
+        return False
+    return not isinstance(number, bool)

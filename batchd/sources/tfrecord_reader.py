@@ -1,0 +1,162 @@
+"""Records of TFRecord files become samples. Workers only.
+
+Invariant: the data of a record is looked at only after its checksum was found to be the one that the index has.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from batchd.config.columns import Column
+from batchd.config.tfrecord_sources import TFRecordSource
+from batchd.config.values import Value
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.example_messages import SequenceExample
+from batchd.sources.features import FeatureMisfits, default_value, value_of, value_of_steps
+from batchd.sources.index import IndexMalformed, SourceIndex, readable
+from batchd.sources.shards import OpenShards, blaming_the_sample
+from batchd.sources.tfrecord_frames import FOOTER, HEADER, masked_crc
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A field of a sample: the column, the feature that it is made of, and what stands for a missing one."""
+
+    column: Column
+    feature: str
+    default: Value | None
+
+    @property
+    def fact(self) -> list[str | None]:
+        """What decides bytes, however it was written."""
+        default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
+        assert default is None or isinstance(default, str)
+        return [self.column.text, self.feature, default]
+
+
+def parts_of(source: TFRecordSource) -> tuple[Part, ...]:
+    """The fields of a source, in their order."""
+    return tuple(
+        Part(
+            column,
+            source.names.get(column.name, column.name),
+            default_value(column, source.defaults[column.name]) if column.name in source.defaults else None,
+        )
+        for column in source.columns
+    )
+
+
+class _Record(NamedTuple):
+    """Where a sample is."""
+
+    shard: int
+    number: int
+    start: int
+    size: int
+
+    @property
+    def text(self) -> str:
+        return f"record {self.number} at byte {self.start}"
+
+
+class TFRecordReader:
+    """Reads any record with one ``pread``; see ``kinds.Reader``. Examples are read as ``SequenceExample`` without lists."""
+
+    def __init__(self, source: TFRecordSource, index: SourceIndex, max_bytes: int) -> None:
+        self._index = index
+        self._max_bytes = max_bytes
+        self._parts = parts_of(source)
+        self._sequence = source.sequence
+        self._firsts: list[int] = index.arrays["firsts"].tolist()
+        self._sizes: NDArray[np.int64] = index.arrays["sizes"]
+        self._starts: NDArray[np.int64] = index.arrays["starts"]
+        self._checksums: NDArray[np.uint32] = index.arrays["checksums"]
+        root = os.fsencode(index.place["root"])
+        self._files = [os.path.join(root, name) for name in index.names("shards")]  # noqa: PTH118  bytes
+        if not len(self._starts) == len(self._checksums) == len(index) or not (
+            len(self._firsts) - 1 == len(self._sizes) == len(self._files)
+        ):
+            raise IndexMalformed(f"{len(self._starts)} records of {len(index)}, in {len(self._files)} files")
+        self._shards = OpenShards()
+        self.close = self._shards.close
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        record = self._record(sample)
+        data = self._data(record, int(self._checksums[sample]))
+        try:
+            example = SequenceExample.FromString(data)
+        except DecodeError:
+            raise SampleUnreadable(f"{record.text} is no tf.train.{self._message}") from None
+        return {part.column.name: self._value(record, part, example) for part in self._parts}
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Nothing stands in the index but where the record is."""
+        self._index.checked(sample)
+        return {}
+
+    def name(self, sample: int) -> str:
+        """See ``kinds.Reader``."""
+        record = self._record(sample)
+        return f"{readable(self._files[record.shard])}: record {record.number}"
+
+    @property
+    def _message(self) -> str:
+        return "SequenceExample" if self._sequence else "Example"
+
+    def _record(self, sample: int) -> _Record:
+        sample = self._index.checked(sample)
+        shard = bisect_right(self._firsts, sample) - 1
+        start = int(self._starts[sample])
+        is_last = sample + 1 == self._firsts[shard + 1]
+        end = int(self._sizes[shard] if is_last else self._starts[sample + 1])
+        return _Record(shard, sample - self._firsts[shard], start, end - start - HEADER.size - FOOTER.size)
+
+    def _data(self, record: _Record, checksum: int) -> bytes:
+        """The data of a record, which is what it was when it was found."""
+        if record.size > self._max_bytes:
+            raise SampleUnreadable(f"{record.text} has {record.size} bytes, more than max_bytes = {self._max_bytes}")
+        first = record.start + HEADER.size
+        with blaming_the_sample():
+            descriptor = self._shards.descriptor(self._files[record.shard])
+            data = os.pread(descriptor, record.size, first)
+            if len(data) < record.size:
+                raise SampleUnreadable(f"{record.text} is cut: the file ends at byte {first + len(data)}")
+            if masked_crc(data) != checksum:
+                changed = os.pread(descriptor, FOOTER.size, first + record.size) != FOOTER.pack(checksum)
+                raise SampleUnreadable(
+                    f"{record.text} has changed since the source was scanned"
+                    if changed
+                    else f"{record.text} does not match its checksum: its data is damaged"
+                )
+        return data
+
+    def _value(self, record: _Record, part: Part, example: Any) -> Value:
+        try:
+            return self._found(part, example.context.feature, example.feature_lists.feature_list)
+        except FeatureMisfits as misfit:
+            raise SampleUnreadable(
+                f"{record.text}: {part.feature!r} is declared as {part.column.text}, and {misfit}"
+            ) from None
+
+    def _found(self, part: Part, features: Any, lists: Any) -> Value:
+        """The value of a field. Where there are a feature and a feature list of the same name, a length of ? means the list."""
+        name, column = part.feature, part.column
+        is_feature = name in features and features[name].WhichOneof("kind") is not None  # as TensorFlow sees it
+        if self._sequence and name in lists and not (is_feature and column.shape[:1] != (None,)):
+            return value_of_steps(column, lists[name].feature)
+        if is_feature:
+            return value_of(column, features[name])
+        if part.default is not None:
+            return part.default
+        if name in features:
+            raise FeatureMisfits("is of no kind")
+        if name in lists:
+            raise FeatureMisfits("is a feature list: set sequence = true")
+        raise FeatureMisfits(f"is missing; there are {', '.join(map(repr, sorted([*features, *lists]))) or 'none'}")

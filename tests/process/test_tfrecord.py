@@ -1,0 +1,62 @@
+"""Files of TFRecords, served: the same batches as from the same photographs in folders."""
+
+import os
+import signal
+
+import batchd_client
+from support.seen import see
+from support.settings import folder_stream
+from support.tfrecords import example, write_records
+from support.waiting import wait_until
+
+
+def records_of(photos, folder, count=3):
+    """The photographs in records, in the order in which a folder source has them."""
+    classes = sorted(path.name for path in photos.iterdir())
+    files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
+    records = [
+        example(image__encoded=path.read_bytes(), image__class__label=[classes.index(path.parent.name)])
+        for path in files
+    ]
+    for number in range(count):
+        part = records[number * len(files) // count : (number + 1) * len(files) // count]
+        write_records(folder / f"train-{number:05}-of-{count:05}", part)
+    return {
+        "type": "tfrecord",
+        "root": str(folder),
+        "shards": [f"train-{{00000..{count - 1:05}}}-of-{count:05}"],
+        "fields": {"image": "image", "label": "int64"},
+        "names": {"image": "image/encoded", "label": "image/class/label"},
+    }
+
+
+def test_records_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path):
+    """Shuffled and cropped, over epochs, with one worker and with two, one of which is killed meanwhile."""
+    files = folder_stream(photos)
+    streams = {"files": files, "records": {**files, "source": records_of(photos, tmp_path)}}
+    alone = start_daemon(streams, workers=1)
+    with batchd_client.connect(alone.address) as connection:
+        expected = [see(connection.stream("records", epochs=1))]
+    daemon = start_daemon(streams, workers=2)
+    with batchd_client.connect(daemon.address) as connection:
+        one, other = connection.stream("files", epochs=3), connection.stream("records", epochs=3)
+        assert see(one) == see(other) == expected[0]
+        os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
+        for _ in range(2):
+            assert see(one) == see(other)
+
+
+def test_a_file_that_is_damaged_while_it_is_served_makes_bad_samples_that_are_named(start_daemon, photos, tmp_path):
+    """With the file, the record and its byte."""
+    stream = {**folder_stream(photos), "source": records_of(photos, tmp_path, count=1), "max_bad_fraction": 1.0}
+    daemon = start_daemon({"photos": {**stream, "shuffle": False}})
+    file = tmp_path / "train-00000-of-00001"
+    with batchd_client.connect(daemon.address) as connection:
+        data = bytearray(file.read_bytes())
+        data[200] ^= 1
+        file.write_bytes(data)
+        assert sum(len(one.samples) for one in see(connection.stream("photos", epochs=1))) == 40
+        wait_until(lambda: connection.bad("photos").total > 0, "the sample is listed")
+        (bad,) = connection.bad("photos").samples
+    assert bad.path == f"{file}: record 0"
+    assert bad.reason == "record 0 at byte 0 does not match its checksum: its data is damaged"
