@@ -1,76 +1,61 @@
-"""What does a source cost? images/s from shards in tar format, divided by images/s of the same files in a folder.
+"""What does a source cost? images/s from shards, divided by images/s of the same files in a folder, and how long a scan takes.
 
-Two streams of one daemon over the same photographs take turns, so that both have the same workers; each turn claims its stream
+The streams of one daemon over the same photographs take turns, so that all have the same workers; each turn claims its stream
 anew, so that nothing is decoded ahead for it meanwhile.
 """
 
-import io
 import statistics
-import tarfile
 import time
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
+from source_sides import SIDES, Side
 
 import batchd_client
-from batchd.config.file_sources import WebDatasetSource
 from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
 
 TURN = 12
-SHARDS = 4
 REPEATS = 8
 SCANNED = 20_000
+FILES = "photos"
 
 
 def run(bench: Bench) -> None:
-    """Tar against files, and what scanning a shard takes for each sample."""
-    files = sorted(path for path in bench.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
-    shards = bench.scratch / "shards"
-    shards.mkdir()
-    for number in range(SHARDS):
-        members = [(f"{row:06}{path.suffix.lower()}", path.read_bytes()) for row, path in enumerate(files * REPEATS)]
-        _write(shards / f"{number}.tar", members[number::SHARDS])
-    source = f'{{ type = "webdataset", root = "{shards}", shards = ["{{0..{SHARDS - 1}}}.tar"], label = "" }}'
-    tar = f"[streams.tar]\nsource = {source}\nbatch_size = 256\npipeline = {CROP}\n"
+    """Each kind of source against files, and what scanning takes for each sample."""
+    pictures = sorted(path for path in bench.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
     file = bench.config(repeats=REPEATS)
-    file.write_text(file.read_text() + tar)
+    for name, side in SIDES.items():
+        folder = bench.scratch / name
+        folder.mkdir()
+        source = side.write(folder, pictures * REPEATS)
+        stream = f"[streams.{name}]\nsource = {source}\nbatch_size = 256\npipeline = {CROP}\n"
+        file.write_text(file.read_text() + stream)
     with ExitStack() as stack:
         address = stack.enter_context(served(file))
-        sides = {name: stack.enter_context(Player(_trainer, address, name)) for name in ("photos", "tar")}
-        for side in sides.values():
-            side.ask(TURN)
-        rounds = [{name: side.ask(TURN) for name, side in sides.items()} for _ in range(bench.rounds)]
-    ratios = [rates["tar"] / rates["photos"] for rates in rounds]
-    print(f"tar / files {spread(ratios, 3)}; files {spread([rates['photos'] for rates in rounds], 0)} images/s")
-    bench.report(Figure("source-tar", statistics.median(ratios), ">=", 0.95, 3))
-    _scan(bench)
+        players = {name: stack.enter_context(Player(_trainer, address, name)) for name in (FILES, *SIDES)}
+        for player in players.values():
+            player.ask(TURN)
+        rounds = [{name: player.ask(TURN) for name, player in players.items()} for _ in range(bench.rounds)]
+    for name, side in SIDES.items():
+        ratios = [rates[name] / rates[FILES] for rates in rounds]
+        print(f"{name} / files {spread(ratios, 3)}; files {spread([rates[FILES] for rates in rounds], 0)} images/s")
+        bench.report(Figure(f"source-{name}", statistics.median(ratios), ">=", 0.95, 3))
+        _scan(bench, name, side)
 
 
-def _scan(bench: Bench) -> None:
-    _write(
-        bench.scratch / "scan/0.tar", [(f"{row:06}{end}", b"7") for row in range(SCANNED) for end in (".jpg", ".cls")]
-    )
+def _scan(bench: Bench, name: str, side: Side) -> None:
+    folder = bench.scratch / f"scan-{name}"
+    folder.mkdir()
+    source = side.write_small(folder, SCANNED)
     times = []
     for _ in range(bench.rounds):
         started_s = time.perf_counter()
-        scan_source(
-            WebDatasetSource(root=bench.scratch / "scan", shards=("0.tar",)), lambda _found: None, IndexCache(None)
-        )
+        scan_source(source, lambda _found: None, IndexCache(None))
         times.append((time.perf_counter() - started_s) / SCANNED * 1e6)
-    print(f"scanning tar: {spread(times, 1)} us for each sample of two members")
-    bench.report(Figure("source-tar-scan-us", statistics.median(times), "<=", 200.0, 1))
-
-
-def _write(file: Path, members: list[tuple[str, bytes]]) -> None:
-    file.parent.mkdir(exist_ok=True)
-    with tarfile.open(file, "w") as shard:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            shard.addfile(member, io.BytesIO(data))
+    print(f"scanning {name}: {spread(times, 1)} us for each sample")
+    bench.report(Figure(f"source-{name}-scan-us", statistics.median(times), "<=", side.scan_us_max, 1))
 
 
 def _trainer(pipe: Connection, address: str, name: str) -> None:

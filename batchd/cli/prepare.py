@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
 from batchd.config.load import load_config
-from batchd.config.problems import suggestion
+from batchd.config.names import suggestion
 from batchd.config.runtime import default_cache_dir
 from batchd.config.sizes import round_bytes
 from batchd.errors import BatchdError, SourceInvalid

@@ -44,9 +44,7 @@ def value_of(column: Column, feature: Any) -> Value:
 
 def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
     """The value of a column that is a ``FeatureList``: a row for each step, all of them alike. Raises ``FeatureMisfits``."""
-    if column.kind != "array" or not column.shape:
-        raise FeatureMisfits(f"is a feature list of {len(steps)}")
-    if column.shape[0] not in (None, len(steps)):
+    if column.kind != "array" or column.shape[:1] not in ((None,), (len(steps),)):
         raise FeatureMisfits(f"is a feature list of {len(steps)}")
     rows = []
     for number, step in enumerate(steps):

@@ -125,11 +125,6 @@ class SampleReader(BytesReader):
         return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
 
 
-def _reason(error: OSError) -> Exception:
-    """What to raise where the system does not read: a bad sample, unless it is this process that lacks something."""
-    return error if error.errno in _OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))
-
-
 def image_columns(path_bytes: int) -> tuple[Column, ...]:
     """What a sample consists of that is one image with a label; ``path`` comes where it is asked for, ``path_bytes`` long."""
     path = (Column("path", shape=(path_bytes,)),) if path_bytes else ()

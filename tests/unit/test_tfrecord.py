@@ -308,6 +308,31 @@ def test_a_record_that_is_no_example_is_a_bad_sample(tmp_path, data) -> None:
         read_one(tmp_path, FIELDS, data, sequence=True)
 
 
+@given(st.data())
+def test_whatever_stands_in_a_record_is_a_sample_or_a_bad_one(tmp_path_factory, data) -> None:
+    """Nothing else comes of it, also where the checksum is right, because whoever wrote it meant harm."""
+    root = tmp_path_factory.mktemp("any", numbered=True)
+    good = bytearray(sequence_example({"a": [1], "b": b"text", "c": [0.5]}, {"d": [[1, 2], [3, 4]]}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(good) - 1))
+        good[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    fields = {"a": "int8", "b": "text", "c": "float16[1]", "d": "uint8[?,2]"}
+
+    values, reason = None, ""
+    try:
+        values = read_one(root, fields, bytes(good), sequence=True)
+    except SampleUnreadable as error:
+        reason = str(error)
+
+    if values is None:
+        assert reason.startswith("record 0 at byte 0")
+        return
+    assert (values["a"].dtype, values["a"].shape) == (np.int8, ())
+    assert isinstance(values["b"], str)
+    assert (values["c"].dtype, values["c"].shape) == (np.float16, (1,))
+    assert (values["d"].dtype, values["d"].shape[1:]) == (np.uint8, (2,))
+
+
 def test_a_record_above_the_limit_is_a_bad_sample(tmp_path) -> None:
     """By its length, before it is read."""
     write_records(tmp_path / "a", [example(label=[1]), example(label=[2], more=b"x" * 100)])
