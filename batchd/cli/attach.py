@@ -11,7 +11,7 @@ import os
 import select
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import Self, TypeVar
@@ -23,7 +23,7 @@ from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
-from batchd_wire.fields import layout_from_wire
+from batchd_wire.fields import PlacedField, layout_from_wire, length_texts, sizes_field
 from batchd_wire.messages import (
     TO_TRAINER,
     TO_TRAINER_LIFELINE,
@@ -40,7 +40,7 @@ from batchd_wire.messages import (
 )
 from batchd_wire.runtime import ADDRESS_VARIABLE, RuntimeDirectory, candidate_directories, parse_address
 from batchd_wire.slot import holds_generation
-from batchd_wire.views import slot_arrays
+from batchd_wire.views import checked_sizes, row_views, slot_arrays
 
 ANSWER_TIMEOUT_S = 10.0
 BATCH_TIMEOUT_S = 120.0
@@ -49,12 +49,34 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class PeekedBatch:
-    """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty."""
+    """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty.
+
+    ``varying``: the fields of which samples differ in shape, by name. Their arrays have room for the largest there may be.
+    """
 
     epoch: int
     step: int
     classes: list[str]
     arrays: dict[str, np.ndarray]
+    varying: dict[str, PlacedField] = field(default_factory=dict)
+
+    def samples(self, name: str) -> list[np.ndarray]:
+        """The values of a field, one array for each sample, in its own shape. Raises ``BatchdError`` where sizes cannot be."""
+        array, placed = self.arrays[name], self.varying.get(name)
+        sizes = sizes_field(placed) if placed else None
+        if placed is None or placed.varying is None or sizes is None:
+            return [array[row, ...] for row in range(len(array))]
+        try:
+            known = checked_sizes(self.arrays[sizes.name], placed.shape, placed.varying)
+        except ValueError as error:
+            raise BatchdError(f"the batch cannot be read: field {name!r}: {error}") from None
+        return row_views(array, known, placed.varying)
+
+    def type_text(self, name: str) -> str:
+        """Type and shape of one sample, for people."""
+        array, placed = self.arrays[name], self.varying.get(name)
+        lengths = length_texts(array.shape[1:], placed.varying if placed else None)
+        return f"{array.dtype}[{', '.join(lengths)}]" if lengths else str(array.dtype)
 
 
 class Attachment:
@@ -114,10 +136,10 @@ class Attachment:
         if not holds_generation(memory[:4096], handle.generation):
             raise BatchdError(f"slot {handle.slot} does not hold the batch that its handle names")
         rows = slice(handle.first, handle.first + handle.count)
-        arrays = {
-            name: array[rows].copy() for name, array in slot_arrays(memory, layout_from_wire(told.layout)).items()
-        }
-        return PeekedBatch(handle.epoch, handle.step, told.classes, arrays)
+        layout = layout_from_wire(told.layout)
+        arrays = {name: array[rows].copy() for name, array in slot_arrays(memory, layout).items()}
+        varying = {placed.name: placed for placed in layout.sample_fields if placed.varying}
+        return PeekedBatch(handle.epoch, handle.step, told.classes, arrays, varying)
 
     def _open(self) -> None:
         path = self._directory.lifeline_path

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
+from batchd.cli.table import aligned
 from batchd.config.load import load_config, locate_in_file
 from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
@@ -25,7 +26,7 @@ from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.sources.kinds import source_problems
-from batchd_wire.fields import PlacedField
+from batchd_wire.fields import PlacedField, length_texts
 
 
 @click.command("check")
@@ -99,13 +100,9 @@ def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:
                 str(rings[name].slots_max),
             )
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _field(field: PlacedField, rows: int) -> str:
-    return f"{field.name} {field.dtype}{[rows, *field.shape]}".replace(" [", "[")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    kind = f" {field.varying.kind}" if field.varying else ""
+    return f"{field.name} {field.dtype}[{', '.join([str(rows), *length_texts(field.shape, field.varying)])}]{kind}"

@@ -1,4 +1,7 @@
-"""``batchd peek``: a picture of a stream's first batch, as a trainer that begins now would get it. Runs in the user's shell."""
+"""``batchd peek``: a picture of a stream's first batch, as a trainer that begins now would get it. Runs in the user's shell.
+
+A batch without images is printed as a table instead.
+"""
 
 from pathlib import Path
 
@@ -6,6 +9,8 @@ import click
 
 from batchd.cli.attach import Attachment, find_daemon
 from batchd.cli.options import address_option
+from batchd.cli.table import batch_table
+from batchd.errors import BatchdError
 
 
 @click.command("peek")
@@ -19,12 +24,25 @@ from batchd.cli.options import address_option
     show_default=True,
     help="The PNG file.",
 )
+@click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
 @click.option("--bgr", is_flag=True, help='The pipeline decodes with color = "bgr".')
-def command(stream: str, address: str | None, output: Path, bgr: bool) -> None:
-    """Draw the next batch of STREAM with its labels."""
-    from batchd.cli.sheet import write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+def command(stream: str, address: str | None, output: Path, field: str | None, bgr: bool) -> None:
+    """Draw the next batch of STREAM with its labels; where it has no images, print its fields and first samples."""
+    from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
     with Attachment(find_daemon(address)) as attachment:
         batch = attachment.peek(stream)
-    write_sheet(batch, output, is_bgr=bgr)
-    click.echo(f"{output}: epoch {batch.epoch}, step {batch.step}, {len(batch.arrays['index'])} samples")
+    samples = len(batch.arrays["index"])
+    where = f"epoch {batch.epoch}, step {batch.step}, {samples} samples"
+    images = image_fields(batch)
+    if field is not None and field not in images:
+        raise BatchdError(
+            f"stream {stream!r} has no images in a field {field!r}: it has {', '.join(images) or 'none in any field'}"
+        )
+    if not images:
+        click.echo(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
+        for line in batch_table(batch):
+            click.echo(line)
+        return
+    write_sheet(batch, output, field or images[0], is_bgr=bgr)
+    click.echo(f"{output}: {where}")

@@ -1,7 +1,10 @@
 """A contact sheet: the images of a batch with their labels, as one PNG. Runs in the user's shell.
 
 Draws whatever the pipeline made: uint8 as it is, floating-point numbers stretched from their smallest to their largest value
-(normalising cannot be undone without knowing it), channels first or last, colour or grey.
+(normalising cannot be undone without knowing it), channels first or last, colour or grey, each image in its own shape.
+
+What an image is follows from its shape alone: three dimensions of which the first or the last has one or three channels, or two
+of 8 bits.
 """
 
 from pathlib import Path
@@ -24,30 +27,31 @@ CHARACTER_PIXELS = 8.2
 """Mean width of a character of the caption's font."""
 FONT_SCALE = 0.42
 
+CHANNELS = {1, 3}
+GREY_DIMENSIONS, COLOUR_DIMENSIONS = 2, 3
+
 Image = np.ndarray
 
 
-def write_sheet(batch: PeekedBatch, path: Path, *, is_bgr: bool = False) -> None:
-    """Draw up to 64 images of the batch with their labels.
+def image_fields(batch: PeekedBatch) -> list[str]:
+    """The fields that can be drawn, "image" first where it is one of them."""
+    found = [name for name, array in batch.arrays.items() if _is_image(array)]
+    return sorted(found, key=lambda name: name != "image")
 
-    Raises ``BatchdError`` where there are no images, and where the file cannot be written.
-    """
-    shape = batch.arrays["image"].shape if "image" in batch.arrays else ()
-    if len(shape) != IMAGES_DIMENSIONS:
-        fields = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in batch.arrays.items())
-        raise BatchdError(
-            f"a batch of this stream has no images in a field 'image', so there is nothing to draw: {fields}"
-        )
-    encoded = cv2.imencode(".png", draw_sheet(batch, is_bgr=is_bgr))[1]
+
+def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr: bool = False) -> None:
+    """Draw up to 64 images of the batch with their labels. Raises ``BatchdError`` where the file cannot be written."""
+    encoded = cv2.imencode(".png", draw_sheet(batch, field, is_bgr=is_bgr))[1]
     try:
         path.write_bytes(encoded.tobytes())
     except OSError as error:
         raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def draw_sheet(batch: PeekedBatch, *, is_bgr: bool) -> Image:
+def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Image:
     """The sheet as a BGR image: uint8 [height, width, 3]."""
-    images = batch.arrays["image"][:IMAGES_MAX]
+    images = batch.samples(field)[:IMAGES_MAX]
+    channels_first = _has_channels_first(batch.arrays[field].shape[1:])
     columns = min(COLUMNS, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
@@ -55,16 +59,36 @@ def draw_sheet(batch: PeekedBatch, *, is_bgr: bool) -> Image:
     for index, image in enumerate(images):
         top = MARGIN_PIXELS + index // columns * step_y
         left = MARGIN_PIXELS + index % columns * step_x
-        sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = _tile(_as_bgr(image, is_bgr=is_bgr))
+        if image.size:  # a masked sample may have no pixels at all
+            sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = _tile(
+                _as_bgr(image, channels_first=channels_first, is_bgr=is_bgr)
+            )
         caption = _caption(batch, index)
         baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
         cv2.putText(sheet, caption, baseline, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, INK, 1, cv2.LINE_AA)
     return sheet
 
 
-def _as_bgr(image: Image, *, is_bgr: bool) -> Image:
+def _is_image(array: Image) -> bool:
+    """Does a field ``[samples, ...]`` look like images?"""
+    match array.shape[1:]:
+        case (_, _):
+            return array.dtype == np.uint8
+        case (first, _, last):
+            return (first in CHANNELS or last in CHANNELS) and array.dtype.kind in "uf"
+        case _:
+            return False
+
+
+def _has_channels_first(shape: tuple[int, ...]) -> bool:
+    return len(shape) == COLOUR_DIMENSIONS and shape[0] in CHANNELS and shape[2] not in CHANNELS
+
+
+def _as_bgr(image: Image, *, channels_first: bool, is_bgr: bool) -> Image:
     """One image as uint8 [height, width, 3] in OpenCV's order."""
-    if image.shape[0] in {1, 3} and image.shape[2] not in {1, 3}:
+    if image.ndim == GREY_DIMENSIONS:
+        image = image[:, :, np.newaxis]
+    if channels_first:
         image = image.transpose(1, 2, 0)
     if image.dtype != np.uint8:
         values = image.astype(np.float32)
@@ -104,3 +128,15 @@ def _caption(batch: PeekedBatch, index: int) -> str:
     room = int(TILE_PIXELS / CHARACTER_PIXELS)
     plain = text.encode("ascii", "replace").decode()
     return plain if len(plain) <= room else plain[: room - 2] + ".."
+
+
+def _label(batch: PeekedBatch, index: int) -> str:
+    """The label with its name, or the sample's number in its source where there is no label that is one number."""
+    labels = batch.arrays.get("label")
+    if labels is None or labels.ndim != 1:
+        return f"#{batch.arrays['index'][index]}"
+    if labels.dtype.kind not in "iu":
+        return f"{labels[index]:.6g}"
+    label = int(labels[index])
+    name = batch.classes[label] if 0 <= label < len(batch.classes) else ""
+    return f"{label} {name}".strip()

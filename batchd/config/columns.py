@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES
+from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 LENGTH_MAX = 1 << 32
@@ -30,7 +30,10 @@ ColumnKind = Literal["encoded", "text", "array"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One named value of a sample. ``dtype`` and ``shape`` count for arrays; None in the shape differs from sample to sample."""
+    """One named value of a sample. ``dtype`` and ``shape`` count for arrays; None in the shape differs from sample to sample.
+
+    Once a step has given such a column room in a batch, ``varying`` says how its samples differ, and ``shape`` is the room.
+    """
 
     name: str
     kind: ColumnKind = "array"
@@ -40,6 +43,10 @@ class Column:
     """Whether an image has its channels in front: [channels, height, width]."""
     made_by: str = ""
     """The step that made it; "" where it is as the source has it."""
+    varying: Varying | None = None
+    """How its samples lie in a room that is larger than they are."""
+    fill: float = 0.0
+    """What stands in the room that a sample does not need."""
 
     @property
     def is_fixed(self) -> bool:
@@ -57,8 +64,11 @@ class Column:
         """The column as people write it."""
         if self.kind != "array":
             return {"encoded": "image", "text": "text"}[self.kind]
-        lengths = ",".join("?" if length is None else str(length) for length in self.shape)
-        return f"{self.dtype}[{lengths}]" if self.shape else self.dtype
+        if not self.shape:
+            return self.dtype
+        known = length_texts([length or 0 for length in self.shape], self.varying)
+        lengths = ["?" if length is None else text for length, text in zip(self.shape, known, strict=True)]
+        return f"{self.dtype}[{','.join(lengths)}]"
 
 
 def parse_column(name: str, text: str) -> Column:

@@ -61,6 +61,7 @@ _EXAMPLES = {
     "table": '"/data/vectors.npy"',
     "max_words": "64",
     "length": "256",
+    "max_shape": "[512, 512, 3]",
 }
 """What stands where there is no default, or an empty list; a key without an example, or with an empty one for its kind of source
 or step, excludes one that has one."""

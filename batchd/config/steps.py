@@ -19,10 +19,12 @@ from batchd.config.image_steps import (
     Resize,
 )
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 
 NumberStep: TypeAlias = OneHot | Cast | Clip | Scale
 FieldStep: TypeAlias = Drop | Rename
+ShapeStep: TypeAlias = PadBatch | Ragged
 TextStep: TypeAlias = Tokenize | Lowercase | RemoveStopwords | Lookup | TextBytes
 Step: TypeAlias = (
     Decode
@@ -35,6 +37,7 @@ Step: TypeAlias = (
     | NumberStep
     | FieldStep
     | TextStep
+    | ShapeStep
 )
 
 STEP_KINDS: dict[str, type[Step]] = {
@@ -56,6 +59,8 @@ STEP_KINDS: dict[str, type[Step]] = {
     "remove_stopwords": RemoveStopwords,
     "lookup": Lookup,
     "text_bytes": TextBytes,
+    "pad_batch": PadBatch,
+    "ragged": Ragged,
 }
 """Every step by its ``op``."""
 

@@ -117,7 +117,9 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
         else:
             remedy = f"set memory = {_setting(needs[name])} in [{path_text(('streams', name))}]"
         text = f"need {round_bytes(needs[name], ceil)} for {SLOTS_MIN} slots of {layouts[name].rows} samples, {have}; {remedy}"
-        problems.append(_problem(name, "memory", f"{text}, or a smaller batch_size"))
+        varying = [field.name for field in layouts[name].fields if field.varying]
+        smaller = f" or a smaller max_shape of {' and '.join(varying)}," if varying else ""
+        problems.append(_problem(name, "memory", f"{text},{smaller} or a smaller batch_size"))
     return problems
 
 

@@ -16,7 +16,7 @@ from batchd.config.columns import Column
 from batchd.config.image_steps import Decode
 from batchd.config.steps import Step
 from batchd.config.values import Value
-from batchd.pipeline import field_stage, image_effects, number_stage, text_stage
+from batchd.pipeline import field_stage, image_effects, number_stage, shape_stage, text_stage
 from batchd.pipeline.arrays import array_of
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields import EFFECTS, columns_after
@@ -26,7 +26,7 @@ from batchd.pipeline.stages import MakeStage, Row, Stage
 from batchd.pipeline.vision import Image
 
 STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
-    {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES}
+    {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES}
 )
 """All steps but those on images, of which a run is one stage."""
 RECORD_BYTES_MAX = 64 << 20
@@ -65,9 +65,12 @@ class Pipeline:
         return made
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
-        """Write what is known of a bad sample into ``row``, where no step changes it, and zeros everywhere else."""
+        """Write what is known of a bad sample into ``row``, where no step changes it, and zeros everywhere else.
+
+        In a padded field, whose size is zero then, that is what stands behind every sample: its filling.
+        """
         for name, column in self.columns.items():
-            row[name][...] = 0
+            row[name][...] = column.fill
             if name in values and not column.made_by:
                 _store(column, values[name], row[name])
 

@@ -5,17 +5,20 @@ Decides from the configuration alone, before any sample is seen; imports neither
 Invariant: for steps without problems, ``sample_fields`` is exactly what ``execute.Pipeline`` writes.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from batchd.config.columns import Column
 from batchd.config.steps import Step
-from batchd.pipeline import field_effects, image_effects, number_effects, text_effects
+from batchd.pipeline import field_effects, image_effects, number_effects, shape_effects, text_effects
 from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, StepInvalid
 from batchd.pipeline.file_checks import check_files
 from batchd_wire.fields import Field
 
-_FAMILIES = (image_effects, number_effects, field_effects, text_effects)
+LARGEST_SIDE, LARGEST_LENGTH = 512, 128
+"""What is proposed as the room of a sample, in pixels and in elements."""
+_FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects)
 EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
     {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
 )
@@ -27,7 +30,7 @@ def sample_fields(columns: Sequence[Column], steps: Sequence[Step], on_error: st
     For steps without problems only.
     """
     made = columns_after(columns, steps).values()
-    fields = [Field(column.name, column.dtype, column.fixed_shape) for column in made]
+    fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
     fields.append(Field(INDEX, "int64", ()))
     if on_error == "mask":
         fields.append(Field(VALID, "bool", ()))
@@ -38,7 +41,7 @@ def columns_after(columns: Sequence[Column], steps: Sequence[Step]) -> Columns:
     """The columns that the steps make of those of a source. Raises ``StepInvalid``."""
     made: Columns = {column.name: column for column in columns}
     for step in steps:
-        made = EFFECTS[type(step)](step, made)
+        made = _after(step, made)
     return made
 
 
@@ -70,13 +73,26 @@ def _problems(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[str]
             broken |= step.touches or made.keys()
             continue
         try:
-            made = EFFECTS[type(step)](step, made)
+            made = _after(step, made)
         except StepInvalid as problem:
             broken |= step.touches or made.keys()
             yield str(problem)
     for column in made.values():
         if not column.is_fixed and column.name not in broken:
             yield _not_fixed(column)
+
+
+def _after(step: Step, columns: Columns) -> Columns:
+    """The columns after a step. Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches."""
+    for column in columns.values():
+        if column.varying is None:
+            continue
+        done = {column.name, shape_effects.sizes_column(column).name}
+        if step.touches is None or step.touches & done:
+            raise StepInvalid(
+                f'"{step.op}" cannot come after "{column.made_by}", which must be the last step on {column.name!r}; put it before'
+            )
+    return EFFECTS[type(step)](step, columns)
 
 
 def _not_fixed(column: Column) -> str:
@@ -87,11 +103,13 @@ def _not_fixed(column: Column) -> str:
             f"{column.name!r} is text, which no batch can hold as it is; add "
             '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
         )
-    if len(column.shape) != image_effects.IMAGE_DIMENSIONS:
-        return (
-            f"{column.name!r} is {column.text}, and a batch holds no field whose length differs from sample to sample"
-        )
+    is_image = len(column.shape) == image_effects.IMAGE_DIMENSIONS
+    largest = [length or (LARGEST_SIDE if is_image else LARGEST_LENGTH) for length in column.shape]
+    options = f"field = {json.dumps(column.name)}, max_shape = {largest}"
+    differ = f'{{ op = "pad_batch", {options} }} (filled up) or {{ op = "ragged", {options} }} (a list of arrays)'
+    if not is_image:
+        return f"no batch can hold {column.name!r} as it is ({column.text}, of different lengths); add {differ}"
     return (
         f"the images keep their different sizes ({column.name!r} is {column.text}), so no batch can hold them; add "
-        '"random_resized_crop", "center_crop" or "resize" with size'
+        f'"random_resized_crop", "center_crop" or "resize" with size, or let them differ with {differ}'
     )

@@ -14,6 +14,7 @@ from batchd_client.batch import Batch, text
 from batchd_client.course import StreamState
 from batchd_client.daemon import BadReport, BadSample, Daemon, connect
 from batchd_client.errors import BatchdClientError
+from batchd_client.ragged import CompactRagged, Ragged
 from batchd_client.stream import FieldSchema, Stream, StreamStatistics
 
 __version__ = "0.1.0"
@@ -23,8 +24,10 @@ __all__ = [
     "BadSample",
     "Batch",
     "BatchdClientError",
+    "CompactRagged",
     "Daemon",
     "FieldSchema",
+    "Ragged",
     "Stream",
     "StreamState",
     "StreamStatistics",

@@ -22,27 +22,45 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from batchd_client.errors import BatchReleased
+from batchd_client.errors import BatchReleased, ProtocolError
 from batchd_client.memory import SlotMemory
+from batchd_client.ragged import Ragged, ragged_view
 from batchd_client.remote import ReceiveBuffer
-from batchd_wire.fields import PlacedField
+from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
+from batchd_wire.views import checked_sizes, cut_to_largest, row_views
 
 
 class FieldView(NamedTuple):
-    """How a field looks in memory, made ready for ``__array_interface__``. ``shape`` is that of one sample."""
+    """How a field looks in memory, made ready for ``__array_interface__``. ``shape`` is that of one sample.
+
+    Where samples vary it is the largest that one may have, and ``sizes`` is the name of the field that says how large each is.
+    """
 
     name: str
     type_text: str
     shape: tuple[int, ...]
     row_bytes: int
     offset: int
+    varying: Varying | None
+    sizes: str
 
 
-def field_view(field: PlacedField) -> FieldView:
-    """Prepare a field once for all batches of its stream."""
-    type_text = np.dtype(field.dtype).newbyteorder("<").str
-    return FieldView(field.name, type_text, field.shape, field.row_bytes, field.offset)
+def field_views(layout: SlotLayout) -> dict[str, FieldView]:
+    """Prepare the fields of a sample once for all batches of their stream."""
+    views = {}
+    for field in layout.sample_fields:
+        sizes = sizes_field(field)
+        views[field.name] = FieldView(
+            field.name,
+            np.dtype(field.dtype).newbyteorder("<").str,
+            field.shape,
+            field.row_bytes,
+            field.offset,
+            field.varying,
+            sizes.name if sizes else "",
+        )
+    return views
 
 
 class LeaseToken(ref["Lease"]):
@@ -91,8 +109,11 @@ class FieldMemory:
         }
 
 
-class Batch(Mapping[str, npt.NDArray[Any]]):
+class Batch(Mapping[str, Any]):
     """One batch: a mapping of field name to a read-only numpy array ``[samples, ...]`` over shared memory, not a copy.
+
+    A padded field is cut to the largest sample of this batch. Of a ragged field there is a list instead, with a read-only
+    array for each sample, in that sample's own shape; ``ragged`` gives it as one array.
 
     ``epoch`` and ``step`` say which batch of the stream it is, ``samples`` how many rows it has, ``wait_s`` how long the
     trainer waited for it, in seconds. As in every mapping, ``len(batch)`` is the number of fields.
@@ -109,27 +130,69 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         self._fields = fields
         self._lease: Lease | None = lease
         self._first = handle.first
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._arrays: dict[str, Any] = {}
         self.epoch = handle.epoch
         self.step = handle.step
         self.samples = handle.count
         self.wait_s = 0.0
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Give the array of one field. Raises ``KeyError`` for an unknown name and ``BatchReleased`` after ``release()``."""
+    def __getitem__(self, name: str) -> Any:
+        """Give the array of one field, or the list of a ragged one's.
+
+        Raises ``KeyError`` for an unknown name, ``BatchReleased`` after ``release()``, and ``ProtocolError`` where the sizes of
+        a padded or ragged field are larger than its room.
+        """
+        lease = self._lease_of(name)
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = self._view(lease, self._field(name))
+        return array
+
+    def ragged(self, name: str) -> Ragged:
+        """Give a ragged field as one array, with where each sample begins in it and how long it is; see ``Ragged``.
+
+        Raises what access by name raises, and ``KeyError`` where the field is not ragged.
+        """
+        lease, field = self._lease_of(name), self._field(name)
+        if field.varying is None or field.varying.kind != RAGGED:
+            raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
+        return ragged_view(self._whole(lease, field), self._sizes(lease, field, field.varying), field.varying)
+
+    def _lease_of(self, name: str) -> Lease:
         lease = self._lease
         if lease is None:
             raise BatchReleased(
-                f"batch (epoch {self.epoch}, step {self.step}) of stream {self._stream!r} has been released, so its "
-                f"field {name!r} may already hold another batch"
+                f"{self._where} has been released, so its field {name!r} may already hold another batch"
             )
-        array = self._arrays.get(name)
-        if array is None:
-            field = self._fields.get(name)
-            if field is None:
-                raise KeyError(f"{name!r} is no field of this batch; it has {', '.join(self._fields)}")
-            array = self._arrays[name] = np.asarray(FieldMemory(lease, field, self._first, self.samples))
-        return array
+        return lease
+
+    def _field(self, name: str) -> FieldView:
+        field = self._fields.get(name)
+        if field is None:
+            raise KeyError(f"{name!r} is no field of this batch; it has {', '.join(self._fields)}")
+        return field
+
+    def _whole(self, lease: Lease, field: FieldView) -> npt.NDArray[Any]:
+        return np.asarray(FieldMemory(lease, field, self._first, self.samples))
+
+    def _view(self, lease: Lease, field: FieldView) -> Any:
+        whole, varying = self._whole(lease, field), field.varying
+        if varying is None:
+            return whole
+        sizes = self._sizes(lease, field, varying)
+        show = row_views if varying.kind == RAGGED else cut_to_largest
+        return show(whole, sizes, varying)
+
+    def _sizes(self, lease: Lease, field: FieldView, varying: Varying) -> npt.NDArray[np.int64]:
+        """How large each sample is. Another process wrote that, so it is checked first."""
+        try:
+            return checked_sizes(self._whole(lease, self._fields[field.sizes]), field.shape, varying)
+        except ValueError as error:
+            raise ProtocolError(f"{self._where}: field {field.name!r}: {error}") from None
+
+    @property
+    def _where(self) -> str:
+        return f"batch (epoch {self.epoch}, step {self.step}) of stream {self._stream!r}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -166,7 +229,8 @@ class Batch(Mapping[str, npt.NDArray[Any]]):
         if self._lease is None:
             return f"{where} [released]>"
         shapes = " ".join(
-            f"{field.name}={np.dtype(field.type_text).name}{[self.samples, *field.shape]}"
+            f"{field.name}={np.dtype(field.type_text).name}"
+            f"[{', '.join([str(self.samples), *length_texts(field.shape, field.varying)])}]"
             for field in self._fields.values()
         )
         return f"{where} samples={self.samples} {shapes}>"

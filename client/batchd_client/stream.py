@@ -16,13 +16,19 @@ from batchd_client.course import Position, StreamState, checked_position, read_s
 from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed
 from batchd_client.reader import Reader
 from batchd_client.subscription import Claim, Terms
+from batchd_wire.fields import Varying
 
 
 class FieldSchema(NamedTuple):
-    """One field of a stream's batches; ``shape`` is that of one sample, so the array is ``[samples, *shape]``."""
+    """One field of a stream's batches; ``shape`` is that of one sample, so the array is ``[samples, *shape]``.
+
+    Where samples differ in shape, ``shape`` is the largest that there may be, and ``varying`` says how they do: its ``kind`` is
+    "padded" or "ragged", its ``axes`` are the dimensions of ``shape`` that vary.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    varying: Varying | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ class Stream:
     def schema(self) -> Mapping[str, FieldSchema]:
         """The fields of every batch, by name."""
         fields = self._terms.layout.sample_fields
-        return MappingProxyType({one.name: FieldSchema(np.dtype(one.dtype), one.shape) for one in fields})
+        return MappingProxyType({one.name: FieldSchema(np.dtype(one.dtype), one.shape, one.varying) for one in fields})
 
     def __len__(self) -> int:
         """Batches in a whole epoch for this rank."""

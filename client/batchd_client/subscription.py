@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from weakref import ref
 
-from batchd_client.batch import FieldView, Lease, LeaseToken, field_view
+from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
 from batchd_client.course import Course, Position
 from batchd_client.errors import ProtocolError
 from batchd_client.remote import Arrivals, ReceiveBuffer
@@ -105,9 +105,7 @@ class Subscription:
         self.course = Course(
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
-        self.fields: dict[str, FieldView] = {
-            placed.name: field_view(placed) for placed in self.terms.layout.sample_fields
-        }
+        self.fields: dict[str, FieldView] = field_views(self.terms.layout)
         self.checksums = RowChecksums(self.terms.layout)
         self.handles: deque[Handle | Parcel] = deque()
         self.arrivals = Arrivals(self.terms.layout.slot_bytes)

@@ -14,5 +14,5 @@ tcp        how soon a silent peer is given up
 views      numpy arrays over a slot (the only module that needs numpy)
 """
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Spoken by both sides of a session; a daemon and a client of different versions refuse each other by name."""

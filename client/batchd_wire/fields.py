@@ -6,12 +6,23 @@
     +------------+-------------------+-------------------+-----+
                  every field starts at a multiple of 64 bytes; the slot ends at a multiple of 4096
 
+Where samples differ in shape, each row of a field has room for the largest that there may be, and a field of sizes says how large
+each one is: one int32 for each row in ``NAME_length`` where one dimension varies, k of them in ``NAME_shape`` where k do.
+
+    padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...    v: values of the row, sizes (2, 3)
+              v v v f f                                          f: the filling that the stream's configuration says
+              f f f f f                                          0: zeros
+
+On the wire a layout is [fields, rows, slot_bytes], and a field [name, dtype, shape, offset, varying, axes]: ``shape`` is that of
+one row, ``varying`` is "", "padded" or "ragged", and ``axes`` are the dimensions of ``shape`` that vary, upwards from 0.
+
 Invariant: a field's rows are C-contiguous, so row ``i`` of a field is one run of bytes that one worker owns while it fills it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 HEADER_BYTES = 4096
 FIELD_ALIGNMENT_BYTES = 64
@@ -37,6 +48,25 @@ ITEM_BYTES = {
 """The dtypes a field may have, by numpy's name, little-endian, with their item size in bytes."""
 
 
+PADDED, RAGGED = "padded", "ragged"
+"""How the rows of a field may vary; see the drawing."""
+SIZES_DTYPE = "int32"
+"""Of a field that says how large the rows of another one are."""
+SIZE_MAX = (1 << 31) - 1
+"""The largest length of a dimension that varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """How the rows of a field differ in shape: ``kind`` is ``PADDED`` or ``RAGGED``, ``axes`` the dimensions that do, upwards.
+
+    The field's ``shape`` is then the largest that a row may have.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One named array of a sample: ``shape`` is without the batch dimension, ``()`` for a number."""
@@ -44,6 +74,7 @@ class Field:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    varying: Varying | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -63,6 +94,7 @@ class PlacedField:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    varying: Varying | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -71,7 +103,27 @@ class PlacedField:
 
     def to_wire(self) -> list[object]:
         """The field as msgpack carries it."""
-        return [self.name, self.dtype, list(self.shape), self.offset]
+        kind, axes = (self.varying.kind, self.varying.axes) if self.varying else ("", ())
+        return [self.name, self.dtype, list(self.shape), self.offset, kind, list(axes)]
+
+
+AnyField: TypeAlias = Field | PlacedField
+
+
+def sizes_field(field: AnyField) -> Field | None:
+    """The field that goes with a varying one and says how large each row is; None where all rows are alike."""
+    if field.varying is None:
+        return None
+    axes = len(field.varying.axes)
+    if axes == 1:
+        return Field(f"{field.name}_length", SIZES_DTYPE, ())
+    return Field(f"{field.name}_shape", SIZES_DTYPE, (axes,))
+
+
+def length_texts(shape: Sequence[int], varying: Varying | None) -> list[str]:
+    """The lengths of a row for people: ``<=512`` where 512 is only the largest."""
+    axes = varying.axes if varying else ()
+    return [f"<={length}" if axis in axes else str(length) for axis, length in enumerate(shape)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +154,7 @@ def place_fields(fields: Iterable[Field], rows: int) -> SlotLayout:
     offset = HEADER_BYTES
     placed = []
     for field in fields:
-        placed.append(PlacedField(field.name, field.dtype, field.shape, offset))
+        placed.append(PlacedField(field.name, field.dtype, field.shape, offset, field.varying))
         offset = _round_up(offset + field.row_bytes * rows, FIELD_ALIGNMENT_BYTES)
     return SlotLayout(tuple(placed), rows, _round_up(offset, PAGE_BYTES))
 
@@ -128,6 +180,7 @@ def layout_from_wire(value: object) -> SlotLayout:
         raise ValueError(f"checksums are one {CHECKSUM.dtype} for each row")
     if len({field.name for field in placed}) != len(placed):
         raise ValueError("two fields of a slot have the same name")
+    _check_sizes(placed)
     end = HEADER_BYTES
     for field in placed:
         if field.offset < end:
@@ -142,15 +195,38 @@ def layout_from_wire(value: object) -> SlotLayout:
 
 def _field_from_wire(value: object) -> PlacedField:
     match value:
-        case [str(name), str(dtype), list(shape), int(offset)] if _is_shape(shape):
+        case [str(name), str(dtype), list(shape), int(offset), str(kind), list(axes)] if _is_shape(shape):
             pass
         case _:
-            raise ValueError("a field is [name, dtype, shape, offset]")
+            raise ValueError("a field is [name, dtype, shape, offset, varying, axes]")
     if dtype not in ITEM_BYTES:
         raise ValueError(f"field {name!r} has the unknown dtype {dtype!r}")
     if offset < HEADER_BYTES or offset % FIELD_ALIGNMENT_BYTES:
         raise ValueError(f"field {name!r} cannot start at byte {offset}")
-    return PlacedField(name, dtype, tuple(shape), offset)
+    return PlacedField(name, dtype, tuple(shape), offset, _varying_from_wire(name, shape, kind, axes))
+
+
+def _varying_from_wire(name: str, shape: Sequence[int], kind: str, axes: Sequence[object]) -> Varying | None:
+    if (kind, axes) == ("", []):
+        return None
+    known = tuple(axis for axis in axes if type(axis) is int and 0 <= axis < len(shape) and shape[axis] <= SIZE_MAX)
+    if kind not in (PADDED, RAGGED) or not axes or list(axes) != sorted(set(known)):
+        raise ValueError(f"field {name!r} of shape {list(shape)} cannot be {kind!r} in the dimensions {axes}")
+    return Varying(kind, known)
+
+
+def _check_sizes(placed: Sequence[PlacedField]) -> None:
+    """Each varying field has its sizes. Raises ``ValueError`` where they are not there, or are something else."""
+    there = {field.name: field for field in placed}
+    for field in placed:
+        wanted = sizes_field(field)
+        if wanted is None:
+            continue
+        sizes = there.get(wanted.name)
+        if sizes is None or (sizes.dtype, sizes.shape, sizes.varying) != (wanted.dtype, wanted.shape, None):
+            raise ValueError(
+                f"field {field.name!r} varies, so field {wanted.name!r} must be there, {wanted.dtype} {list(wanted.shape)}"
+            )
 
 
 def _is_shape(shape: Sequence[object]) -> bool:

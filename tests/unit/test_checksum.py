@@ -84,7 +84,7 @@ def test_no_field_of_a_sample_is_called_as_the_checksums_are() -> None:
 @pytest.mark.parametrize("change", [["#crc32", "int64", []], ["#crc32", "uint32", [2]]])
 def test_checksums_of_another_kind_are_refused(change) -> None:
     """A peer cannot have us read beyond them."""
-    wire = [[["a", "uint8", [1], 4096], [*change, 4160]], 2, 8192]
+    wire = [[["a", "uint8", [1], 4096, "", []], [*change, 4160, "", []]], 2, 8192]
 
     with pytest.raises(ValueError, match="one uint32 for each row"):
         layout_from_wire(wire)

@@ -157,9 +157,10 @@ def test_memory_that_comes_after_its_handle_is_waited_for(fake, daemon) -> None:
 BAD_LAYOUTS = {
     "none": None,
     "no field": [[], 4, 8192],
-    "a field outside": [[["image", "uint8", [2, 2, 3], 8192]], 4, 8192],
-    "an object": [[["image", "object", [2], 4096]], 4, 8192],
-    "a field over the header": [[["image", "uint8", [2], 64]], 4, 8192],
+    "a field outside": [[["image", "uint8", [2, 2, 3], 8192, "", []]], 4, 8192],
+    "an object": [[["image", "object", [2], 4096, "", []]], 4, 8192],
+    "a field over the header": [[["image", "uint8", [2], 64, "", []]], 4, 8192],
+    "rows that vary and do not say how": [[["image", "uint8", [2], 4096, "ragged", [0]]], 4, 8192],
 }
 
 

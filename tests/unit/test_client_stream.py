@@ -41,7 +41,7 @@ def test_stream_tells_what_it_is_before_the_first_batch(daemon) -> None:
     assert len(stream) == 3
     assert (stream.samples, stream.batch_size, stream.steps, stream.window) == (20, 4, 5, 2)
     assert stream.classes == ("cat", "dog")
-    assert dict(stream.schema) == {"image": (np.uint8, (2, 2, 3)), "label": (np.int64, ())}
+    assert dict(stream.schema) == {"image": (np.uint8, (2, 2, 3), None), "label": (np.int64, (), None)}
     assert (stream.name, stream.rank, stream.world_size) == ("photos", 1, 2)
 
 

@@ -8,6 +8,7 @@ from batchd.config.field_steps import Drop, Rename
 from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.steps import STEP_KINDS
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.config.tree import StreamConfig
@@ -35,6 +36,8 @@ STEPS = (
     RemoveStopwords(file=Path("/a")),
     Lookup(words=Path("/a"), table=Path("/b"), max_words=8),
     TextBytes(length=8),
+    PadBatch(max_shape=(32, 32, 3)),
+    Ragged(max_shape=(32, 32, 3)),
 )
 OTHER_OPTIONS = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
@@ -70,6 +73,8 @@ OTHER_OPTIONS = {
         "truncation": False,
     },
     "text_bytes": {"length": 9, "truncation": False},
+    "pad_batch": {"max_shape": (32, 31, 3), "fill": 1.0, "too_large": "crop"},
+    "ragged": {"max_shape": (32, 31, 3), "too_large": "crop"},
 }
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
 DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Discriminator, ValidationError
 from batchd.config.field_steps import Drop, Rename
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.steps import STEP_KINDS, Step, step_from_plain, step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.pipeline.fields import check_steps, columns_after, is_random, sample_fields
@@ -40,6 +41,8 @@ EVERY_STEP = [
     RemoveStopwords(file=Path("/t/stop.txt"), case="exact"),
     Lookup(words=Path("/t/words"), table=Path("/t/table.npy"), max_words=4, unknown="zeros", truncation=False),
     TextBytes(length=100, truncation=False),
+    PadBatch(max_shape=(512, 512, 3), fill=0.5, too_large="crop"),
+    Ragged(field="tokens", max_shape=(128,), too_large="crop"),
 ]
 
 
@@ -105,6 +108,14 @@ def test_plain_data_that_is_no_step_is_refused(plain, message):
         ({"op": "tokenize", "file": "t.json", "max_length": 8, "to": "t" * 60}, ("tokenize",)),
         ({"op": "lookup", "words": "w", "table": "t", "max_words": 0}, ("lookup", "max_words")),
         ({"op": "text_bytes", "length": 0}, ("text_bytes", "length")),
+        ({"op": "pad_batch"}, ("pad_batch", "max_shape")),
+        ({"op": "pad_batch", "max_shape": [4, 0]}, ("pad_batch", "max_shape", 1)),
+        ({"op": "pad_batch", "max_shape": [4], "fill": float("nan")}, ("pad_batch", "fill")),
+        ({"op": "pad_batch", "max_shape": [4], "too_large": "shrink"}, ("pad_batch", "too_large")),
+        ({"op": "ragged", "max_shape": []}, ("ragged",)),
+        ({"op": "ragged", "max_shape": [1] * 9}, ("ragged",)),
+        ({"op": "ragged", "max_shape": [1 << 20, 1 << 20]}, ("ragged",)),
+        ({"op": "ragged", "max_shape": [4], "fill": 1}, ("ragged", "fill")),
     ],
 )
 def test_the_configuration_names_the_option_that_is_wrong(options, place):

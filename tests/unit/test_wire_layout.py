@@ -18,8 +18,11 @@ from batchd_wire.fields import (
     Field,
     PlacedField,
     SlotLayout,
+    Varying,
     layout_from_wire,
+    length_texts,
     place_fields,
+    sizes_field,
 )
 from batchd_wire.slot import (
     MAGIC,
@@ -32,8 +35,14 @@ from batchd_wire.slot import (
 from batchd_wire.views import field_array, slot_arrays
 
 PHOTOS = (Field("image", "uint8", (3, 5, 3)), Field("label", "int64", ()), Field("valid", "bool", ()))
-GOOD = [[["image", "uint8", [4, 4, 3], 4096], ["label", "int64", [], 4480]], 8, 8192]
+GOOD = [[["image", "uint8", [4, 4, 3], 4096, "", []], ["label", "int64", [], 4480, "", []]], 8, 8192]
 """A layout as it travels: 8 rows of 48 bytes, then 8 rows of 8 bytes."""
+VARYING = (
+    Field("image", "uint8", (5, 7, 3), Varying("padded", (0, 1))),
+    Field("image_shape", "int32", (2,)),
+    Field("tokens", "int64", (9,), Varying("ragged", (0,))),
+    Field("tokens_length", "int32", ()),
+)
 
 field_lists = st.lists(
     st.builds(
@@ -106,9 +115,9 @@ def test_the_layout_as_it_travels_is_plain_data() -> None:
     )
 
 
-def changed(path: tuple[int, ...], value: object) -> object:
+def changed(path: tuple[int, ...], value: object, good: object = GOOD) -> object:
     """The good layout with one place of it changed."""
-    layout = copy.deepcopy(GOOD)
+    layout = copy.deepcopy(good)
     at = layout
     for step in path[:-1]:
         at = at[step]
@@ -142,9 +151,13 @@ HOSTILE = {
     "too many dimensions": ((0, 0, 2), [1] * (DIMENSIONS_MAX + 1)),
     "shape that is no list": ((0, 0, 2), 3),
     "field that is no list": ((0, 0), "image"),
-    "field with something behind it": ((0, 0), ["image", "uint8", [4, 4, 3], 4096, 0]),
+    "field with something behind it": ((0, 0), ["image", "uint8", [4, 4, 3], 4096, "", [], 0]),
+    "field of the first version": ((0, 0), ["image", "uint8", [4, 4, 3], 4096]),
+    "varying in no dimension": ((0, 0, 4), "padded"),
+    "not varying in a dimension": ((0, 0, 5), [0]),
+    "varying without a field of sizes": ((0, 0), ["image", "uint8", [4, 4, 3], 4096, "padded", [0]]),
     "no fields": ((0,), []),
-    "too many fields": ((0,), [["image", "uint8", [1], 4096]] * (FIELDS_MAX + 1)),
+    "too many fields": ((0,), [["image", "uint8", [1], 4096, "", []]] * (FIELDS_MAX + 1)),
     "no rows": ((1,), 0),
     "negative rows": ((1,), -8),
     "true rows": ((1,), True),
@@ -173,6 +186,63 @@ def test_what_is_no_layout_at_all_is_refused(value) -> None:
         layout_from_wire(value)
 
 
+VARYING_HOSTILE = {
+    "an unknown way": ((0, 0, 4), "jagged"),
+    "no text": ((0, 0, 4), None),
+    "no dimensions": ((0, 0, 5), []),
+    "one dimension fewer than there are sizes": ((0, 0, 5), [0]),
+    "one dimension more than there are sizes": ((0, 0, 5), [0, 1, 2]),
+    "a dimension that is not there": ((0, 0, 5), [0, 3]),
+    "a negative dimension": ((0, 0, 5), [-1, 0]),
+    "a dimension twice": ((0, 0, 5), [1, 1]),
+    "dimensions downwards": ((0, 0, 5), [1, 0]),
+    "a dimension that is true": ((0, 0, 5), [0, True]),
+    "a dimension that is a float": ((0, 0, 5), [0, 1.0]),
+    "dimensions that are no list": ((0, 0, 5), 1),
+    "sizes of another name": ((0, 1, 0), "image_sizes"),
+    "sizes of 64 bits": ((0, 3, 1), "int64"),
+    "sizes without a sign": ((0, 1, 1), "uint32"),
+    "too few sizes": ((0, 1, 2), [1]),
+    "several sizes for one dimension": ((0, 3, 2), [1]),
+    "sizes that vary themselves": ((0, 1), ["image_shape", "int32", [2], 4992, "ragged", [0]]),
+    "a number that varies": ((0, 3), ["tokens_length", "int32", [], 5760, "padded", [0]]),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), VARYING_HOSTILE.values(), ids=VARYING_HOSTILE)
+def test_rows_that_vary_in_a_way_that_cannot_be_are_refused(path, value) -> None:
+    """Sizes are where a reader looks for them, and of the one type that it reads."""
+    good = place_fields(VARYING, 8).to_wire()
+    assert layout_from_wire(good) == place_fields(VARYING, 8)
+
+    with pytest.raises(ValueError, match=r"cannot be|must be there|a field is"):
+        layout_from_wire(changed(path, value, good))
+
+
+def test_a_length_beyond_the_type_of_sizes_is_refused() -> None:
+    """No size could say that a row is full."""
+    fields = [Field("a", "uint8", (1 << 31,), Varying("ragged", (0,))), Field("a_length", "int32", ())]
+
+    with pytest.raises(ValueError, match=r"'a' of shape \[2147483648\] cannot be 'ragged'"):
+        layout_from_wire(place_fields(fields, 1).to_wire())
+
+
+def test_a_varying_field_takes_room_for_its_largest_in_every_row() -> None:
+    """So every row has a fixed place, whoever fills it."""
+    layout = place_fields(VARYING, 8)
+
+    assert [field.row_bytes for field in layout.fields] == [105, 8, 72, 4]
+    assert layout.slot_bytes == 8192
+    assert place_fields(VARYING, 64).slot_bytes >= 4096 + 64 * (105 + 8 + 72 + 4)
+
+
+def test_sizes_have_the_name_that_people_expect() -> None:
+    """A length where one dimension varies, a shape where several do, nothing where all rows are alike."""
+    assert [sizes_field(field) for field in VARYING] == [VARYING[1], None, VARYING[3], None]
+    assert length_texts((5, 7, 3), VARYING[0].varying) == ["<=5", "<=7", "3"]
+    assert length_texts((5, 7), None) == ["5", "7"]
+
+
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(sorted(ITEM_BYTES))
 )
@@ -183,7 +253,7 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4), max_lea
 def test_any_value_is_a_layout_inside_its_slot_or_refused(data) -> None:
     """Also a good one with anything in any place of it."""
     place = data.draw(
-        st.sampled_from([(0,), (1,), (2,), (0, 0), (0, 1), *[(0, row, part) for row in (0, 1) for part in range(4)]])
+        st.sampled_from([(0,), (1,), (2,), (0, 0), (0, 1), *[(0, row, part) for row in (0, 1) for part in range(6)]])
     )
     value = changed(place, data.draw(values))
     try:
