@@ -60,6 +60,11 @@ class PeekedBatch:
     arrays: dict[str, np.ndarray]
     varying: dict[str, PlacedField] = field(default_factory=dict)
 
+    @property
+    def rows(self) -> int:
+        """How many samples it has."""
+        return len(next(iter(self.arrays.values())))
+
     def samples(self, name: str) -> list[np.ndarray]:
         """The values of a field, one array for each sample, in its own shape. Raises ``BatchdError`` where sizes cannot be."""
         array, placed = self.arrays[name], self.varying.get(name)

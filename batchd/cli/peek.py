@@ -32,8 +32,7 @@ def command(stream: str, address: str | None, output: Path, field: str | None, b
 
     with Attachment(find_daemon(address)) as attachment:
         batch = attachment.peek(stream)
-    samples = len(batch.arrays["index"])
-    where = f"epoch {batch.epoch}, step {batch.step}, {samples} samples"
+    where = f"epoch {batch.epoch}, step {batch.step}, {batch.rows} samples"
     images = image_fields(batch)
     if field is not None and field not in images:
         raise BatchdError(

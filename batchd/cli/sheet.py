@@ -136,7 +136,7 @@ def _label(batch: PeekedBatch, index: int) -> str:
     if labels is None or labels.ndim != 1:
         return f"#{batch.arrays['index'][index]}"
     if labels.dtype.kind not in "iu":
-        return f"{labels[index]:.6g}"
+        return f"{labels[index]:.6g}" if labels.dtype.kind == "f" else str(labels[index])
     label = int(labels[index])
     name = batch.classes[label] if 0 <= label < len(batch.classes) else ""
     return f"{label} {name}".strip()

@@ -78,7 +78,7 @@ def _holds(dtype: str, value: float) -> bool:
     """Can a number be stored as it is?"""
     if dtype.startswith("float"):
         return dtype != "float16" or abs(value) <= FLOAT16_MAX
-    if not value.is_integer():
+    if value != int(value):
         return False
     bits = {"bool": 1}.get(dtype) or int(dtype.lstrip("uint"))
     low = -(1 << bits - 1) if dtype.startswith("int") else 0

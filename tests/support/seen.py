@@ -23,12 +23,13 @@ class Seen(NamedTuple):
         return self.epoch, self.step
 
 
-def digest_of(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
-    """A digest of named arrays: names, types, shapes and bytes."""
+def digest_of(arrays: Iterable[tuple[str, np.ndarray | list[np.ndarray]]]) -> str:
+    """A digest of named arrays, or lists of arrays: names, types, shapes and bytes."""
     digest = blake2b(digest_size=12)
-    for name, array in sorted(arrays, key=lambda item: item[0]):
-        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data)
+    for name, value in sorted(arrays, key=lambda item: item[0]):
+        for array in value if isinstance(value, list) else [value]:
+            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 

@@ -14,9 +14,11 @@ from batchd.cli.sheet import (
     TILE_PIXELS,
     _caption,
     draw_sheet,
+    image_fields,
     write_sheet,
 )
 from batchd.errors import BatchdError
+from batchd_wire.fields import PlacedField, Varying
 
 RED_IN_BGR, GREEN, BLUE_IN_BGR = (0, 0, 255), (0, 255, 0), (255, 0, 0)
 
@@ -169,23 +171,80 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path, name) -> None:
         write_sheet(batch_of(filled((1, 1, 1))[None]), tmp_path / name)
 
 
-@pytest.mark.parametrize("labels", [None, np.eye(2, dtype=np.float32), np.array([0.5, 1.5])])
-def test_images_are_drawn_whatever_their_labels_are(labels):
-    """None, rows of "one_hot", or other numbers."""
-    batch = batch_of(np.stack([filled(GREEN), filled(GREEN)]))
-    if labels is None:
-        del batch.arrays["label"]
-    else:
-        batch.arrays["label"] = labels
+def varying_batch(kind: str, sizes: list[tuple[int, int]], *, channels_first: bool = False) -> PeekedBatch:
+    """Green images of these sizes, in a room of 40 x 40 whose rest is red."""
+    array = np.zeros((len(sizes), 40, 40, 3), np.uint8)
+    for row, (height, width) in zip(array, sizes, strict=True):
+        row[...] = (255, 0, 0)
+        image = filled((0, 255, 0), height, width)
+        if kind == "padded":
+            row[:height, :width] = image
+        elif channels_first:
+            row.reshape(-1)[: image.size] = image.transpose(2, 0, 1).reshape(-1)
+        else:
+            row.reshape(-1)[: image.size] = image.reshape(-1)
+    if channels_first and kind == "padded":
+        array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
+    axes = (1, 2) if channels_first else (0, 1)
+    array = array.reshape(len(sizes), *((3, 40, 40) if channels_first else (40, 40, 3)))
+    placed = PlacedField("image", "uint8", array.shape[1:], 4096, Varying(kind, axes))
+    arrays = {"image": array, "image_shape": np.array(sizes, np.int32), "index": np.arange(len(sizes))}
+    return PeekedBatch(0, 0, [], arrays, {"image": placed})
 
-    assert np.array_equal(tile(draw_sheet(batch, is_bgr=True), 0, COLUMNS)[80, 80], GREEN)
-    assert _caption(batch, 0) == ("0.5" if labels is not None and labels.ndim == 1 else "")
+
+@pytest.mark.parametrize("kind", ["padded", "ragged"])
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_images_of_different_sizes_are_drawn_each_in_its_own(kind, channels_first) -> None:
+    """Nothing of their room is seen, and a masked one without pixels is an empty tile."""
+    sheet = draw_sheet(varying_batch(kind, [(10, 40), (40, 1), (0, 0)], channels_first=channels_first), is_bgr=False)
+
+    wide, high, nothing = (tile(sheet, index, 3) for index in range(3))
+    assert np.array_equal((wide == GREEN).all(axis=2).sum(axis=0), [40] * TILE_PIXELS)
+    assert np.array_equal((high == GREEN).all(axis=2).sum(axis=1), [4] * TILE_PIXELS)
+    assert (nothing == BACKGROUND).all()
+    assert not (sheet == RED_IN_BGR).all(axis=2).any()
 
 
-@pytest.mark.parametrize("arrays", [{}, {"image": np.zeros((2, 8), np.uint8)}])
-def test_a_stream_without_images_is_told_what_it_has(tmp_path, arrays):
-    """There is nothing to draw of text and numbers."""
-    batch = PeekedBatch(0, 0, [], {**arrays, "tokens": np.zeros((2, 8), np.int32)})
+def test_sizes_that_cannot_be_are_an_error_and_no_picture() -> None:
+    """A broken daemon is not drawn."""
+    batch = varying_batch("padded", [(1, 1)])
+    batch.arrays["image_shape"][0] = 41, 1
 
-    with pytest.raises(BatchdError, match=r"nothing to draw: .*tokens int32\[2, 8\]"):
-        write_sheet(batch, tmp_path / "sheet.png")
+    with pytest.raises(BatchdError, match=r"field 'image': row 0 has the sizes \[41, 1\]"):
+        draw_sheet(batch, is_bgr=False)
+
+
+def test_images_are_known_by_their_shape() -> None:
+    """Colour or grey, channels first or last; "image" before the others, numbers and vectors not at all."""
+    shapes = {
+        "tokens": ((2, 9), np.uint8),
+        "label": ((2,), np.int64),
+        "vectors": ((2, 9, 64), np.float32),
+        "volume": ((2, 9, 9, 9), np.uint8),
+        "counts": ((2, 9, 9, 3), np.int64),
+        "digit": ((2, 28, 28), np.uint8),
+        "planes": ((2, 3, 9, 9), np.float16),
+        "image": ((2, 9, 9, 1), np.uint8),
+    }
+    batch = PeekedBatch(0, 0, [], {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()})
+
+    assert image_fields(batch) == ["image", "digit", "planes"]
+
+
+def test_an_image_without_channels_is_grey() -> None:
+    """As digits are kept."""
+    batch = PeekedBatch(0, 0, [], {"digit": np.full((1, 9, 9), 90, np.uint8), "index": np.array([7])})
+
+    assert middle(draw_sheet(batch, "digit", is_bgr=False)) == (90, 90, 90)
+    assert _caption(batch, 0) == "#7"
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [(np.array([0.25], np.float32), "0.25"), (np.zeros((1, 10), np.float32), "#3"), (np.array([True]), "True")],
+)
+def test_a_label_may_be_anything_or_not_be_there(label, text) -> None:
+    """A number as it is; of anything else, the sample's number in its source."""
+    images = filled((1, 1, 1))[None]
+
+    assert _caption(PeekedBatch(0, 0, [], {"image": images, "label": label, "index": np.array([3])}), 0) == text

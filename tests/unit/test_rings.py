@@ -7,6 +7,7 @@ import pytest
 
 from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
+from batchd.config.shape_steps import PadBatch
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.rings import SLOTS_MAX, plan_rings
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
@@ -46,6 +47,22 @@ def test_masked_streams_have_a_field_for_it() -> None:
     layout = plan_rings(config_of(4 << 30, a=stream_of(on_error="mask")))["a"].layout
 
     assert [field.name for field in layout.fields] == ["image", "label", "index", "valid"]
+
+
+def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() -> None:
+    """And where there is too little memory, a smaller maximum is one of the remedies."""
+    stream = stream_of(256, pipeline=(Decode(), PadBatch(max_shape=(512, 512, 3))))
+    rows_bytes = 256 * (512 * 512 * 3 + 8 + 8 + 8)
+
+    assert plan_rings(config_of(1 << 30, a=stream))["a"].slot_bytes == 4096 + rows_bytes + 2048
+    with pytest.raises(MemoryTooSmall) as caught:
+        plan_rings(config_of(300 * MEBIBYTE, a=stream))
+
+    (problem,) = caught.value.problems
+    assert "need 384.1 MiB for 2 slots of 256 samples, have 300.0 MiB" in problem.message
+    assert problem.message.endswith(
+        'set memory = "385MiB" in [daemon], or a smaller max_shape of image, or a smaller batch_size'
+    )
 
 
 def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:

@@ -1,0 +1,109 @@
+"""What ``batchd peek`` says of streams that are no pictures, against a daemon that is not real."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from batchd.cli.attach import PeekedBatch
+from batchd.cli.main import cli
+from batchd.cli.table import ROWS_MAX, aligned, batch_table
+from batchd_wire.fields import Field, PlacedField, Varying
+from batchd_wire.views import slot_arrays
+from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
+
+FIELDS = (
+    Field("words", "int32", (6,), Varying("padded", (0,))),
+    Field("words_length", "int32", ()),
+    Field("digit", "uint8", (4, 4)),
+    Field("index", "int64", ()),
+)
+
+
+class WordStream(FakeStream):
+    """Words of different lengths; with a small picture beside them, or without."""
+
+    def page(self, _epoch: int, _step: int) -> bytearray:
+        page = bytearray(self.layout.slot_bytes)
+        arrays = slot_arrays(page, self.layout)
+        arrays["words"][:] = np.arange(24).reshape(4, 6)
+        arrays["words_length"][:] = [2, 0, 6, 1]
+        return page
+
+
+def peek(tmp_path, stream, *options):
+    """Run the command; its exit status and what it printed."""
+    with FakeDaemon(tmp_path / "run", stream) as fake:
+        return CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address, *options])
+
+
+def test_a_stream_without_images_is_printed(tmp_path) -> None:
+    """Its fields with their types, the values of its first samples, and no file."""
+    result = peek(tmp_path, WordStream(fields=FIELDS[:2]), "-o", str(tmp_path / "sheet.png"))
+
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        "stream 'photos' has no field with images, so no picture is drawn: epoch 0, step 0, 4 samples",
+        "words              words_length",
+        "int32[<=6]         int32",
+        "0 1                2",
+        "(empty)            0",
+        "12 13 14 15 16 17  6",
+        "18                 1",
+    ]
+    assert not (tmp_path / "sheet.png").exists()
+
+
+def test_a_stream_with_an_image_of_another_name_is_drawn(tmp_path) -> None:
+    """Without labels, too; and a field that is no image is refused with those that are."""
+    sheet = tmp_path / "sheet.png"
+    drawn = peek(tmp_path, WordStream(fields=FIELDS), "-o", str(sheet))
+    refused = peek(tmp_path, WordStream(fields=FIELDS), "--field", "words")
+
+    assert drawn.output == f"{sheet}: epoch 0, step 0, 4 samples\n"
+    assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert refused.exit_code == 1
+    assert "no images in a field 'words': it has digit" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.array([3]), "3"),
+        (np.array([0.123456789], np.float32), "0.123457"),
+        (np.array([[1, 2, 3]]), "1 2 3"),
+        (np.arange(9)[None], "0 1 2 3 4 5 .. (9)"),
+        (np.ones((1, 2, 2)), "[2, 2] 1 1 1 1"),
+        (np.array([list(b"a/b.jpg\0\0")], np.uint8), '"a/b.jpg"'),
+        (np.array([list(b"x" * 50)], np.uint8), f'"{"x" * 38}.."'),
+        (np.array([list(b"\x1b[2J")], np.uint8), "27 91 50 74"),
+        (np.array([[200, 1]], np.uint8), "200 1"),
+        (np.array([[0, 0]], np.uint8), "0 0"),
+        (np.array([True]), "True"),
+    ],
+)
+def test_values_are_shortened(value, text) -> None:
+    """Numbers, the beginning of arrays, and bytes as text where they are text and no orders to a terminal."""
+    assert batch_table(PeekedBatch(0, 0, [], {"x": value}))[2] == text
+
+
+def test_a_table_has_the_first_samples_alone() -> None:
+    """Each in its own shape."""
+    placed = PlacedField("x", "int64", (3,), 4096, Varying("ragged", (0,)))
+    sizes = np.array([1, 3] * 9, np.int32)
+    batch = PeekedBatch(0, 0, [], {"x": np.arange(54).reshape(18, 3), "x_length": sizes}, {"x": placed})
+
+    lines = batch_table(batch)
+
+    assert len(lines) == 2 + ROWS_MAX
+    assert [line.split() for line in lines[:4]] == [
+        ["x", "x_length"],
+        ["int64[<=3]", "int32"],
+        ["0", "1"],
+        ["3", "4", "5", "3"],
+    ]
+
+
+def test_columns_are_as_wide_as_they_need_to_be() -> None:
+    """And lines have no blanks at their end."""
+    assert aligned([["a", "bb"], ["ccc", "d"]]) == ["a    bb", "ccc  d"]

@@ -1,0 +1,152 @@
+"""Padded and ragged fields as a trainer gets them, and from a daemon that lies about sizes."""
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.errors import BatchReleased, ProtocolError
+from batchd_wire.fields import Field, Varying
+from batchd_wire.views import slot_arrays
+from support.fake_daemon import FakeDaemon
+from support.fake_stream import FakeStream
+
+FIELDS = (
+    Field("image", "uint8", (4, 6, 3), Varying("padded", (0, 1))),
+    Field("image_shape", "int32", (2,)),
+    Field("label", "int64", ()),
+    Field("tokens", "int16", (5, 2), Varying("ragged", (0,))),
+    Field("tokens_length", "int32", ()),
+)
+SHAPES = [(2, 1), (3, 4), (0, 0), (1, 5)]
+LENGTHS = [3, 0, 5, 1]
+
+
+class VaryingStream(FakeStream):
+    """Four samples in each batch, with these sizes."""
+
+    def __init__(self) -> None:
+        super().__init__(steps=50, fields=FIELDS)
+        self.shapes: object = SHAPES
+        self.lengths: object = LENGTHS
+
+    def page(self, epoch: int, step: int) -> bytearray:
+        page = super().page(epoch, step)
+        arrays = slot_arrays(page, self.layout)
+        arrays["image_shape"][:] = self.shapes
+        arrays["tokens_length"][:] = self.lengths
+        arrays["tokens"][:] = np.arange(40).reshape(4, 5, 2)
+        return page
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run", VaryingStream()) as fake:
+        yield fake
+
+
+@pytest.fixture
+def stream(fake):
+    with batchd_client.connect(fake.address) as daemon:
+        yield daemon.stream("photos")
+
+
+def test_a_padded_field_is_cut_to_the_largest_of_the_batch(stream) -> None:
+    """A view: as high as the highest, as wide as the widest."""
+    image = next(iter(stream))["image"]
+
+    assert image.shape == (4, 3, 5, 3)
+    assert not image.flags.writeable
+    assert not image.flags.owndata
+
+
+def test_a_ragged_field_is_a_list_of_arrays(stream) -> None:
+    """One for each sample, each in its own shape, contiguous and read-only."""
+    tokens = next(iter(stream))["tokens"]
+
+    assert [one.shape for one in tokens] == [(length, 2) for length in LENGTHS]
+    assert [one.reshape(-1).tolist() for one in tokens] == [
+        list(range(10 * row, 10 * row + 2 * length)) for row, length in enumerate(LENGTHS)
+    ]
+    assert all(one.flags.c_contiguous and not one.flags.writeable and not one.flags.owndata for one in tokens)
+
+
+def test_a_ragged_field_is_also_one_array(stream) -> None:
+    """With where each sample begins and how long it is; or copied, without the room between them."""
+    batch = next(iter(stream))
+
+    values, offsets, lengths = batch.ragged("tokens")
+    compact, row_splits = batch.ragged("tokens").compact()
+
+    assert values.shape == (20, 2)
+    assert not values.flags.writeable
+    assert (offsets.tolist(), lengths.tolist()) == ([0, 5, 10, 15], LENGTHS)
+    assert row_splits.tolist() == [0, 3, 3, 8, 9]
+    assert compact.tolist() == [value.tolist() for one in batch["tokens"] for value in one]
+
+
+def test_one_sample_of_a_ragged_field_holds_the_whole_batch(stream) -> None:
+    """As any other array of it does; the compacted copy does not."""
+    batches = iter(stream)
+    kept = next(batches)["tokens"][3]
+    copy = next(batches).ragged("tokens").compact()
+    next(batches)
+    assert stream.statistics().batches_held == 1
+    assert kept.tolist() == [[30, 31]]
+    assert len(copy.values) == sum(LENGTHS)
+
+    del kept
+
+    assert stream.statistics().batches_held == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("image", "'image' is not a ragged field"), ("words", "'words' is no field of this batch")]
+)
+def test_what_is_not_ragged_is_refused_by_name(stream, name, message) -> None:
+    """And says how it is read instead."""
+    with pytest.raises(KeyError, match=message):
+        next(iter(stream)).ragged(name)
+
+
+def test_a_released_batch_has_no_ragged_field(stream) -> None:
+    """As it has no other."""
+    batch = next(iter(stream))
+    batch.release()
+
+    with pytest.raises(BatchReleased, match="'tokens'"):
+        batch.ragged("tokens")
+
+
+def test_schema_and_repr_tell_what_varies(stream) -> None:
+    """With the largest that there may be."""
+    assert stream.schema["image"] == (np.uint8, (4, 6, 3), Varying("padded", (0, 1)))
+    assert stream.schema["tokens"].varying.kind == "ragged"
+    assert stream.schema["label"].varying is None
+    assert "image=uint8[4, <=4, <=6, 3] image_shape=int32[4, 2]" in repr(next(iter(stream)))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "lengths", "field"),
+    [
+        ([(2, 1), (5, 1), (1, 1), (1, 1)], LENGTHS, "image"),
+        ([(2, 1), (1, 7), (1, 1), (1, 1)], LENGTHS, "image"),
+        ([(2, 1), (1, -1), (1, 1), (1, 1)], LENGTHS, "image"),
+        (SHAPES, [1, 6, 1, 1], "tokens"),
+        (SHAPES, [1, -1, 1, 1], "tokens"),
+        (SHAPES, [1, (1 << 31) - 1, 1, 1], "tokens"),
+        (SHAPES, [1, -(1 << 31), 1, 1], "tokens"),
+    ],
+)
+def test_sizes_larger_than_the_room_are_never_believed(fake, stream, shapes, lengths, field) -> None:
+    """The batch says which field and row; its other fields can be read, and the next batch comes."""
+    fake.stream.shapes, fake.stream.lengths = shapes, lengths
+    batches = iter(stream)
+    for _ in range(9):  # those that were ready before
+        batch = next(batches)
+    for read in [lambda: batch[field], *([lambda: batch.ragged(field)] if field == "tokens" else [])]:
+        with pytest.raises(ProtocolError, match=rf"epoch 0, step 8\) of stream 'photos': field '{field}': row 1 has"):
+            read()
+
+    assert len(batch["label"]) == 4
+    fake.stream.shapes, fake.stream.lengths = SHAPES, LENGTHS
+    assert next(batches).step == 9

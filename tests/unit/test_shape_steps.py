@@ -1,0 +1,217 @@
+"""The steps for samples of different shapes: what they make of a sample, and where they cannot stand."""
+
+import numpy as np
+import pytest
+
+from batchd.config.columns import Column
+from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
+from batchd.config.shape_steps import PadBatch, Ragged
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.fields import check_steps, is_random, sample_fields
+from batchd_wire.fields import Field, Varying
+from support.images import encode, jpeg, jpeg_with_exif, photo
+
+IMAGE = Column("image", "encoded")
+TOKENS = Column("tokens", dtype="int32", shape=(None,))
+PAD_IMAGE, RAGGED_IMAGE = PadBatch(max_shape=(24, 32, 3)), Ragged(max_shape=(24, 32, 3))
+PAD_TOKENS, RAGGED_TOKENS = (kind(field="tokens", max_shape=(8,)) for kind in (PadBatch, Ragged))
+
+
+def run(columns, steps, values):
+    """One row that was full of something else before."""
+    row = {field.name: np.full(field.shape, 77, field.dtype) for field in sample_fields(columns, steps, "fail")[:-1]}
+    Pipeline(columns, steps, 0).run(values, 0, 0, 0, row)
+    return row
+
+
+def test_a_padded_image_stands_in_the_corner_of_its_room() -> None:
+    """Every pixel as it was decoded, and the filling everywhere else."""
+    pixels = photo(20, 30)
+    steps = [Decode(), PadBatch(max_shape=(24, 32, 3), fill=9)]
+
+    row = run([IMAGE], steps, {"image": memoryview(encode(pixels, ".png"))})
+
+    expected = np.full((24, 32, 3), 9, np.uint8)
+    expected[:20, :30] = pixels
+    assert np.array_equal(row["image"], expected)
+    assert row["image_shape"].tolist() == [20, 30]
+
+
+def test_a_ragged_image_has_no_gap() -> None:
+    """Row behind row, so that it is one array of its own shape; zeros behind it."""
+    pixels = photo(20, 30)
+
+    row = run([IMAGE], [Decode(), RAGGED_IMAGE], {"image": memoryview(encode(pixels, ".png"))})
+
+    flat = row["image"].reshape(-1)
+    assert np.array_equal(flat[: pixels.size].reshape(pixels.shape), pixels)
+    assert not flat[pixels.size :].any()
+    assert row["image_shape"].tolist() == [20, 30]
+
+
+def test_images_are_finished_before_they_get_room() -> None:
+    """Turned upright by EXIF, scaled, as floating-point numbers, channels first."""
+    steps = [Decode(), Resize(shorter_side=10), Normalize(mean=(0,) * 3, std=(1,) * 3), Layout()]
+    data = jpeg_with_exif(jpeg(photo(20, 40)), 6)
+
+    row = run([IMAGE], [*steps, PadBatch(max_shape=(3, 24, 16), fill=-1)], {"image": memoryview(data)})
+
+    assert row["image"].dtype == np.float32
+    assert row["image_shape"].tolist() == [20, 10]
+    assert (row["image"][:, 20:] == -1).all()
+    assert (row["image"][:, :, 10:] == -1).all()
+    assert (row["image"][:, :20, :10] >= 0).all()
+
+
+@pytest.mark.parametrize("step", [PAD_TOKENS, RAGGED_TOKENS], ids=lambda step: step.op)
+@pytest.mark.parametrize("length", [0, 1, 8])
+def test_lengths_are_one_number(step, length) -> None:
+    """From an empty sample to a full one."""
+    row = run([TOKENS], [step], {"tokens": np.arange(1, length + 1, dtype=np.int32)})
+
+    assert row["tokens"].tolist() == [*range(1, length + 1), *[0] * (8 - length)]
+    assert row["tokens_length"].shape == ()
+    assert row["tokens_length"] == length
+
+
+@pytest.mark.parametrize("kind", [PadBatch, Ragged])
+@pytest.mark.parametrize(
+    ("column", "value", "largest"),
+    [
+        (IMAGE, memoryview(encode(photo(25, 10), ".png")), (24, 32, 3)),
+        (TOKENS, np.zeros(9, np.int32), (8,)),
+    ],
+    ids=["image", "tokens"],
+)
+def test_a_larger_sample_is_bad_with_both_shapes(kind, column, value, largest) -> None:
+    """So that people know what to declare."""
+    steps = [*([Decode()] if column is IMAGE else []), kind(field=column.name, max_shape=largest)]
+
+    with pytest.raises(SampleUndecodable, match=r"(uint8\[25, 10, 3\].*\[24, 32, 3\])|(int32\[9\].*max_shape \[8\])"):
+        run([column], steps, {column.name: value})
+
+
+@pytest.mark.parametrize("kind", [PadBatch, Ragged])
+def test_a_larger_sample_may_be_cut(kind) -> None:
+    """Its beginning is kept, in each dimension that is too long."""
+    pixels = photo(30, 20)
+
+    row = run(
+        [IMAGE],
+        [Decode(), kind(max_shape=(24, 32, 3), too_large="crop")],
+        {"image": memoryview(encode(pixels, ".png"))},
+    )
+
+    assert row["image_shape"].tolist() == [24, 20]
+    kept = row["image"][:24, :20] if kind is PadBatch else row["image"].reshape(-1)[: 24 * 20 * 3].reshape(24, 20, 3)
+    assert np.array_equal(kept, pixels[:24])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros((2, 2), np.int32), r"'tokens' is int32\[2, 2\] instead of int32\[\?\]"),
+        (np.zeros(3), r"'tokens' is float64\[3\] instead of int32\[\?\]"),
+    ],
+)
+@pytest.mark.parametrize("step", [PAD_TOKENS, RAGGED_TOKENS], ids=lambda step: step.op)
+def test_a_sample_that_is_something_else_is_bad(step, value, message) -> None:
+    """Nothing is cast or flattened in silence."""
+    with pytest.raises(SampleUndecodable, match=message):
+        run([TOKENS], [step], {"tokens": value})
+
+
+def test_a_masked_sample_is_empty_and_filled() -> None:
+    """What is known of it is not kept where a step would have changed it; all of its room is room that it does not need."""
+    columns = [IMAGE, TOKENS, Column("label", dtype="int64")]
+    steps = [Decode(), RAGGED_IMAGE, PadBatch(field="tokens", max_shape=(8,), fill=-100)]
+    fields = sample_fields(columns, steps, "mask")
+    row = {field.name: np.full(field.shape, 77, field.dtype) for field in fields}
+
+    Pipeline(columns, steps, 0).keep({"label": 5, "tokens": np.ones(3, np.int32)}, row)
+
+    assert row["label"] == 5
+    assert (row["tokens"] == -100).all()
+    assert row["tokens_length"] == 0
+    assert not row["image"].any()
+    assert not row["image_shape"].any()
+
+
+def test_fields_say_how_they_vary_and_sizes_stand_behind_them() -> None:
+    """In the order in which they become fields of a batch."""
+    fields = sample_fields([IMAGE, TOKENS], [Decode(), PAD_IMAGE, RAGGED_TOKENS], "mask")
+
+    assert fields == (
+        Field("image", "uint8", (24, 32, 3), Varying("padded", (0, 1))),
+        Field("image_shape", "int32", (2,)),
+        Field("tokens", "int32", (8,), Varying("ragged", (0,))),
+        Field("tokens_length", "int32", ()),
+        Field("index", "int64", ()),
+        Field("valid", "bool", ()),
+    )
+    assert not is_random([Decode(), PAD_IMAGE, RAGGED_TOKENS])
+
+
+LENGTHS = Column("tokens_length", dtype="int32")
+FIXED = Column("digit", dtype="uint8", shape=(28, 28))
+
+
+@pytest.mark.parametrize(
+    ("columns", "steps", "problem"),
+    [
+        ([IMAGE], [PAD_IMAGE], '"pad_batch" needs pixels'),
+        ([Column("words", "text")], [Ragged(field="words", max_shape=(4,))], '"ragged" needs numbers'),
+        ([FIXED], [PadBatch(field="digit", max_shape=(28, 28))], "every 'digit' is uint8[28,28]; leave the step out"),
+        ([IMAGE], [Decode(), PadBatch(max_shape=(24, 32))], "max_shape = [24, 32], and 'image' is uint8[?,?,3]"),
+        ([IMAGE], [Decode(), Ragged(max_shape=(24, 32, 4))], "max_shape = [24, 32, 4], and 'image' is uint8[?,?,3]"),
+        ([TOKENS, LENGTHS], [PAD_TOKENS], "makes a field 'tokens_length', and the sample already has one"),
+        ([TOKENS], [PadBatch(field="tokens", max_shape=(8,), fill=0.5)], "fill = 0.5, which int32 cannot hold"),
+        ([TOKENS], [PadBatch(field="tokens", max_shape=(8,), fill=1 << 31)], "which int32 cannot hold"),
+        ([IMAGE], [Decode(), PadBatch(max_shape=(24, 32, 3), fill=-1)], "fill = -1, which uint8 cannot hold"),
+        ([IMAGE], [Decode(), PadBatch(max_shape=(24, 32, 3), fill=256)], "fill = 256, which uint8 cannot hold"),
+        (
+            [IMAGE],
+            [Decode(), Normalize(dtype="float16"), PadBatch(max_shape=(24, 32, 3), fill=70_000)],
+            "float16 cannot hold",
+        ),
+        ([IMAGE], [Decode(), PAD_IMAGE, RandomFlip()], '"random_flip" cannot come after "pad_batch"'),
+        ([IMAGE], [Decode(), RAGGED_IMAGE, PAD_IMAGE], '"pad_batch" cannot come after "ragged"'),
+        (
+            [TOKENS],
+            [PAD_TOKENS, PadBatch(field="tokens_length", max_shape=(1,))],
+            "must be the last step on 'tokens'; put it before",
+        ),
+    ],
+)
+def test_steps_that_cannot_stand_there_are_named(columns, steps, problem) -> None:
+    """With what is there, and what to do."""
+    assert [text for text in check_steps(columns, steps) if problem in text], check_steps(columns, steps)
+    assert len(check_steps(columns, steps)) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [("int8", -128), ("uint16", 65_535), ("bool", 1), ("float32", 0.25), ("int64", -100), ("float16", -65_504)],
+)
+def test_a_filling_that_the_type_can_hold_is_written_exactly(dtype, fill) -> None:
+    """From the lowest to the highest number."""
+    column = Column("x", dtype=dtype, shape=(None,))
+    step = PadBatch(field="x", max_shape=(3,), fill=fill)
+    assert check_steps([column], [step]) == []
+
+    row = run([column], [step], {"x": np.zeros(1, dtype)})
+
+    assert row["x"].tolist() == [0, fill, fill]
+
+
+@pytest.mark.parametrize(("column", "proposed"), [(IMAGE, [512, 512, 3]), (TOKENS, [128])])
+def test_what_is_proposed_for_samples_of_different_shapes_does_help(column, proposed) -> None:
+    """The message names both steps, written out."""
+    decode = [Decode()] if column is IMAGE else []
+    (problem,) = check_steps([column], decode)
+
+    for kind in (PadBatch, Ragged):
+        step = kind(field=column.name, max_shape=tuple(proposed))
+        assert f'{{ op = "{step.op}", field = "{step.field}", max_shape = {proposed} }}' in problem
+        assert check_steps([column], [*decode, step]) == []

@@ -1,0 +1,130 @@
+"""Rows of different shapes: what a worker writes into them is what a trainer reads, and nothing makes a view leave its field."""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.config.columns import Column
+from batchd.config.shape_steps import PadBatch, Ragged
+from batchd.pipeline.execute import Pipeline
+from batchd_client.ragged import ragged_view
+from batchd_wire.fields import Varying
+from batchd_wire.views import checked_sizes, cut_to_largest, row_views
+
+SENTINEL = 77
+
+
+@dataclass
+class Written:
+    """Samples, and the memory that a worker made of them."""
+
+    samples: list[np.ndarray]
+    array: np.ndarray
+    sizes: np.ndarray
+    varying: Varying
+
+    @property
+    def checked(self) -> np.ndarray:
+        return checked_sizes(self.sizes, self.array.shape[1:], self.varying)
+
+
+@st.composite
+def written(draw, kinds=("padded", "ragged")) -> Written:
+    """Random samples of up to three dimensions, some of which vary, through the worker's step."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    axes = tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
+    dtype = draw(st.sampled_from(["uint8", "int64", "float32", "bool"]))
+    rows = draw(st.integers(1, 6))
+    step = (PadBatch if draw(st.sampled_from(kinds)) == "padded" else Ragged)(field="x", max_shape=shape)
+    column = Column("x", "array", dtype, tuple(None if axis in axes else length for axis, length in enumerate(shape)))
+    pipeline = Pipeline([column], [step], 0)
+    sizes_name = "x_length" if len(axes) == 1 else "x_shape"
+    array = np.full((rows, *shape), SENTINEL, dtype)
+    sizes = np.full((rows, *pipeline.columns[sizes_name].fixed_shape), SENTINEL, np.int32)
+    samples = []
+    for row in range(rows):
+        size = tuple(draw(st.integers(0, length)) if axis in axes else length for axis, length in enumerate(shape))
+        samples.append((np.arange(prod(size)).reshape(size) * 3 + row + 1).astype(dtype))
+        pipeline.run({"x": samples[-1]}, 0, row, 0, {"x": array[row, ...], sizes_name: sizes[row, ...]})
+    array.flags.writeable = False
+    return Written(samples, array, sizes, pipeline.columns["x"].varying)
+
+
+@given(written())
+def test_every_row_is_read_as_the_sample_that_was_written(memory) -> None:
+    """Of any shape, also an empty one; views, not copies, and read-only."""
+    views = row_views(memory.array, memory.checked, memory.varying)
+
+    for sample, view in zip(memory.samples, views, strict=True):
+        assert view.shape == sample.shape
+        assert np.array_equal(view, sample)
+        assert not view.flags.writeable
+        assert not view.size or np.shares_memory(view, memory.array)
+        assert view.flags.c_contiguous or memory.varying.kind == "padded"
+
+
+@given(written(kinds=("padded",)))
+def test_a_padded_batch_is_cut_to_its_largest_and_filled_with_zeros(memory) -> None:
+    """In each dimension that varies by itself."""
+    cut = cut_to_largest(memory.array, memory.checked, memory.varying)
+
+    assert cut.shape[1:] == tuple(np.max([sample.shape for sample in memory.samples], axis=0))
+    expected = np.zeros(cut.shape, cut.dtype)
+    for row, sample in zip(expected, memory.samples, strict=True):
+        row[tuple(map(slice, sample.shape))] = sample
+    assert np.array_equal(cut, expected)
+    assert not np.any(memory.array.sum(dtype=np.float64) - cut.sum(dtype=np.float64))
+
+
+@given(written(kinds=("ragged",)))
+def test_a_ragged_batch_is_one_array_with_offsets_and_lengths(memory) -> None:
+    """As Arrow's list views are; and without its gaps what TensorFlow and torch take."""
+    ragged = ragged_view(memory.array, memory.checked, memory.varying)
+    compact = ragged.compact()
+
+    assert np.shares_memory(ragged.values, memory.array)
+    assert ragged.offsets.dtype == ragged.lengths.dtype == compact.row_splits.dtype == np.int64
+    inner = memory.array.shape[1:][memory.varying.axes[-1] + 1 :]
+    for row, sample in enumerate(memory.samples):
+        start, length = ragged.offsets[row], ragged.lengths[row]
+        wanted = sample.reshape(length, *inner)
+        assert np.array_equal(ragged.values[start : start + length], wanted)
+        assert np.array_equal(compact.values[compact.row_splits[row] : compact.row_splits[row + 1]], wanted)
+    assert len(compact.values) == ragged.lengths.sum() == compact.row_splits[-1]
+    assert compact.row_splits[0] == 0
+    assert compact.values.flags.owndata
+
+
+@given(written(), st.data())
+def test_no_sizes_lead_out_of_the_field(memory, data) -> None:
+    """Whatever stands there: an error, or views of the row that they belong to."""
+    flat = memory.sizes.reshape(-1)
+    for place in data.draw(st.lists(st.integers(0, flat.size - 1), max_size=4)):
+        flat[place] = data.draw(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 7))
+    shape = memory.array.shape[1:]
+    largest = [shape[axis] for axis in memory.varying.axes]
+    known = memory.sizes.reshape(len(memory.sizes), -1)
+    if (known < 0).any() or (known > largest).any():
+        with pytest.raises(ValueError, match=r"row \d+ has the sizes .* the largest may be"):
+            checked_sizes(memory.sizes, shape, memory.varying)
+        return
+    room = memory.array[0].nbytes
+    begins = memory.array.__array_interface__["data"][0]
+    for row, view in enumerate(row_views(memory.array, memory.checked, memory.varying)):
+        first = view.__array_interface__["data"][0] - begins
+        last = first + sum((length - 1) * stride for length, stride in zip(view.shape, view.strides, strict=True))
+        assert not view.size or row * room <= first <= last + view.itemsize <= (row + 1) * room
+
+
+def test_sizes_are_copied_before_they_are_checked() -> None:
+    """Their memory belongs to somebody else, who may change it at any moment."""
+    sizes = np.array([1, 2], np.int32)
+    checked = checked_sizes(sizes, (4,), Varying("ragged", (0,)))
+
+    sizes[:] = 1 << 30
+
+    assert checked.tolist() == [[1], [2]]
