@@ -163,7 +163,7 @@ class StreamConfig(_Branch):
 
     on_error: OnError = "substitute"
     """What stands for a sample that cannot be read or decoded: "substitute" another sample (always the same one), "mask" it
-    with zeros and valid = false, or "fail" and stop the stream."""
+    with zeros (a padded field with its fill) and valid = false, or "fail" and stop the stream."""
 
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of bad samples among those seen above which the stream stops."""

@@ -2,7 +2,7 @@
 
     plan: rows -> sample indices         policy for a bad sample
     for each row: read -> pipeline ----> substitute: another sample, chosen by the plan
-                    straight into        mask: zeros, valid = False
+                    straight into        mask: zeros or fill, valid = False
                     the slot's row       fail: zeros; the daemon stops the stream
 
                                          then its checksum, where the stream has them

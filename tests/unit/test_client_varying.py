@@ -5,7 +5,8 @@ import pytest
 
 import batchd_client
 from batchd_client.errors import BatchReleased, ProtocolError
-from batchd_wire.fields import Field, Varying
+from batchd_wire.checksum import RowChecksums
+from batchd_wire.fields import CHECKSUM, Field, Varying, place_fields
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
@@ -150,3 +151,18 @@ def test_sizes_larger_than_the_room_are_never_believed(fake, stream, shapes, len
     assert len(batch["label"]) == 4
     fake.stream.shapes, fake.stream.lengths = SHAPES, LENGTHS
     assert next(batches).step == 9
+
+
+def test_checksums_cover_the_room_and_the_sizes() -> None:
+    """A bit that changes in either is found before anybody looks at a size."""
+    layout = place_fields((*FIELDS, CHECKSUM), 4)
+    checksums = RowChecksums(layout)
+    page = memoryview(bytearray(layout.slot_bytes))
+    for row in range(4):
+        checksums.write(page, row)
+    for field in layout.sample_fields:
+        last_of_row_2 = field.offset + 3 * field.row_bytes - 1
+        page[last_of_row_2] ^= 1
+
+        assert checksums.wrong_rows(page, 0, 4) == [2], field.name
+        page[last_of_row_2] ^= 1
