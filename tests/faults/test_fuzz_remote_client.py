@@ -61,8 +61,9 @@ def train(fake):
         len(stream)
         with np.errstate(all="ignore"):
             for batch in stream:
-                for array in batch.values():
-                    array.sum()
+                for value in batch.values():
+                    for array in value if isinstance(value, list) else [value]:
+                        array.sum()
     assert time.monotonic() - began_s < ENDS_WITHIN_S
 
 
@@ -74,13 +75,25 @@ def fields_of(message):
 # --- messages that are well formed, more or less, and frames that are not those which are due ---------------------------
 
 layouts = st.builds(
-    lambda dtype, shape, offset, rows, slot_bytes: [[["image", dtype, shape, offset]], rows, slot_bytes],
+    lambda dtype, shape, offset, rows, slot_bytes: [[["image", dtype, shape, offset, "", []]], rows, slot_bytes],
     st.sampled_from(["uint8", "float16", "bool", "object"]),
     st.lists(st.sampled_from([0, 1, 2, 1 << 20, 1 << 40]), max_size=3),
     st.sampled_from([0, 4096, 4097, 8192, 1 << 39]),
     st.sampled_from([0, 1, 4, 5, 1 << 40]),
     st.sampled_from([0, 4096, 8192, 1 << 30, SLOT_BYTES_MAX, SLOT_BYTES_MAX + 1]),
 )
+varying_layouts = st.builds(
+    lambda shape, kind, axes, sizes: [
+        [["image", "uint8", shape, 4096, kind, axes], ["image_shape", "int32", sizes, 4160, "", []]],
+        4,
+        8192,
+    ],
+    st.sampled_from([[2, 2, 3], [12, 1], [3, 4], [1, 12, 1], [1 << 20, 1 << 20]]),
+    st.sampled_from(["padded", "ragged", "", "jagged"]),
+    st.just([0, 1]) | st.lists(st.integers(-1, 3), max_size=3),
+    st.just([2]) | st.sampled_from([[], [1], [3]]),
+)
+"""They fit the frames that the honest daemon sends, so that its labels are taken for the sizes of images."""
 FRAME_CHANGES = {
     "as they are": lambda frames: frames,
     "the first alone": lambda frames: frames[:1],
@@ -99,7 +112,7 @@ FRAME_CHANGES = {
 changes = st.tuples(
     st.none() | hostile_messages(TO_TRAINER_REMOTE),
     st.just("as they are") | st.sampled_from(list(FRAME_CHANGES)),
-    st.none() | layouts,
+    st.none() | layouts | varying_layouts,
 )
 scripts = st.dictionaries(st.integers(0, 8), changes, min_size=1, max_size=3)
 """What becomes of the messages with these numbers: what is said instead, in which frames, and with which layout."""
@@ -181,9 +194,25 @@ def test_spoilt_bytes_end_in_an_error_of_ours_for_long(fake):
 # --- some of it by name -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["padded", "ragged"])
+def test_labels_that_are_passed_off_as_sizes_are_believed_as_far_as_there_is_room(fake, kind):
+    """The first sample's label is 0, the fourth's is 3, and an image is 2 high."""
+    fields = [["image", "uint8", [2, 2, 3], 4096, kind, [0, 1]], ["image_shape", "int32", [2], 4160, "", []]]
+    fake.alter = lambda message, frames: (
+        [encode([message.code, *(fields_of(message) | {"layout": [fields, 4, 8192]}).values()], {})]
+        if isinstance(message, Subscribed)
+        else frames
+    )
+    with connect(fake) as daemon:
+        batch = next(iter(daemon.stream("photos")))
+        assert batch["image_shape"].tolist() == [[0, 0], [1, 0], [2, 0], [3, 0]]
+        with pytest.raises(ProtocolError, match=r"field 'image': row 3 has the sizes \[3, 0\]"):
+            batch["image"]
+
+
 def test_a_batch_larger_than_any_memory_is_refused(fake):
     """It is the daemon's layout that says how much memory is wanted."""
-    layout = [[["image", "uint8", [1 << 37], 4096]], 4, SLOT_BYTES_MAX]
+    layout = [[["image", "uint8", [1 << 37], 4096, "", []]], 4, SLOT_BYTES_MAX]
     fake.alter = lambda message, frames: (
         [encode([message.code, *(fields_of(message) | {"layout": layout}).values()], {})]
         if isinstance(message, Subscribed)
