@@ -67,6 +67,7 @@ class RoomStage:
 
 STAGES: Mapping[type[Step], MakeStage] = MappingProxyType({PadBatch: RoomStage, Ragged: RoomStage})
 
+
 def _shown(column: Column, array: Image) -> str:
     return f"{column.name!r} is {array.dtype}{list(array.shape)}"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from batchd.config.columns import Column
+from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.sources import source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.tree import StreamConfig
@@ -89,8 +90,11 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
     config = work.config
     source_kind = kind_of(config.source)
     columns = source_kind.columns(config.source)
+    steps = [
+        step for step in config.pipeline if not isinstance(step, (PadBatch, Ragged))
+    ]  # there is no batch to fit into
     try:
-        made = dict(columns_after(columns, config.pipeline))
+        made = dict(columns_after(columns, steps))
     except StepInvalid as problem:
         raise ConfigInvalid([Problem(f"streams.{work.name}.pipeline", str(problem))]) from None
     index = scan_source(config.source, lambda _found: None, work.cache)
@@ -98,7 +102,7 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         seed=config.seed,
         source=source_to_plain(config.source),
         columns=[(column.name, column.text) for column in columns],
-        steps=[step_to_plain(step) for step in config.pipeline],
+        steps=[step_to_plain(step) for step in steps],
         folder=str(output.folder.absolute()),
         image_format=output.image_format,
         quality=output.quality,
