@@ -111,16 +111,6 @@ def _tile(image: Image) -> Image:
     return tile
 
 
-def _label(batch: PeekedBatch, index: int) -> str:
-    """The number of a sample's class and its name; "" where labels are no numbers (any more)."""
-    labels = batch.arrays.get("label")
-    if labels is None or labels.ndim != 1:
-        return ""
-    label = labels[index].item()
-    name = batch.classes[label] if isinstance(label, int) and 0 <= label < len(batch.classes) else ""
-    return f"{label} {name}".strip()
-
-
 def _caption(batch: PeekedBatch, index: int) -> str:
     text = _label(batch, index)
     if "valid" in batch.arrays and not batch.arrays["valid"][index]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.config.columns import Column
+from batchd.config.shape_steps import Ragged
 from batchd.config.text_steps import Tokenize
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
@@ -125,7 +126,8 @@ def test_without_padding_there_are_as_many_tokens_as_there_are(files):
 
     assert {name: column.text for name, column in pipeline.columns.items()} == {"tokens": "int32[?]"}
     assert row["tokens"].tolist() == [CLS, 3, 4, SEP]
-    assert "'tokens' is int32[?]" in check_steps(TEXT, [step])[0]
+    assert "no batch can hold 'tokens' as it is (int32[?]" in check_steps(TEXT, [step])[0]
+    assert check_steps(TEXT, [step, Ragged(field="tokens", max_shape=(4,))]) == []
 
 
 def test_what_the_file_says_of_padding_and_truncation_does_not_count(tmp_path):
