@@ -14,8 +14,10 @@ from batchd.config.steps import Step
 from batchd.pipeline import field_effects, image_effects, number_effects, shape_effects, text_effects
 from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, StepInvalid
 from batchd.pipeline.file_checks import check_files
-from batchd_wire.fields import Field
+from batchd_wire.fields import FIELDS_MAX, Field
 
+SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
+"""Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
 LARGEST_SIDE, LARGEST_LENGTH = 512, 128
 """What is proposed as the room of a sample, in pixels and in elements."""
 _FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects)
@@ -77,6 +79,8 @@ def _problems(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[str]
         except StepInvalid as problem:
             broken |= step.touches or made.keys()
             yield str(problem)
+    if len(made) > SAMPLE_FIELDS_MAX:
+        yield f'a sample has {len(made)} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
     for column in made.values():
         if not column.is_fixed and column.name not in broken:
             yield _not_fixed(column)

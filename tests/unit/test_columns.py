@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from batchd.config.columns import Column, parse_column
+from batchd.config.field_steps import Drop
 from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, sample_fields
-from batchd_wire.fields import Field
+from batchd.pipeline.fields import SAMPLE_FIELDS_MAX, check_steps, sample_fields
+from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
 from support.images import encode, jpeg, photo
 
 
@@ -160,3 +161,14 @@ def test_a_field_that_is_as_it_should_be_is_no_problem():
 
     assert check_steps(columns, []) == []
     assert sample_fields(columns, [], "fail")[:2] == (Field("label", "int64", ()), Field("digit", "uint8", (28, 28)))
+
+
+def test_more_fields_than_a_batch_can_hold_are_refused():
+    """As a wide table may have; before any worker finds out."""
+    columns = [Column(f"x{number}", dtype="int64") for number in range(SAMPLE_FIELDS_MAX + 1)]
+
+    assert check_steps(columns[1:], []) == []
+    layout = place_fields([*sample_fields(columns[1:], [], "mask"), CHECKSUM], 1)
+    assert layout_from_wire(layout.to_wire()) == layout
+    assert "a sample has 62 fields by then, and a batch holds 61 at most" in check_steps(columns, [])[0]
+    assert check_steps(columns, [Drop(fields=("x3",))]) == []
