@@ -41,6 +41,12 @@ class Column:
     shape: tuple[int | None, ...] = ()
     channels_first: bool = False
     """Whether an image has its channels in front: [channels, height, width]."""
+    is_bgr: bool = False
+    """Whether the channels of an image are blue, green, red."""
+    pixels_max: int = 0
+    """How many pixels an image may have, height times width; 0 where no step says."""
+    followers: tuple[tuple[str, str], ...] = ()
+    """What the image's geometry is done to as well: ("mask", "boxes" or "points", name of its column)."""
     made_by: str = ""
     """The step that made it; "" where it is as the source has it."""
     varying: Varying | None = None

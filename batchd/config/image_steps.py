@@ -96,7 +96,7 @@ class RandomResizedCrop(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFlip(StepOptions):
-    """Mirror the image, or not, at random."""
+    """Mirror the image, or not, at random. Drawn: once; for "both" once for left and right, then once for top and bottom."""
 
     op: Literal["random_flip"] = "random_flip"
     """The step's name."""
@@ -104,8 +104,8 @@ class RandomFlip(StepOptions):
     """Which field of the sample it is done to."""
     probability: Annotated[float, Range(0.0, 1.0)] = 0.5
     """How often, from 0 (never) to 1 (always)."""
-    direction: Literal["horizontal", "vertical"] = "horizontal"
-    """"horizontal" swaps left and right, "vertical" swaps top and bottom."""
+    direction: Literal["horizontal", "vertical", "both"] = "horizontal"
+    """"horizontal" swaps left and right, "vertical" swaps top and bottom, "both" either of them, each by itself."""
 
 
 Factors: TypeAlias = tuple[Annotated[float, Range(-1e6, 1e6)], ...]

@@ -62,6 +62,8 @@ _EXAMPLES = {
     "max_words": "64",
     "length": "256",
     "max_shape": "[512, 512, 3]",
+    "quarter_turns": "[0, 1, 2, 3]",
+    "mask": '"mask"',
 }
 """What stands where there is no default, or an empty list; a key without an example, or with an empty one for its kind of source
 or step, excludes one that has one."""

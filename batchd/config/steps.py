@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from batchd.config.field_steps import Drop, Rename
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
 from batchd.config.image_steps import (
     CenterCrop,
     Decode,
@@ -19,34 +20,50 @@ from batchd.config.image_steps import (
     Resize,
 )
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 
+ImageStep: TypeAlias = (
+    Decode
+    | Follow
+    | Resize
+    | CenterCrop
+    | RandomCrop
+    | RandomResizedCrop
+    | RandomFlip
+    | Pad
+    | Rotate
+    | ColorJitter
+    | Gray
+    | Cutout
+    | Normalize
+    | SubtractMean
+    | To
+    | Layout
+)
 NumberStep: TypeAlias = OneHot | Cast | Clip | Scale
 FieldStep: TypeAlias = Drop | Rename
 ShapeStep: TypeAlias = PadBatch | Ragged
 TextStep: TypeAlias = Tokenize | Lowercase | RemoveStopwords | Lookup | TextBytes
-Step: TypeAlias = (
-    Decode
-    | Resize
-    | CenterCrop
-    | RandomResizedCrop
-    | RandomFlip
-    | Normalize
-    | Layout
-    | NumberStep
-    | FieldStep
-    | TextStep
-    | ShapeStep
-)
+Step: TypeAlias = ImageStep | NumberStep | FieldStep | TextStep | ShapeStep
 
 STEP_KINDS: dict[str, type[Step]] = {
     "decode": Decode,
+    "follow": Follow,
     "resize": Resize,
     "center_crop": CenterCrop,
+    "random_crop": RandomCrop,
     "random_resized_crop": RandomResizedCrop,
     "random_flip": RandomFlip,
+    "pad": Pad,
+    "rotate": Rotate,
+    "color_jitter": ColorJitter,
+    "gray": Gray,
+    "cutout": Cutout,
     "normalize": Normalize,
+    "subtract_mean": SubtractMean,
+    "to": To,
     "layout": Layout,
     "one_hot": OneHot,
     "cast": Cast,

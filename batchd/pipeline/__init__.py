@@ -9,7 +9,11 @@ probe        what a file says of itself, before a decoder sees it; with exif and
 vision       the one place that loads cv2
 decode       bytes to pixels
 geometry     the steps on paper: boxes, sizes and turns, before any pixel is touched
-image_stage  the steps on pixels, into the buffer they are given
+planners     what each step does there
+moves        what is on that paper, done to pixels, and to a mask
+recolor      the steps that change what pixels are
+followers    mask, boxes and points of an image; mask reads a mask's file
+image_stage  all of them together, into the buffer they are given
 made         photo-like images for the demo and the benchmarks
 errors       what can be wrong with one sample
 """

@@ -3,7 +3,8 @@
     values  --stage-->  values  --stage-->  values  --store-->  row
                                     the last stage of an image writes into the row itself
 
-Steps on the same image that follow each other are one stage, which decodes no more than they need and writes pixels once.
+Steps on the same image that follow each other are one stage, which decodes no more than they need and writes pixels once, or
+several where geometry comes behind a step on pixels: each step sees what those in front of it made.
 
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's values) and the versions of
 what decodes them.
@@ -14,13 +15,13 @@ from types import MappingProxyType
 
 from batchd.config.columns import Column
 from batchd.config.image_steps import Decode
-from batchd.config.steps import Step
+from batchd.config.steps import ImageStep, Step
 from batchd.config.values import Value
-from batchd.pipeline import field_stage, image_effects, number_stage, shape_stage, text_stage
+from batchd.pipeline import field_stage, number_stage, shape_stage, text_stage
 from batchd.pipeline.arrays import array_of
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields import EFFECTS, columns_after
-from batchd.pipeline.image_stage import ImageStage
+from batchd.pipeline.image_stage import ImageStage, goes_on
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row, Stage
 from batchd.pipeline.vision import Image
@@ -82,33 +83,39 @@ def record_bytes_max(steps: Sequence[Step]) -> int:
 
 def _stages(columns: Sequence[Column], steps: Sequence[Step], *, has_rows: bool) -> Iterator[Stage]:
     made: Columns = {column.name: column for column in columns}
-    runs: list[list[Step]] = []
-    for step in steps:
-        if runs and _is_on_image(step) and _is_on_image(runs[-1][0]) and step.touches == runs[-1][0].touches:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
+    runs = _runs(steps)
     for place, run in enumerate(runs):
         before = made
         for step in run:
             made = EFFECTS[type(step)](step, made)
-        rest = [step.touches for later in runs[place + 1 :] for step in later]
-        yield _stage(run, before, made, rest if has_rows else [None])
+        on_image = [step for step in run if isinstance(step, ImageStep)]
+        if not on_image:
+            yield STAGES[type(run[0])](run[0], before, made)
+            continue
+        rest = [step for later in runs[place + 1 :] for step in later]
+        writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
+        yield ImageStage(on_image, before, made, writes)
 
 
-def _stage(run: list[Step], before: Columns, after: Columns, rest: Sequence[frozenset[str] | None]) -> Stage:
-    """Make the stage of one run. ``rest``: what the steps behind it touch."""
-    step = run[0]
-    if type(step) in STAGES:
-        return STAGES[type(step)](step, before, after)
-    assert isinstance(step, image_effects.ImageStep), f"{step.op} has no stage"
-    column = after[step.field]
-    is_last = not any(touched is None or step.field in touched for touched in rest)
-    return ImageStage(run, before[step.field], column, writes_row=is_last and column.is_fixed)
+def _runs(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps that run together: those on the same image that follow each other, as far as one stage keeps their order."""
+    runs: list[list[Step]] = []
+    for step in steps:
+        last = runs[-1][-1] if runs else None
+        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and goes_on(last, step):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
 
 
-def _is_on_image(step: Step) -> bool:
-    return type(step) in image_effects.EFFECTS
+def _written_by(image: Column, after: Columns, rest: Sequence[Step]) -> frozenset[str]:
+    """The fields that the stage of an image may write into the row, as no step of the ``rest`` changes them any more."""
+    names = {image.name, *(name for role, name in image.followers if role == "mask" and name in after)}
+    touched_later = [names if image.name in (step.touches or names) else step.touches or names for step in rest]
+    return frozenset(
+        name for name in names if after[name].is_fixed and not any(name in touched for touched in touched_later)
+    )
 
 
 def _store(column: Column, value: Value, out: Image) -> None:

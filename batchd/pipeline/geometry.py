@@ -4,25 +4,23 @@ A step speaks of the image as it is looked at; the pixels lie in memory as they 
 (transpose first, then flips), which EXIF and random flips only note down. So an image is turned at most once, at the end,
 when it is smallest, and a crop is known early enough to decode no more detail than it needs.
 
-    as stored  --cut, scale, pad (moves, in stored coordinates)-->  --turn-->  as looked at
+    as stored  --cut, scale, pad, warp (moves, in stored coordinates)-->  --turn-->  as looked at
+
+What follows the image (a mask, boxes, points) is done one by one as the steps say: ``trail`` has the same moves and the turns in
+their places, all in coordinates as looked at.
+
+``planners`` has what each step does here.
 
 Invariant: applying the moves and then the turn gives what applying the steps one by one to the upright image would.
 Standard library only.
 """
 
-import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
-from batchd.config.image_steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.geometry_steps import Fill
 from batchd.config.step import Interpolation, Size
-from batchd.config.steps import Step
 from batchd.pipeline.errors import SampleUndecodable
 
-RandomNumber: TypeAlias = Callable[[], float]
-"""Draws from [0, 1)."""
-
-CROP_ATTEMPTS = 10
 DECODE_FACTORS = (8, 4, 2)
 """A JPEG decodes at 1/2, 1/4 and 1/8 in less time than whole; 3/8, 5/8, 6/8 and 7/8 take longer, having no vector code."""
 
@@ -40,6 +38,10 @@ class Turn(NamedTuple):
 
 UPRIGHT = Turn(transpose=False, vertical=False, horizontal=False)
 
+BLACK: Fill = (0,)
+WARPED_SIDE_PIXELS_MAX = (1 << 15) - 2
+"""cv2 counts in 16 bits where it warps."""
+
 _MIRRORED = Turn(transpose=False, vertical=False, horizontal=True)
 _ROTATED = Turn(transpose=False, vertical=True, horizontal=True)
 _UPSIDE_DOWN = Turn(transpose=False, vertical=True, horizontal=False)
@@ -55,6 +57,9 @@ TURN_OF_ORIENTATION: dict[int, Turn] = {
     8: _UPSIDE_DOWN._replace(transpose=True),
 }
 """By the number that EXIF has for it."""
+
+QUARTER_TURNS = (UPRIGHT, _UPSIDE_DOWN._replace(transpose=True), _ROTATED, _MIRRORED._replace(transpose=True))
+"""By their number, counter-clockwise."""
 
 
 class Cut(NamedTuple):
@@ -75,27 +80,44 @@ class Scale(NamedTuple):
 
 
 class Pad(NamedTuple):
-    """Put the image into black of this size, so far from the top left."""
+    """Put the image into ``fill`` of this size, so far from the top left."""
 
     top: int
     left: int
     height: int
     width: int
+    fill: Fill = BLACK
 
 
-Move: TypeAlias = Cut | Scale | Pad
+class Warp(NamedTuple):
+    """Rotate the image about its middle, counter-clockwise, on a canvas of its own size."""
+
+    height: int
+    width: int
+    degrees: float
+    interpolation: Literal["nearest", "linear"]
+    fill: Fill
+
+
+Move: TypeAlias = Cut | Scale | Pad | Warp
 
 
 class Geometry:
-    """One image on its way through the steps. ``height`` and ``width`` are as looked at; ``moves`` are as stored."""
+    """One image on its way through the steps. ``height`` and ``width`` are as looked at; ``moves`` are as stored.
 
-    __slots__ = ("height", "moves", "pixels_max", "turn", "width")
+    ``is_followed``: whether ``trail`` is wanted.
+    """
 
-    def __init__(self, height: int, width: int, orientation: int, pixels_max: int) -> None:
+    __slots__ = ("height", "moves", "pixels_max", "trail", "turn", "width")
+
+    def __init__(
+        self, height: int, width: int, orientation: int, pixels_max: int, *, is_followed: bool = False
+    ) -> None:
         self.turn = TURN_OF_ORIENTATION[orientation]
         """What is left to do when all moves are made."""
         self.height, self.width = (width, height) if self.turn.transpose else (height, width)
         self.moves: list[Move] = []
+        self.trail: list[Move | Turn] | None = [] if is_followed else None
         self.pixels_max = pixels_max
 
     def cut(self, top: int, left: int, height: int, width: int) -> None:
@@ -103,12 +125,27 @@ class Geometry:
         box = Cut(top, left, height, width)
         self.moves.append(box if self.turn == UPRIGHT else self._stored_box(box, self.height, self.width))
         self.height, self.width = height, width
+        if self.trail is not None:
+            self.trail.append(box)
 
-    def pad(self, top: int, left: int, height: int, width: int) -> None:
-        """Put the image into black of ``height`` by ``width``."""
+    def pad(self, top: int, left: int, height: int, width: int, fill: Fill = BLACK) -> None:
+        """Put the image into ``fill`` of ``height`` by ``width``."""
         place = self._stored_box(Cut(top, left, self.height, self.width), height, width)
-        self.moves.append(Pad(place.top, place.left, *self._stored_size(height, width)))
+        self.moves.append(Pad(place.top, place.left, *self._stored_size(height, width), fill))
         self.height, self.width = height, width
+        if self.trail is not None:
+            self.trail.append(Pad(top, left, height, width, fill))
+
+    def window(self, top: int, left: int, height: int, width: int, fill: Fill) -> None:
+        """Look at a box that may reach out of the image, or lie beside it; ``fill`` is there. Nothing is enlarged to be cut."""
+        first_row, first_column = min(max(top, 0), self.height), min(max(left, 0), self.width)
+        rows = max(0, min(top + height, self.height) - first_row)
+        columns = max(0, min(left + width, self.width) - first_column)
+        if (rows, columns) != (self.height, self.width):
+            self.cut(first_row, first_column, rows, columns)
+        if (rows, columns) != (height, width):
+            above, before = min(max(-top, 0), height - rows), min(max(-left, 0), width - columns)
+            self.pad(above, before, height, width, fill)
 
     def scale(self, height: int, width: int, interpolation: Interpolation) -> None:
         """Resample the image. Raises ``SampleUndecodable`` where the result would be larger than an image may be."""
@@ -119,6 +156,8 @@ class Geometry:
             )
         self.moves.append(Scale(*self._stored_size(height, width), interpolation))
         self.height, self.width = height, width
+        if self.trail is not None:
+            self.trail.append(Scale(height, width, interpolation))
 
     def flip(self, direction: Literal["horizontal", "vertical"]) -> None:
         """Mirror the image."""
@@ -127,6 +166,32 @@ class Geometry:
             self.turn = Turn(transpose, vertical, not horizontal)
         else:
             self.turn = Turn(transpose, not vertical, horizontal)
+        if self.trail is not None:
+            self.trail.append(_MIRRORED if direction == "horizontal" else _UPSIDE_DOWN)
+
+    def turn_quarters(self, count: int) -> None:
+        """Turn the image counter-clockwise, ``count`` (0 to 3) times by 90 degrees."""
+        transpose, vertical, horizontal = self.turn
+        further = QUARTER_TURNS[count]
+        if further.transpose:
+            vertical, horizontal = horizontal, vertical
+            self.height, self.width = self.width, self.height
+        self.turn = Turn(transpose != further.transpose, vertical != further.vertical, horizontal != further.horizontal)
+        if self.trail is not None:
+            self.trail.append(further)
+
+    def rotate(self, degrees: float, interpolation: Literal["nearest", "linear"], fill: Fill) -> None:
+        """Rotate the image about its middle. Raises ``SampleUndecodable`` where it is too large for that."""
+        if max(self.height, self.width) > WARPED_SIDE_PIXELS_MAX:
+            raise SampleUndecodable(
+                f"{self.width} x {self.height} pixels cannot be rotated: sides of {WARPED_SIDE_PIXELS_MAX} pixels at most; "
+                'a "resize" in front makes it fit'
+            )
+        is_mirrored = sum(self.turn) % 2 == 1
+        stored_degrees = -degrees if is_mirrored else degrees
+        self.moves.append(Warp(*self._stored_size(self.height, self.width), stored_degrees, interpolation, fill))
+        if self.trail is not None:
+            self.trail.append(Warp(self.height, self.width, degrees, interpolation, fill))
 
     def _stored_box(self, box: Cut, outer_height: int, outer_width: int) -> Cut:
         """Translate a box inside an outer image from how it is looked at to how it is stored."""
@@ -165,86 +230,3 @@ def scaled_cut(cut: Cut, whole: Size, decoded: Size) -> Cut:
     height, width = max(1, round(cut.height * down)), max(1, round(cut.width * across))
     top, left = min(round(cut.top * down), decoded[0] - height), min(round(cut.left * across), decoded[1] - width)
     return Cut(top, left, height, width)
-
-
-Planner: TypeAlias = Callable[[Geometry, RandomNumber], None]
-
-
-def planner_for(step: Step) -> Planner | None:
-    """Make the function that applies ``step`` on paper; None for steps that change no geometry."""
-    match step:
-        case Resize():
-            return _plan_resize(step)
-        case CenterCrop():
-            return _plan_center_crop(step)
-        case RandomResizedCrop():
-            return _plan_random_resized_crop(step)
-        case RandomFlip():
-            return _plan_random_flip(step)
-        case _:
-            return None
-
-
-def _plan_resize(step: Resize) -> Planner:
-    def plan(geometry: Geometry, _random: RandomNumber) -> None:
-        height, width = geometry.height, geometry.width
-        if step.size is not None:
-            geometry.scale(*step.size, step.interpolation)
-            return
-        assert step.shorter_side is not None
-        shorter = min(height, width)
-        geometry.scale(step.shorter_side * height // shorter, step.shorter_side * width // shorter, step.interpolation)
-
-    return plan
-
-
-def _plan_center_crop(step: CenterCrop) -> Planner:
-    def plan(geometry: Geometry, _random: RandomNumber) -> None:
-        height, width = min(geometry.height, step.size[0]), min(geometry.width, step.size[1])
-        geometry.cut(round((geometry.height - height) / 2), round((geometry.width - width) / 2), height, width)
-        if (height, width) != step.size:
-            geometry.pad((step.size[0] - height) // 2, (step.size[1] - width) // 2, *step.size)
-
-    return plan
-
-
-def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
-    """Draw as torchvision documents it: uniform in area, log-uniform in proportions, ten attempts, then the middle."""
-    smallest, area_range = step.scale[0], step.scale[1] - step.scale[0]
-    log_narrowest, log_range = math.log(step.ratio[0]), math.log(step.ratio[1]) - math.log(step.ratio[0])
-    target_height, target_width = step.size
-
-    def plan(geometry: Geometry, random: RandomNumber) -> None:
-        full_height, full_width = geometry.height, geometry.width
-        for _ in range(CROP_ATTEMPTS):
-            area = full_height * full_width * (smallest + area_range * random())
-            ratio = math.exp(log_narrowest + log_range * random())
-            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < width <= full_width and 0 < height <= full_height:
-                top = int((full_height - height + 1) * random())
-                left = int((full_width - width + 1) * random())
-                break
-        else:
-            height, width = _largest_box(full_height, full_width, step.ratio)
-            top, left = (full_height - height) // 2, (full_width - width) // 2
-        geometry.cut(top, left, height, width)
-        geometry.scale(target_height, target_width, step.interpolation)
-
-    return plan
-
-
-def _largest_box(height: int, width: int, ratio: tuple[float, float]) -> Size:
-    """Find the largest box in ``height`` by ``width`` whose proportions are in range."""
-    if width < height * ratio[0]:
-        return max(1, min(height, round(width / ratio[0]))), width
-    if width > height * ratio[1]:
-        return height, max(1, min(width, round(height * ratio[1])))
-    return height, width
-
-
-def _plan_random_flip(step: RandomFlip) -> Planner:
-    def plan(geometry: Geometry, random: RandomNumber) -> None:
-        if random() < step.probability:
-            geometry.flip(step.direction)
-
-    return plan

@@ -1,10 +1,13 @@
 """The steps on pixels: from the bytes of a file, or from pixels, straight into one row of a batch. Worker process.
 
-    probe header -> steps on paper (geometry) -> decode, no larger than needed -> cut, scale, pad -> turn -> finish
-                                                 scratch                          scratch  ...            the row
+    probe header -> steps on paper (geometry) -> decode, no larger than needed -> moves -> turn -> recolor -> convert
+                                                 scratch                          scratch  ...               the row
 
 The last thing that happens to the pixels writes into the row that was given; whatever comes before it writes into memory
-that is used again for the next sample. Every cv2 call that is told where to write is checked to have written there.
+that is used again for the next sample.
+
+Geometry behind a step on pixels is a stage of its own, so that every step sees what those in front of it made; ``goes_on`` says
+where one ends.
 
 Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i + 1/2``, edges repeat, the
 result is rounded to 8 bits, and differs from the reference by at most ``1`` (``cubic``: ``2``):
@@ -22,108 +25,128 @@ Invariant: the bytes written are a function of (steps, seed, epoch, sample, atte
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from batchd import failpoints
 from batchd.config.columns import Column
-from batchd.config.image_steps import Decode, Normalize
-from batchd.config.step import PIXELS_MAX, Interpolation
-from batchd.config.steps import Step
+from batchd.config.geometry_steps import Follow
+from batchd.config.image_steps import Decode, Layout, Normalize
+from batchd.config.pixel_steps import SubtractMean, To
+from batchd.config.step import PIXELS_MAX
+from batchd.config.steps import ImageStep
 from batchd.config.values import Value
 from batchd.pipeline.decode import Decoder
-from batchd.pipeline.geometry import (
-    UPRIGHT,
-    Cut,
-    Geometry,
-    Move,
-    Pad,
-    Scale,
-    Turn,
-    decode_factor,
-    planner_for,
-    scaled_cut,
-)
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.followers import Followers
+from batchd.pipeline.geometry import Cut, Geometry, Move, Turn, decode_factor, scaled_cut
+from batchd.pipeline.moves import make_moves, turned
+from batchd.pipeline.planners import planner_for
 from batchd.pipeline.probe import ImageHeader, probe_image
 from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.recolor import recolor_for
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Image, Pixels, cv2, written
 
-AREA_FROM_REDUCTION: Final = 2
-"""Where "auto" changes from linear to area: source divided by target, in pixels, of the side that shrinks more."""
+_GRAY_DIMENSIONS = 2
 
-_METHODS: dict[Interpolation, int] = {
-    "nearest": cv2.INTER_NEAREST,
-    "linear": cv2.INTER_LINEAR,
-    "area": cv2.INTER_AREA,
-    "cubic": cv2.INTER_CUBIC,
-}
-_FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
+
+def goes_on(step: ImageStep, following: ImageStep) -> bool:
+    """Can the stage that does ``step`` do the ``following`` one as well?"""
+    return step.field == following.field and _part(step) <= _part(following)
+
+
+def _part(step: ImageStep) -> int:
+    """Which part of a stage does a step: 0 decodes, 1 moves, 2 recolors, 3 converts."""
+    if isinstance(step, Decode | Follow):
+        return 0
+    if planner_for(step):
+        return 1
+    return 3 if isinstance(step, Normalize | SubtractMean | To | Layout) else 2
 
 
 class ImageStage:
-    """The steps on one image field, ready to run on one sample after the other.
+    """The steps on one image field that follow each other, ready to run on one sample after the other.
 
-    ``before`` is the field as it comes: ``encoded``, or pixels of 8 bits. ``writes_row``: whether what it makes is what the batch
-    has, so that it goes straight into the row.
+    ``before`` and ``after``: the columns of the sample. ``writes``: the fields of which what is made here is what the batch has,
+    so that it goes straight into the row.
     """
 
-    def __init__(self, steps: Sequence[Step], before: Column, after: Column, *, writes_row: bool) -> None:
+    def __init__(
+        self,
+        steps: Sequence[ImageStep],
+        before: Mapping[str, Column],
+        after: Mapping[str, Column],
+        writes: frozenset[str],
+    ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
-        self._field = before.name
-        self._row_shape = after.fixed_shape if writes_row else None
-        self._dtype = np.dtype(after.dtype)
-        self._channels = _channel_count(after)
-        self._channels_first = after.channels_first
+        self._field = steps[0].field
+        source, made = before[self._field], after[self._field]
+        self._row_shape = made.fixed_shape if self._field in writes else None
+        self._dtype = np.dtype(made.dtype)
+        self._channels = _channel_count(made)
+        self._channels_first = made.channels_first
         self._scratch = Scratch()
         self._decoder = Decoder(decode, self._scratch) if decode else None
-        self._pixels_max = decode.max_pixels if decode else PIXELS_MAX
+        self._pixels_max = made.pixels_max or PIXELS_MAX
         self._applies_exif = decode is not None and decode.exif == "apply"
         self._scales_decoding = decode is not None and decode.scale == "auto"
         self._planners = [planner for planner in map(planner_for, steps) if planner]
-        self._tables = next((_tables(step) for step in steps if isinstance(step, Normalize)), None)
+        moves_followers = bool(made.followers) and (
+            bool(self._planners) or any(isinstance(step, Follow) for step in steps)
+        )
+        self._followers = Followers(made.followers, before, after, writes) if moves_followers else None
+        recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
+        self._recolors = [recolor for recolor in recolors if recolor]
+        self._tables = next(
+            (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
+        )
         self._writes_pixels = not self._channels_first and self._tables is None
+        self._moves_channels = (1 if decode.color == "gray" else 3) if decode else _channel_count(source)
 
     def run(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
         """See ``stages.Stage``. Raises ``SampleUndecodable``."""
         value = values[self._field]
         header = self._look(value)
         orientation = header.orientation if self._applies_exif else 1
-        geometry = Geometry(header.height, header.width, orientation, self._pixels_max)
+        is_followed = self._followers is not None
+        geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
+        upright_size = geometry.height, geometry.width
         for planner in self._planners:
             planner(geometry, random.random)
-        moves, turn = geometry.moves, geometry.turn
-        out = self._room(geometry.height, geometry.width) if self._row_shape is None else row[self._field]
-        assert self._row_shape in (None, out.shape), f"a row of shape {out.shape} instead of {self._row_shape}"
-        pixels = self._decode(value, header, moves)
+        pixels = self._decode(value, header, geometry.moves)
         failpoints.passing("worker.sample.decoded", random.sample)
-        pixels = self._move(pixels, moves, out if self._writes_pixels and not turn.transpose else None)
-        if pixels is not out or turn != UPRIGHT:
-            self._finish(pixels, turn, out)
-        values[self._field] = out
+        out = row[self._field] if self._row_shape is not None else None
+        assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
+        into = out if self._writes_pixels and self._moves_channels == self._channels else None
+        pixels = self._upright(pixels, geometry.moves, geometry.turn, into)
+        if self._recolors:
+            pixels = self._recolored(self._own(pixels, value, into), random, out)
+        if pixels is not out:
+            pixels = self._converted(pixels, out)
+        values[self._field] = pixels
+        if self._followers:
+            self._followers.run(values, row, upright_size, geometry)
 
     def _look(self, value: Value) -> ImageHeader:
         """Size and orientation of the image, before any pixel is touched."""
         if self._decoder is None:
             assert isinstance(value, np.ndarray), "pixels, as there is no decode step"
+            if not value.size:
+                raise SampleUndecodable(f"an image without pixels: {value.shape[1]} x {value.shape[0]}")
             return ImageHeader("pixels", value.shape[0], value.shape[1], 1, 0)
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
         header = probe_image(value)
         self._decoder.check_limits(value, header)
         return header
 
-    def _room(self, height: int, width: int) -> Image:
-        """Memory for what later steps work on."""
-        size = (self._channels, height, width) if self._channels_first else (height, width, self._channels)
-        return np.empty(size, self._dtype)
-
     def _decode(self, value: Value, header: ImageHeader, moves: list[Move]) -> Pixels:
         """The pixels, decoded no larger than the moves need; makes the first of them fit what was decoded."""
         if self._decoder is None:
             assert isinstance(value, np.ndarray)
-            return value
+            return value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
         assert isinstance(value, memoryview)
         whole = header.height, header.width
         factor = decode_factor(moves, *whole) if self._scales_decoding and header.format == "JPEG" else 1
@@ -132,49 +155,40 @@ class ImageStage:
             moves[0] = scaled_cut(moves[0], whole, (pixels.shape[0], pixels.shape[1]))
         return pixels
 
-    def _move(self, pixels: Pixels, moves: list[Move], out: Image | None) -> Pixels:
-        """Make the moves; the last one writes into ``out``, where that is given and the move writes at all."""
-        last = len(moves) - 1
-        for place, move in enumerate(moves):
-            if isinstance(move, Cut):
-                pixels = pixels[move.top : move.top + move.height, move.left : move.left + move.width]
-                continue
-            shape = (move.height, move.width, self._channels)
-            into = out if out is not None and place == last else self._scratch.image(place, shape)
-            if isinstance(move, Scale):
-                self._scale(pixels, move, into)
-            else:
-                _pad(pixels, move, into)
-            pixels = into
+    def _upright(self, pixels: Pixels, moves: list[Move], turn: Turn, into: Pixels | None) -> Pixels:
+        """Make the moves and the turn, into ``into`` where that is given and anything is written at all."""
+        pixels = make_moves(pixels, moves, self._scratch, None if turn.transpose else into)
+        return turned(pixels, turn, self._scratch, into)
+
+    def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
+        """The pixels in memory that may be written to: ``into`` where that is given, and never the source's."""
+        if into is None and not (isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)):
+            return pixels
+        own = self._scratch.image("own", pixels.shape) if into is None else into
+        if pixels is not own:
+            np.copyto(own, pixels)
+        return own
+
+    def _recolored(self, pixels: Pixels, random: SampleRandom, out: Image | None) -> Pixels:
+        for recolor in self._recolors:
+            pixels = recolor(pixels, random, out if self._writes_pixels else None)
         return pixels
 
-    def _scale(self, pixels: Pixels, move: Scale, into: Pixels) -> None:
-        height, width = pixels.shape[:2]
-        method = move.interpolation
-        if method == "auto":
-            shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
-            method = "area" if shrinks else "linear"
-        if method == "area" and (height < move.height) != (width < move.width):
-            # Where one side grows, cv2 leaves the other one unsmoothed, so that one goes first.
-            shrunk = self._scratch.image("shrunk", (min(height, move.height), min(width, move.width), self._channels))
-            _resize(pixels, shrunk, "area")
-            pixels = shrunk
-        _resize(pixels, into, method)
-
-    def _finish(self, pixels: Pixels, turn: Turn, out: Image) -> None:
-        """Turn the image and write it into ``out`` in the type and the order that it has there."""
-        if turn != UPRIGHT:
-            height, width, channels = pixels.shape
-            shape = (width, height, channels) if turn.transpose else (height, width, channels)
-            into = out if self._writes_pixels else self._scratch.image("turned", shape)
-            _turn(pixels, turn, into)
-            pixels = into
+    def _converted(self, pixels: Pixels, out: Image | None) -> Image:
+        """The upright image in the type and the order that it is to have, in ``out`` where that is given."""
+        if out is None:
+            if self._writes_pixels:
+                return pixels
+            height, width = pixels.shape[:2]
+            size = (self._channels, height, width) if self._channels_first else (height, width, self._channels)
+            out = np.empty(size, self._dtype)
         if self._channels_first:
             self._write_planes(pixels, out)
         elif self._tables is not None:
             _look_up(pixels, self._tables, out)
-        elif pixels is not out:
+        else:
             np.copyto(out, pixels)
+        return out
 
     def _write_planes(self, pixels: Pixels, out: Image) -> None:
         for channel in range(self._channels):
@@ -188,30 +202,12 @@ class ImageStage:
 
 
 def _channel_count(column: Column) -> int:
+    """How many channels an image has; one without an axis for them has one."""
+    if len(column.shape) == _GRAY_DIMENSIONS:
+        return 1
     channels = column.shape[0 if column.channels_first else 2]
     assert channels is not None, f"{column.name} is {column.text}"
     return channels
-
-
-def _resize(pixels: Pixels, into: Pixels, method: Interpolation) -> None:
-    size = into.shape[1], into.shape[0]
-    written(cv2.resize(pixels, size, dst=into, interpolation=_METHODS[method]), into)
-
-
-def _pad(pixels: Pixels, move: Pad, into: Pixels) -> None:
-    height, width = pixels.shape[:2]
-    below, right = move.height - move.top - height, move.width - move.left - width
-    written(cv2.copyMakeBorder(pixels, move.top, below, move.left, right, cv2.BORDER_CONSTANT, dst=into), into)
-
-
-def _turn(pixels: Pixels, turn: Turn, into: Pixels) -> None:
-    """Transpose first, then flip, in place where ``into`` holds the pixels: still in the cache, they are flipped in no time."""
-    if turn.transpose:
-        written(cv2.transpose(pixels, dst=into), into)
-        pixels = into
-    code = _FLIP_CODES.get((turn.vertical, turn.horizontal))
-    if code is not None:
-        written(cv2.flip(pixels, code, dst=into), into)
 
 
 def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
@@ -221,7 +217,17 @@ def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
     written(cv2.LUT(pixels, tables, dst=out), out)
 
 
-def _tables(step: Normalize) -> npt.NDArray[np.floating[Any]]:
-    """Compute every result of ``normalize``, [1, 256, channels], each rounded once."""
+def _tables(step: ImageStep, channels: int) -> npt.NDArray[np.floating[Any]] | None:
+    """Compute every result of a step that makes floating-point numbers, [1, 256, channels], each rounded once."""
     pixel = np.arange(256, dtype=np.float64)[np.newaxis, :, np.newaxis]
-    return np.ascontiguousarray(((pixel / 255 - np.array(step.mean)) / np.array(step.std)).astype(step.dtype))
+    dtype: str
+    match step:
+        case Normalize():
+            numbers, dtype = (pixel / 255 - np.array(step.mean)) / np.array(step.std), step.dtype
+        case SubtractMean():
+            numbers, dtype = (pixel - np.array(step.mean)) * step.scale, "float32"
+        case To(dtype="float32" | "float16"):
+            numbers, dtype = np.repeat(pixel / 255 if step.scale else pixel, channels, axis=2), step.dtype
+        case _:
+            return None
+    return np.ascontiguousarray(numbers.astype(dtype))

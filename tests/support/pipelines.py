@@ -70,3 +70,21 @@ def _files_of_one_color(color, height, width):
     image = np.full((height, width, 3), color, np.uint8)
     still = [jpeg(image, quality=100), *(encode(image, extension) for extension in (".png", ".bmp", ".webp"))]
     return [*still, *(animation(extension, [image, image]) for extension in (".png", ".webp", ".gif"))]
+
+
+def run_fields(columns, steps, values, sample=0):
+    """Run a new pipeline on the values of a sample and give all its fields, in rows that were full of sentinels."""
+    pipeline = Pipeline(columns, steps, 0)
+    row = {name: np.full(column.fixed_shape, 77, column.dtype) for name, column in pipeline.columns.items()}
+    pipeline.run(values, 0, sample, 0, row)
+    return row
+
+
+def run_on_pixels(steps, image, sample=0):
+    """Run a new pipeline on an array, which must not be written to, and give the image that it makes."""
+    given = image.copy()
+    given.flags.writeable = False
+    columns = [Column("image", shape=image.shape)]
+    made = run_fields(columns, steps, {"image": given}, sample)["image"]
+    assert np.array_equal(given, image), "the source's own pixels were changed"
+    return made

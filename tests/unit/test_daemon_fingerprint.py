@@ -6,8 +6,10 @@ from pathlib import Path
 
 from batchd.config.field_steps import Drop, Rename
 from batchd.config.file_sources import FolderSource
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.steps import STEP_KINDS
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
@@ -38,6 +40,15 @@ STEPS = (
     TextBytes(length=8),
     PadBatch(max_shape=(32, 32, 3)),
     Ragged(max_shape=(32, 32, 3)),
+    Follow(mask="mask"),
+    RandomCrop(size=(32, 32)),
+    Pad(border=(0, 0, 0, 0)),
+    Rotate(degrees=(-5.0, 5.0)),
+    ColorJitter(),
+    Gray(),
+    Cutout(size=(8, 8)),
+    SubtractMean(),
+    To(),
 )
 OTHER_OPTIONS = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
@@ -75,7 +86,18 @@ OTHER_OPTIONS = {
     "text_bytes": {"length": 9, "truncation": False},
     "pad_batch": {"max_shape": (32, 31, 3), "fill": 1.0, "too_large": "crop"},
     "ragged": {"max_shape": (32, 31, 3), "too_large": "crop"},
+    "follow": {"mask": "other mask", "mask_fill": 255, "boxes": "boxes", "points": "points"},
+    "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,)},
+    "pad": {"border": (0, 0, 0, 1), "place": "top_left", "fill": (1,)},
+    "rotate": {"degrees": (-6.0, 5.0), "interpolation": "nearest", "fill": (1,)},
+    "color_jitter": {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5, "hue": 0.5},
+    "gray": {"channels": 1},
+    "cutout": {"holes": 2, "size": (8, 7), "fill": (1,)},
+    "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
+    "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
 }
+OTHER_WAYS = {"resize": {"size"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
+"""Options that stand instead of others, which the steps above have."""
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
 DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}
 BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
@@ -94,9 +116,7 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     seen = {fingerprint_with()}
     for place, step in enumerate(STEPS):
         options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op != "drop" else {})
-        assert options.keys() | {"op"} == {field.name for field in fields(step)} - (
-            {"size"} if step.op == "resize" else set()
-        )
+        assert options.keys() | {"op"} == {field.name for field in fields(step)} - OTHER_WAYS.get(step.op, set())
         seen |= {
             fingerprint_with(pipeline=(*STEPS[:place], replace(step, **{name: value}), *STEPS[place + 1 :]))
             for name, value in options.items()

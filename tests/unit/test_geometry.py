@@ -14,9 +14,9 @@ from batchd.pipeline.geometry import (
     Pad,
     Scale,
     decode_factor,
-    planner_for,
     scaled_cut,
 )
+from batchd.pipeline.planners import planner_for
 from batchd.pipeline.randomness import SampleRandom
 
 PIXELS_MAX = 100_000_000

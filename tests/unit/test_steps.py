@@ -9,9 +9,12 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Discriminator, ValidationError
 
+from batchd.config.columns import Column, parse_column
 from batchd.config.field_steps import Drop, Rename
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.steps import STEP_KINDS, Step, step_from_plain, step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
@@ -43,6 +46,17 @@ EVERY_STEP = [
     TextBytes(length=100, truncation=False),
     PadBatch(max_shape=(512, 512, 3), fill=0.5, too_large="crop"),
     Ragged(field="tokens", max_shape=(128,), too_large="crop"),
+    RandomCrop(size=(9, 10), padding=4, fill=(1, 2, 3)),
+    Pad(size=(11, 12), place="top_left", fill=(7,)),
+    Pad(border=(1, 2, 3, 4)),
+    Rotate(quarter_turns=(0, 3)),
+    Rotate(degrees=(-10.0, 10.5), interpolation="nearest", fill=(255,)),
+    ColorJitter(brightness=0.5, contrast=0.25, saturation=2.0, hue=0.125),
+    Gray(channels=1),
+    Cutout(holes=2, size=(13, 14), fill=(1, 2, 3)),
+    SubtractMean(mean=(1.5,), scale=0.5),
+    To(dtype="float16", scale=False, layout="nhwc"),
+    Follow(mask="mask", mask_fill=255, boxes="boxes", points="points"),
 ]
 
 
@@ -66,8 +80,8 @@ def test_every_step_is_known_by_its_op():
 @pytest.mark.parametrize(
     ("plain", "message"),
     [
-        ({}, "the step None is not one of decode, resize"),
-        ({"op": "rotate"}, "the step 'rotate' is not one of decode, resize"),
+        ({}, "the step None is not one of decode, follow, resize"),
+        ({"op": "zoom"}, "the step 'zoom' is not one of decode, follow, resize"),
         ({"op": "layout"}, r"the step 'layout' has the options \['field', 'op', 'order'\], not \['op'\]"),
         ({"op": "layout", "field": "image", "order": "nchw", "more": 1}, "has the options"),
     ],
@@ -93,6 +107,25 @@ def test_plain_data_that_is_no_step_is_refused(plain, message):
         ({"op": "normalize", "mean": [float("nan")]}, ("normalize", "mean", 0)),
         ({"op": "resize"}, ("resize",)),
         ({"op": "resize", "size": [2, 2], "shorter_side": 2}, ("resize",)),
+        ({"op": "random_flip", "direction": "diagonal"}, ("random_flip", "direction")),
+        ({"op": "random_crop"}, ("random_crop", "size")),
+        ({"op": "random_crop", "size": [2, 2], "fill": [256]}, ("random_crop", "fill", 0)),
+        ({"op": "pad"}, ("pad",)),
+        ({"op": "pad", "size": [2, 2], "border": [1, 1, 1, 1]}, ("pad",)),
+        ({"op": "pad", "border": [1, 1, -1, 1]}, ("pad", "border", 2)),
+        ({"op": "rotate"}, ("rotate",)),
+        ({"op": "rotate", "quarter_turns": [1], "degrees": [0, 1]}, ("rotate",)),
+        ({"op": "rotate", "quarter_turns": []}, ("rotate",)),
+        ({"op": "rotate", "quarter_turns": [4]}, ("rotate", "quarter_turns", 0)),
+        ({"op": "rotate", "degrees": [10, -10]}, ("rotate",)),
+        ({"op": "rotate", "degrees": [0, 181]}, ("rotate", "degrees", 1)),
+        ({"op": "color_jitter", "hue": 0.6}, ("color_jitter", "hue")),
+        ({"op": "gray", "channels": 2}, ("gray", "channels")),
+        ({"op": "cutout", "size": [2, 2], "holes": 0}, ("cutout", "holes")),
+        ({"op": "to", "dtype": "float64"}, ("to", "dtype")),
+        ({"op": "follow"}, ("follow",)),
+        ({"op": "follow", "mask": "image"}, ("follow",)),
+        ({"op": "follow", "mask": "m", "mask_fill": 256}, ("follow", "mask_fill")),
         ({"op": "zoom"}, ()),
         ({"op": "one_hot"}, ("one_hot", "classes")),
         ({"op": "one_hot", "classes": 0}, ("one_hot", "classes")),
@@ -161,6 +194,18 @@ def test_steps_and_fields_load_without_pydantic_and_without_decoders():
         ([Decode(), CROP, Layout(), Layout()], '"layout" cannot come after "layout"'),
         ([Decode(color="gray"), CROP, Normalize()], '"normalize" has 3 numbers in mean, and the image has 1 channels'),
         ([Decode(), CROP, Normalize(std=(1,))], '"normalize" has 1 numbers in std, and the image has 3 channels'),
+        (
+            [Decode(), CROP, SubtractMean(mean=(1,))],
+            '"subtract_mean" has 1 numbers in mean, and the image has 3 channels',
+        ),
+        ([Decode(), CROP, SubtractMean(), Gray()], '"gray" cannot come after "subtract_mean"'),
+        ([Decode(), CROP, To(), RandomFlip()], '"random_flip" cannot come after "to"'),
+        ([Decode(), CROP, To(), Layout()], '"layout" cannot come after "to"'),
+        ([Decode(), Pad(border=(1, 1, 1, 1))], "the images keep their different sizes"),
+        ([Decode(), CROP, Pad(size=(223, 300))], '"pad" cannot make 224 x 160 pixels 223 x 300'),
+        ([Decode(), CROP, Rotate(quarter_turns=(0, 1))], "the images keep their different sizes"),
+        ([Decode(), CROP, Cutout(size=(2, 2), fill=(1, 2))], '"cutout" has 2 numbers in fill, and the image has 3'),
+        ([Decode(color="gray"), Pad(size=(9, 9), fill=(1, 2, 3))], '"pad" has 3 numbers in fill, and the image has 1'),
     ],
 )
 def test_steps_that_cannot_be_run_are_named(steps, problem):
@@ -181,6 +226,103 @@ def test_steps_that_cannot_be_run_are_named(steps, problem):
 def test_sensible_steps_have_no_problems(steps):
     """What the README shows, and what training and evaluation on ImageNet use."""
     assert check_steps(COLUMNS, steps) == []
+
+
+FOLLOWED = [*COLUMNS, Column("mask", "encoded"), Column("boxes", dtype="float32", shape=(5, 4))]
+FOLLOW = Follow(mask="mask", boxes="boxes")
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([Decode(), CROP, FOLLOW], '"follow" comes right behind "decode"'),
+        ([Decode(), FOLLOW, FOLLOW, CROP], "and once"),
+        ([FOLLOW, Decode(), CROP], "the first step must be"),
+        ([Decode(), Follow(mask="label"), CROP], "mask = 'label', which is int64; mask are the bytes of a PNG"),
+        ([Decode(), Follow(boxes="mask"), CROP], "boxes = 'mask', which is image; boxes are float32[?,4]"),
+        ([Decode(), Follow(points="boxes"), CROP], "points = 'boxes', which is float32[5,4]; points are float32[?,2]"),
+        ([Decode(), Follow(points="nothing"), CROP], "points = 'nothing', and a sample has 'image', 'label'"),
+        (
+            [Decode(), FOLLOW, CROP, To(field="mask"), RandomFlip()],
+            "\"random_flip\" is done to 'mask' as well, which follows 'image', and is float32[1,224,160] by then",
+        ),
+    ],
+)
+def test_followers_that_cannot_follow_are_named(steps, problem):
+    """What is no mask and no boxes, what comes too late, and what is changed in between."""
+    assert any(problem in found for found in check_steps(FOLLOWED, steps)), check_steps(FOLLOWED, steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (
+            [Rename(field="mask", to="classes")],
+            "is done to 'mask' as well, which follows 'image', and is not there any more",
+        ),
+        ([Drop(fields=("boxes",))], "is done to 'boxes' as well, which follows 'image', and is not there any more"),
+        (
+            [Cast(field="mask", dtype="int64")],
+            "is done to 'mask' as well, which follows 'image', and is int64[224,160]",
+        ),
+    ],
+)
+def test_nobody_stops_following_without_a_word(steps, problem):
+    """What is dropped, renamed or changed could not follow a flip, and behind all geometry it need not."""
+    assert check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, Normalize()]) == []
+    assert any(problem in found for found in check_steps(FOLLOWED, [Decode(), FOLLOW, CROP, *steps, RandomFlip()]))
+
+
+def test_a_mask_has_the_size_of_its_image():
+    """After each step, without an axis for channels, and whatever the image's type becomes."""
+    steps = [Decode(), FOLLOW, CROP, Rotate(quarter_turns=(1,)), ColorJitter(brightness=0.5), To()]
+
+    assert [column.text for column in columns_after(FOLLOWED, steps).values()] == [
+        "float32[3,160,224]",
+        "int64",
+        "uint8[160,224]",
+        "float32[5,4]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "steps", "made"),
+    [
+        ("uint8[28,28]", [RandomCrop(size=(28, 28), padding=4)], "uint8[28,28,1]"),
+        ("uint8[28,28]", [Layout()], "uint8[1,28,28]"),
+        ("uint8[28,28]", [Normalize(mean=(0.5,), std=(0.5,))], "float32[28,28,1]"),
+        ("uint8[?,?]", [Resize(size=(4, 5)), Gray()], "uint8[4,5,3]"),
+        ("uint8[?,30,3]", [Pad(border=(1, 2, 3, 4)), Pad(size=(40, 40)), Gray(channels=1)], "uint8[40,40,1]"),
+        ("uint8[20,30,3]", [Rotate(quarter_turns=(1, 3)), Pad(border=(1, 2, 3, 4))], "uint8[33,27,3]"),
+        ("uint8[20,20,3]", [Rotate(quarter_turns=(0, 1))], "uint8[20,20,3]"),
+        ("uint8[20,30,3]", [Rotate(quarter_turns=(0, 2))], "uint8[20,30,3]"),
+        ("uint8[20,30,3]", [Rotate(degrees=(0, 90))], "uint8[20,30,3]"),
+        ("uint8[20,30,3]", [SubtractMean()], "float32[20,30,3]"),
+        ("uint8[20,30,4]", [Cutout(size=(2, 2)), To(dtype="uint8")], "uint8[4,20,30]"),
+    ],
+)
+def test_pixels_of_a_source_need_no_decode(source, steps, made):
+    """Grey ones without an axis for their one channel get one from the first step on them."""
+    column = parse_column("image", source)
+
+    assert check_steps([column], steps) == []
+    assert columns_after([column], steps)["image"].text == made
+
+
+@pytest.mark.parametrize(
+    ("source", "step", "problem"),
+    [
+        ("uint8[4,5,?]", RandomFlip(), "whose number of channels is known and at most 4, and 'image' is uint8[4,5,?]"),
+        ("uint8[4,5,5]", RandomFlip(), "and at most 4, and 'image' is uint8[4,5,5]"),
+        ("uint8[4,5,4]", Gray(), '"gray" is for images of 1 or 3 channels'),
+        ("uint8[4,5,2]", ColorJitter(hue=0.1), '"color_jitter" is for images of 1 or 3 channels'),
+        ("float32[4,5]", RandomFlip(), "\"random_flip\" cannot be done to 'image', which is float32[4,5]"),
+        ("float32[4,5]", Layout(), "\"layout\" cannot be done to 'image', which is float32[4,5]"),
+    ],
+)
+def test_pixels_that_a_step_cannot_take_are_named(source, step, problem):
+    """With their type, as it was declared."""
+    assert any(problem in found for found in check_steps([parse_column("image", source)], [step]))
 
 
 def test_fields_follow_from_the_steps():
@@ -208,6 +350,14 @@ def test_the_last_size_counts():
         ([Decode(), Resize(size=(2, 2)), RandomFlip(probability=0)], False),
         ([Decode(), Resize(size=(2, 2)), RandomFlip(probability=1)], False),
         ([Decode(), Resize(shorter_side=9), CenterCrop(size=(2, 2)), Normalize()], False),
+        ([Decode(), RandomCrop(size=(2, 2))], True),
+        ([Decode(), Resize(size=(2, 2)), Cutout(size=(1, 1))], True),
+        ([Decode(), Resize(size=(2, 2)), Rotate(quarter_turns=(2, 2)), Rotate(degrees=(5, 5))], False),
+        ([Decode(), Resize(size=(2, 2)), Rotate(quarter_turns=(0, 2))], True),
+        ([Decode(), Resize(size=(2, 2)), Rotate(degrees=(0, 5))], True),
+        ([Decode(), Resize(size=(2, 2)), ColorJitter()], False),
+        ([Decode(), Resize(size=(2, 2)), ColorJitter(hue=0.1)], True),
+        ([Decode(), Follow(mask="mask"), Pad(size=(2, 2)), Gray(), SubtractMean(), To()], False),
     ],
 )
 def test_steps_without_chance_are_recognised(steps, random):

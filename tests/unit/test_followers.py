@@ -1,0 +1,424 @@
+"""Masks, boxes and points that follow an image, held against the image itself: it shows where everything went."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.config.columns import Column
+from batchd.config.field_steps import Rename
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.number_steps import Cast
+from batchd.config.pixel_steps import ColorJitter, Cutout
+from batchd.config.shape_steps import PadBatch
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
+from support.images import (
+    encode,
+    jpeg,
+    jpeg_with_exif,
+    palette_png,
+    photo,
+    png16,
+    png_with_exif,
+    stored_as,
+    with_right_checksums,
+)
+from support.pipelines import run_fields
+
+HEIGHT, WIDTH = 60, 80
+FOLLOW = Follow(mask="mask", boxes="boxes", points="points", mask_fill=0)
+GRID = np.stack(np.meshgrid(np.arange(2, WIDTH, 4), np.arange(2, HEIGHT, 4)), -1).reshape(-1, 2).astype(np.float32)
+BOXES = np.array([[8, 8, 30, 28], [40, 5, 75, 20], [20, 30, 60, 55], [70, 50, 80, 60]], np.float32)
+FINAL = Resize(size=(48, 52))
+
+GEOMETRY = [
+    Resize(size=(50, 70)),
+    Resize(shorter_side=70),
+    CenterCrop(size=(45, 66)),
+    CenterCrop(size=(66, 45)),
+    RandomCrop(size=(50, 50)),
+    RandomCrop(size=(64, 64), padding=8),
+    RandomResizedCrop(size=(48, 56), scale=(0.4, 1.0)),
+    RandomFlip(probability=1),
+    RandomFlip(direction="both"),
+    Pad(border=(1, 5, 9, 2)),
+    Rotate(quarter_turns=(1,)),
+    Rotate(quarter_turns=(0, 1, 2, 3)),
+    Rotate(degrees=(-30, 30)),
+]
+
+
+def where(height=HEIGHT, width=WIDTH):
+    """An image that says where its pixels are: red is x, green is y, in proportion, and blue that it is the image."""
+    y, x = np.mgrid[:height, :width] + 0.5
+    return np.rint(np.stack([x / width * 255, y / height * 255, np.full_like(x, 255)], axis=-1)).astype(np.uint8)
+
+
+def columns_of(count, mask=True):
+    """The columns of an image that is followed by everything."""
+    return [
+        Column("image", "encoded"),
+        Column("mask", "encoded") if mask else Column("mask", shape=(None, None)),
+        Column("boxes", dtype="float32", shape=(len(BOXES), 4)),
+        Column("points", dtype="float32", shape=(count, 2)),
+    ]
+
+
+def run_all(steps, image, mask, sample=0, **others):
+    """Run steps on an image file, a mask (a file, or an array), boxes and points."""
+    values = {"image": memoryview(image), "boxes": BOXES, "points": GRID, **others}
+    is_file = isinstance(mask, bytes)
+    values["mask"] = memoryview(mask) if is_file else mask
+    return run_fields(columns_of(len(GRID), is_file), [Decode(), FOLLOW, *steps], values, sample)
+
+
+def at(image, point):
+    """An image between its pixels; None at its edge and where anything of what is no image shows."""
+    x, y = point - 0.5
+    left, top = int(np.floor(x)), int(np.floor(y))
+    if not (1 <= left < image.shape[1] - 2 and 1 <= top < image.shape[0] - 2):
+        return None
+    if image[top - 1 : top + 3, left - 1 : left + 3, 2].min() < 255:
+        return None
+    right, lower = x - left, y - top
+    four = image[top : top + 2, left : left + 2].astype(float)
+    return np.array([1 - lower, lower]) @ (np.array([1 - right, right]) @ four)
+
+
+def check_points(fields, tolerance_pixels):
+    """Each point that is in the picture is where the picture says; gives how many were."""
+    levels = tolerance_pixels * np.array([255 / WIDTH, 255 / HEIGHT])
+    seen = 0
+    for before, after in zip(GRID, fields["points"], strict=True):
+        found = at(fields["image"], after)
+        if found is not None:
+            seen += 1
+            assert (np.abs(found[:2] - before / (WIDTH, HEIGHT) * 255) <= levels).all(), (before, after, found)
+    return seen
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("step", GEOMETRY, ids=lambda step: "-".join(map(str, vars_of(step))))
+def test_points_stay_on_what_they_point_at(step, orientation):
+    """For every step on geometry and every way to store the image: within half a pixel of the source."""
+    file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
+    mask = encode(where()[..., 2], ".png")
+    for sample in range(3):
+        fields = run_all([step, FINAL], file, mask, sample)
+
+        assert check_points(fields, 0.6) > 40
+
+
+def vars_of(step):
+    """What makes a step this one, for the name of a test."""
+    plain = {name: getattr(step, name) for name in step.__dataclass_fields__}
+    return [plain.pop("op"), *(value for name, value in plain.items() if name in ("size", "padding", "direction"))]
+
+
+SEQUENCES = st.lists(st.sampled_from(GEOMETRY), max_size=4)
+
+
+@given(SEQUENCES, st.integers(1, 8), st.integers(0, 99))
+def test_points_stay_where_they_are_through_any_steps(steps, orientation, sample):
+    """Each resampling may round by a level of 255."""
+    file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
+
+    fields = run_all([*steps, FINAL], file, where()[..., 2], sample)
+
+    check_points(fields, 0.6 + 0.4 * len(steps))
+
+
+@given(SEQUENCES, st.integers(1, 8), st.integers(0, 99), st.sampled_from([0, 1]))
+def test_a_mask_shows_what_its_image_shows(steps, orientation, sample, axis):
+    """A mask that is x or y, held against the image's red or green: each pixel within a few of the source's."""
+    file = png_with_exif(encode(stored_as(where(), orientation), ".png"), orientation)
+    coordinate = np.ascontiguousarray(np.indices((HEIGHT, WIDTH))[1 - axis], np.uint8)
+
+    fields = run_all([*steps, FINAL], file, encode(coordinate, ".png"), sample)
+
+    is_image = fields["image"][..., 2] == 255
+    shown = fields["image"][..., axis] / 255 * (WIDTH, HEIGHT)[axis] - 0.5
+    difference = np.abs(shown - fields["mask"])[is_image]
+    assert np.quantile(difference, 0.99, method="lower") <= 1.5 + 0.5 * len(steps) if difference.size else True
+
+
+@given(SEQUENCES, st.integers(0, 99), st.booleans())
+def test_a_box_ends_where_its_object_does(steps, sample, is_turned):
+    """A filled rectangle, done to as a mask, ends within two pixels of the box; one that is turned may reach further."""
+    file = png_with_exif(encode(stored_as(where(), 6), ".png"), 6) if is_turned else encode(where(), ".png")
+    for box in BOXES:
+        left, top, right, bottom = box.astype(int)
+        mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+        mask[top:bottom, left:right] = 1
+
+        fields = run_all([*steps, FINAL], file, mask, sample, boxes=np.repeat(box[np.newaxis], len(BOXES), axis=0))
+
+        made = fields["boxes"][0]
+        rows, columns = np.nonzero(fields["mask"])
+        if not len(rows):
+            assert min(made[2] - made[0], made[3] - made[1]) <= 2 or any_angle(steps)
+            continue
+        object_edges = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+        further = (object_edges - made) * (1, 1, -1, -1)
+        assert (further >= -2).all()
+        assert (further <= 2).all() or any_angle(steps)
+
+
+def any_angle(steps):
+    """Does a step rotate by an angle?"""
+    return any(step.op == "rotate" and step.degrees for step in steps)
+
+
+def test_the_geometry_is_drawn_once_for_all():
+    """With followers the image is the one that it is without them."""
+    steps = [RandomResizedCrop(size=(30, 30)), RandomFlip(direction="both"), Rotate(degrees=(-9, 9)), Normalize()]
+    file = jpeg_with_exif(jpeg(photo(HEIGHT, WIDTH)), 3)
+    columns, values = [Column("image", "encoded")], {"image": memoryview(file)}
+
+    for sample in range(5):
+        alone = run_fields(columns, [Decode(), *steps], values, sample)["image"]
+        assert np.array_equal(run_all(steps, file, np.zeros((HEIGHT, WIDTH), np.uint8), sample)["image"], alone)
+
+
+def test_followers_follow_through_every_stage():
+    """Steps on pixels in between, and another type in the end, change nothing for them."""
+    file = encode(where(), ".png")
+    mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
+    geometry = [
+        CenterCrop(size=(50, 70)),
+        RandomFlip(probability=1),
+        Rotate(degrees=(9, 9)),
+        Rotate(quarter_turns=(1,)),
+    ]
+    jitter = ColorJitter(brightness=0.5)
+
+    one = run_all(geometry, file, mask)
+    other = run_all(
+        [jitter, geometry[0], Cutout(size=(9, 9)), *geometry[1:3], jitter, geometry[3], Layout()], file, mask
+    )
+
+    assert np.array_equal(one["mask"], other["mask"])
+    assert all(np.allclose(one[name], other[name], rtol=0, atol=1e-4) for name in ("boxes", "points"))
+    assert check_points(one, 0.6) > 20
+    assert other["image"].shape == (3, 70, 50)
+
+
+def test_an_image_that_is_renamed_still_leads():
+    """And what follows may be padded to a number that is the same for all, or become another type, in the end."""
+    mask = np.random.default_rng(1).integers(0, 20, (HEIGHT, WIDTH), np.uint8)
+    columns = [
+        Column("image", "encoded"),
+        Column("mask", shape=(None, None)),
+        Column("boxes", dtype="float32", shape=(None, 4)),
+        Column("points", dtype="float32", shape=(len(GRID), 2)),
+    ]
+    values = {"image": memoryview(encode(where(), ".png")), "mask": mask, "boxes": BOXES, "points": GRID}
+    geometry = [CenterCrop(size=(50, 70)), RandomFlip(probability=1)]
+    one = run_all(geometry, encode(where(), ".png"), mask)
+
+    photo_geometry = [replace(step, field="photo") for step in geometry]
+    renamed = [Decode(), FOLLOW, Rename(field="image", to="photo"), *photo_geometry]
+    ends = [Cast(field="mask", dtype="int64"), PadBatch(field="boxes", max_shape=(9, 4))]
+    other = run_fields(columns, [*renamed, *ends], values)
+
+    assert np.array_equal(other["photo"], one["image"])
+    assert np.array_equal(other["mask"], one["mask"])
+    assert np.array_equal(other["points"], one["points"])
+    assert np.array_equal(other["boxes"][: len(BOXES)], one["boxes"])
+    assert other["boxes_length"] == len(BOXES)
+
+
+def test_the_mask_of_a_bad_sample_is_all_fill():
+    """Where people train on 255 as "ignore", they ignore it."""
+    steps = [Decode(), Follow(mask="mask", mask_fill=255), Resize(size=(4, 5))]
+    pipeline = Pipeline([Column("image", "encoded"), Column("mask", "encoded")], steps, 0)
+    row = {"image": np.full((4, 5, 3), 7, np.uint8), "mask": np.full((4, 5), 7, np.uint8)}
+
+    pipeline.keep({}, row)
+
+    assert (row["mask"] == 255).all()
+    assert not row["image"].any()
+
+
+def test_scaled_decoding_moves_nothing():
+    """Whether a JPEG is decoded at an eighth or whole, boxes, points and mask are the same to the bit."""
+    file = jpeg(photo(640, 480))
+    mask = np.random.default_rng(1).integers(0, 20, (640, 480), np.uint8)
+    columns = columns_of(len(GRID), mask=False)
+    values = {"image": memoryview(file), "mask": mask, "boxes": BOXES * 5, "points": GRID * 5}
+    steps = [FOLLOW, RandomResizedCrop(size=(32, 32), scale=(0.5, 1)), RandomFlip()]
+
+    for sample in range(4):
+        scaled = run_fields(columns, [Decode(), *steps], values, sample)
+        whole = run_fields(columns, [Decode(scale="off"), *steps], values, sample)
+        assert not np.array_equal(scaled["image"], whole["image"])
+        assert all(np.array_equal(scaled[name], whole[name]) for name in ("mask", "boxes", "points"))
+
+
+def test_numbers_of_a_mask_are_kept_and_its_fill_is_its_own():
+    """No number comes out that did not go in, but for the fill, which is not the image's."""
+    mask = np.random.default_rng(2).choice([3, 90, 200], (HEIGHT, WIDTH)).astype(np.uint8)
+    steps = [
+        Follow(mask="mask", mask_fill=255),
+        Rotate(degrees=(20, 20), fill=(9,)),
+        Resize(size=(33, 90)),
+        Pad(size=(90, 99)),
+    ]
+
+    made = run_fields(
+        columns_of(len(GRID))[:2],
+        [Decode(), *steps],
+        {"image": memoryview(encode(where(), ".png")), "mask": memoryview(encode(mask, ".png"))},
+    )
+
+    assert set(np.unique(made["mask"])) == {3, 90, 200, 255}
+    assert (made["mask"][0] == 255).all()
+    assert made["mask"].shape == (90, 99)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4, 5])
+def test_a_mask_is_resampled_at_the_middle_of_its_new_pixels(factor):
+    """The old pixel in which the new one's centre lies: nothing is shifted, by shrinking or growing."""
+    mask = np.random.default_rng(3).integers(0, 256, (60, 60), np.uint8)
+    columns = [Column("image", shape=(None, None, 3)), Column("mask", shape=(None, None))]
+    for size in (60 // factor, 60 * factor, 47):
+        centres = np.floor((np.arange(size) + 0.5) * 60 / size).astype(int)
+
+        made = run_fields(
+            columns, [Follow(mask="mask"), Resize(size=(size, size))], {"image": where(60, 60), "mask": mask}
+        )
+
+        assert np.array_equal(made["mask"], mask[centres][:, centres])
+
+
+def test_boxes_are_cut_off_and_those_that_are_gone_are_zeros_in_their_place():
+    """The number and the order of boxes stay; what was cut away does not come back where it is padded."""
+    boxes = np.array(
+        [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [50, 9, 40, 20]], np.float32
+    )
+    columns = [
+        Column("image", "encoded"),
+        Column("boxes", dtype="float32", shape=(None, 4)),
+        Column("n", dtype="int64"),
+    ]
+    columns[1] = Column("boxes", dtype="float32", shape=(5, 4))
+    values = {"image": memoryview(encode(where(), ".png")), "boxes": boxes, "n": 1}
+    steps = [Decode(), Follow(boxes="boxes"), CenterCrop(size=(30, 40)), Pad(size=(60, 80)), Rotate(degrees=(0, 0))]
+
+    made = run_fields(columns, steps, values)["boxes"]
+
+    expected = np.zeros((5, 4))
+    expected[1] = [20, 15, 60, 45]
+    assert np.array_equal(made, expected)
+    assert np.array_equal(boxes[0], [0, 0, 10, 10]), "the source's own boxes were changed"
+
+
+def test_a_rotated_box_is_the_one_around_its_corners():
+    """45 degrees about the middle of the image: a square becomes one that is the square root of 2 larger."""
+    columns = [Column("image", "encoded"), Column("boxes", dtype="float32", shape=(1, 4))]
+    values = {"image": memoryview(encode(where(), ".png")), "boxes": np.array([[30, 20, 50, 40]], np.float32)}
+
+    made = run_fields(
+        columns, [Decode(), Follow(boxes="boxes"), Rotate(degrees=(45, 45)), CenterCrop(size=(60, 80))], values
+    )
+
+    half = 10 * np.sqrt(2)
+    assert np.allclose(made["boxes"], [[40 - half, 30 - half, 40 + half, 30 + half]], atol=1e-5)
+
+
+def test_points_outside_keep_their_coordinates():
+    """They say how far outside they are."""
+    columns = [Column("image", "encoded"), Column("points", dtype="float32", shape=(2, 2))]
+    values = {"image": memoryview(encode(where(), ".png")), "points": np.array([[0, 0], [79, 59]], np.float32)}
+
+    made = run_fields(
+        columns, [Decode(), Follow(points="points"), CenterCrop(size=(20, 20)), RandomFlip(probability=1)], values
+    )
+
+    assert np.array_equal(made["points"], [[50, -20], [-29, 39]])
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_indices_of_a_palette_are_the_mask(bits):
+    """Whatever its colours and alphas are; as many data sets store their classes."""
+    indices = np.random.default_rng(4).integers(0, 1 << min(bits, 5), (8, 16)).astype(np.uint8)
+    colors = np.random.default_rng(5).integers(0, 256, (1 << min(bits, 5), 3), np.uint8)
+    mask = packed_palette_png(indices, colors, bits) if bits < 8 else palette_png(indices, colors, [0, 255])
+
+    columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
+    made = run_fields(
+        columns, [Follow(mask="mask"), Resize(size=(8, 16))], {"image": where(8, 16), "mask": memoryview(mask)}
+    )
+
+    assert np.array_equal(made["mask"], indices)
+
+
+def packed_palette_png(indices, palette, bits):
+    """A PNG of palette indices, several in a byte."""
+    whole = palette_png(indices, palette, [255])
+    per_byte = 8 // bits
+    packed = np.zeros((indices.shape[0], indices.shape[1] // per_byte), np.uint8)
+    for place in range(per_byte):
+        packed |= indices[:, place::per_byte] << (8 - bits * (place + 1))
+    narrow = palette_png(packed, palette, [255])
+    header = whole[16:24] + bytes([bits]) + whole[25:29]
+    rebuilt = narrow[:16] + header + narrow[29:]
+    return with_right_checksums(rebuilt)
+
+
+def test_the_exif_tag_of_a_mask_does_not_count():
+    """Its pixels stand as those of the image are looked at."""
+    indices = np.random.default_rng(4).integers(0, 9, (8, 16)).astype(np.uint8)
+    columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
+    values = {"image": where(8, 16), "mask": memoryview(png_with_exif(encode(indices, ".png"), 3))}
+
+    assert np.array_equal(run_fields(columns, [Follow(mask="mask"), Layout()], values)["mask"], indices)
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        (encode(where(), ".png"), "its 'mask': a PNG of colours"),
+        (encode(where()[:50, :, 0], ".png"), "its 'mask': has 80 x 50 pixels, and the image 80 x 60"),
+        (jpeg(where()), "its 'mask': a JPEG file; a mask is a PNG"),
+        (png16(where()[..., 0]), "its 'mask': a PNG of 16 bits"),
+        (b"nothing", "its 'mask': not a JPEG, PNG"),
+        (encode(where()[..., 0], ".png")[:-20], "its 'mask': truncated"),
+        (np.zeros((HEIGHT, WIDTH + 1), np.uint8), "its 'mask' has 81 x 60 pixels, and the image 80 x 60"),
+    ],
+    ids=["colours", "size", "jpeg", "16 bits", "nothing", "truncated", "array"],
+)
+def test_a_mask_that_is_none_is_a_bad_sample(mask, problem):
+    """With what is wrong with it, and both sizes where they differ."""
+    with pytest.raises(SampleUndecodable, match=problem):
+        run_all([FINAL], encode(where(), ".png"), mask)
+
+
+@pytest.mark.parametrize("name", ["boxes", "points"])
+def test_a_coordinate_that_is_no_number_is_a_bad_sample(name):
+    """Named by its field."""
+    broken = {"boxes": BOXES.copy(), "points": GRID.copy()}
+    broken[name][1, 1] = np.nan
+
+    with pytest.raises(SampleUndecodable, match=f"its '{name}' has a coordinate that is no finite number"):
+        run_all([FINAL], encode(where(), ".png"), np.zeros((HEIGHT, WIDTH), np.uint8), **broken)
+
+
+def test_damaged_masks_show_no_pixels_of_other_samples():
+    """A byte that is changed anywhere makes a bad sample, or a mask that is the same whatever was decoded before."""
+    data = bytearray(encode(np.random.default_rng(6).integers(0, 9, (HEIGHT, WIDTH)).astype(np.uint8), ".png"))
+    for place in range(8, len(data), 7):
+        damaged = bytes(data[:place]) + bytes([data[place] ^ 0x55]) + bytes(data[place + 1 :])
+        outcomes = []
+        for marker in (1, 200):
+            other = encode(np.full((HEIGHT, WIDTH), marker, np.uint8), ".png")
+            run_all([FINAL], encode(where(), ".png"), other)
+            try:
+                outcomes.append(run_all([FINAL], encode(where(), ".png"), damaged)["mask"].tobytes())
+            except SampleUndecodable as bad:
+                outcomes.append(str(bad))
+        assert outcomes[0] == outcomes[1]
