@@ -52,7 +52,7 @@ class Column:
     varying: Varying | None = None
     """How its samples lie in a room that is larger than they are."""
     fill: float = 0.0
-    """What stands in the room that a sample does not need."""
+    """What stands in the room that a sample does not need, and in all of it for a bad one."""
 
     @property
     def is_fixed(self) -> bool:

@@ -24,9 +24,9 @@ CHANNELS_MAX = 4
 """More than that cv2 cannot do in every step."""
 _CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
 _FOLLOWERS = {
-    "mask": 'the bytes of a PNG ("image") or uint8[?,?], without a "decode" of its own',
-    "boxes": "float32[?,4]",
-    "points": "float32[?,2]",
+    "mask": 'a mask is the bytes of a PNG ("image"), without a "decode" of its own, or uint8[?,?]',
+    "boxes": "boxes are float32[?,4]",
+    "points": "points are float32[?,2]",
 }
 _COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
 
@@ -49,12 +49,15 @@ def _follow(step: Follow, columns: Columns) -> Columns:
             f'what "{lead.made_by}" did would not be done to those who follow'
         )
     made = dict(_changed(step, columns, shape=lead.shape, followers=step.followers))
+    following = {name for column in columns.values() for _role, name in column.followers}
     for role, name in step.followers:
+        if name in following:
+            raise StepInvalid(f'"follow" has {role} = {name!r}, which follows another image already')
         column = columns.get(name)
         if column is None:
             raise StepInvalid(f'"follow" has {role} = {name!r}, and a sample has {", ".join(map(repr, columns))}')
         if not (_can_follow(role, column) or (role == "mask" and column.kind == "encoded")):
-            raise StepInvalid(f'"follow" has {role} = {name!r}, which is {column.text}; {role} are {_FOLLOWERS[role]}')
+            raise StepInvalid(f'"follow" has {role} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}')
         shape = lead.shape[:2] if role == "mask" else column.shape
         dtype = "uint8" if role == "mask" else column.dtype
         fill = step.mask_fill if role == "mask" else 0

@@ -228,7 +228,12 @@ def test_sensible_steps_have_no_problems(steps):
     assert check_steps(COLUMNS, steps) == []
 
 
-FOLLOWED = [*COLUMNS, Column("mask", "encoded"), Column("boxes", dtype="float32", shape=(5, 4))]
+FOLLOWED = [
+    *COLUMNS,
+    Column("mask", "encoded"),
+    Column("boxes", dtype="float32", shape=(5, 4)),
+    Column("one", shape=(4, 5, 3)),
+]
 FOLLOW = Follow(mask="mask", boxes="boxes")
 
 
@@ -238,10 +243,14 @@ FOLLOW = Follow(mask="mask", boxes="boxes")
         ([Decode(), CROP, FOLLOW], '"follow" comes right behind "decode"'),
         ([Decode(), FOLLOW, FOLLOW, CROP], "and once"),
         ([FOLLOW, Decode(), CROP], "the first step must be"),
-        ([Decode(), Follow(mask="label"), CROP], "mask = 'label', which is int64; mask are the bytes of a PNG"),
+        ([Decode(), Follow(mask="label"), CROP], "mask = 'label', which is int64; a mask is the bytes of a PNG"),
         ([Decode(), Follow(boxes="mask"), CROP], "boxes = 'mask', which is image; boxes are float32[?,4]"),
         ([Decode(), Follow(points="boxes"), CROP], "points = 'boxes', which is float32[5,4]; points are float32[?,2]"),
         ([Decode(), Follow(points="nothing"), CROP], "points = 'nothing', and a sample has 'image', 'label'"),
+        (
+            [Decode(), FOLLOW, CROP, Rename(field="image", to="a"), Follow(field="one", mask="mask")],
+            "mask = 'mask', which follows another image already",
+        ),
         (
             [Decode(), FOLLOW, CROP, To(field="mask"), RandomFlip()],
             "\"random_flip\" is done to 'mask' as well, which follows 'image', and is float32[1,224,160] by then",
@@ -282,6 +291,7 @@ def test_a_mask_has_the_size_of_its_image():
         "int64",
         "uint8[160,224]",
         "float32[5,4]",
+        "uint8[4,5,3]",
     ]
 
 
