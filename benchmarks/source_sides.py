@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stored_sides import write_lmdb, write_parquet, write_small_lmdb, write_small_parquet
+
 from batchd.config.file_sources import WebDatasetSource
 from batchd.config.source import SourceOptions
 from batchd.config.tfrecord_sources import TFRecordSource
@@ -84,4 +86,6 @@ def _write_records(file: Path, images: Iterable[bytes]) -> None:
 SIDES = {
     "tar": Side(_tar, _small_tar, 200),
     "tfrecord": Side(_tfrecord, _small_tfrecord, 50),
+    "parquet": Side(write_parquet, write_small_parquet, 50),
+    "lmdb": Side(write_lmdb, write_small_lmdb, 100),
 }

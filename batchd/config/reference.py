@@ -29,6 +29,8 @@ _EXAMPLES = {
     "options": '{ path = "/data/photos.zip" }',
     "of": '{ type = "folder", path = "/data/photos" }',
     "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
+    "fields": '{ image = "image", label = "int64" }',
+    "lmdb.fields": '{ image = "image" }',
     "shards": '["train-{0000..0123}.tar"]',
     "csv.fields": '{ age = "float32", label = "int64" }',
     "record": '{ label = "uint8", image = "uint8[3,32,32]" }',

@@ -11,8 +11,10 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.arrow_sources import ParquetSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
 from batchd.config.table_sources import CsvSource
@@ -28,6 +30,8 @@ Source = (
     | NpzSource
     | RawSource
     | TFRecordSource
+    | ParquetSource
+    | LmdbSource
     | ConcatSource
     | MixSource
     | SubsetSource
@@ -43,6 +47,8 @@ SOURCE_KINDS: dict[str, type[Source]] = {
     "npz": NpzSource,
     "raw": RawSource,
     "tfrecord": TFRecordSource,
+    "parquet": ParquetSource,
+    "lmdb": LmdbSource,
     "concat": ConcatSource,
     "mix": MixSource,
     "subset": SubsetSource,

@@ -63,6 +63,8 @@ _MODULES = {
     "npz": "batchd.sources.npz",
     "raw": "batchd.sources.raw",
     "tfrecord": "batchd.sources.tfrecord",
+    "parquet": "batchd.sources.parquet",
+    "lmdb": "batchd.sources.lmdb",
     "concat": "batchd.sources.concat",
     "mix": "batchd.sources.mix",
     "subset": "batchd.sources.subset",
@@ -70,6 +72,8 @@ _MODULES = {
 }
 _EXTRAS: dict[str, tuple[str, ...]] = {
     "tfrecord": ("google_crc32c", "google", "tfrecord"),
+    "parquet": ("pyarrow", "arrow"),
+    "lmdb": ("lmdb", "lmdb"),
 }
 """What to install for a kind of source whose module needs more than batchd does: modules, and the extra that brings them."""
 

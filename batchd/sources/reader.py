@@ -75,8 +75,9 @@ class BytesReader:
         while filled < size and (count := os.preadv(shard, [room[filled:]], start + filled)):
             filled += count
         if filled != size:
+            end = os.fstat(shard).st_size
             raise SampleUnreadable(
-                f"the {self._holder} ends at byte {start + filled}, {size - filled} bytes before the sample does"
+                f"the {self._holder} ends at byte {end}, {start + size - end} bytes before the sample does"
             )
         return room
 

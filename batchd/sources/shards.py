@@ -8,12 +8,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from batchd.sources.errors import SampleUnreadable
+from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
 
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_OUR_OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class OpenShards:
@@ -45,6 +44,6 @@ def blaming_the_sample() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _OUR_OWN_FAULTS:
+        if error.errno in OUR_OWN_FAULTS:
             raise
         raise SampleUnreadable(os.strerror(error.errno or errno.EIO)) from None

@@ -48,6 +48,10 @@ class Expected:
         """All batches of an epoch, or those of some steps."""
         return [self.batch(epoch, step) for step in (range(self.plan.steps) if steps is None else steps)]
 
+    def close(self) -> None:
+        """Give back what the source has open."""
+        self._reader.close()
+
     def path(self, sample: int) -> str:
         """The path of a sample, as people read it."""
         return self._reader.name(sample)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.arrow_sources import ParquetSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
+from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.load import load_config
 from batchd.config.plugin_source import PluginSource
 from batchd.config.sources import Source, source_from_plain, source_to_plain
@@ -162,6 +164,19 @@ def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
         GlobSource(root=Path("/data"), patterns=("*",), classes="folder", path_bytes=9),
         WebDatasetSource(root=Path("/data"), shards=("a-{00..11}.tar", "b.tar")),
         WebDatasetSource(root=Path("/data"), shards=("*.tar",), image=("png",), label="json:label", path_bytes=9),
+        ParquetSource(root=Path("/data"), shards=("*.parquet",), fields={"image": "image", "label": "int64"}),
+        ParquetSource(
+            root=Path("/data"),
+            shards=("a.parquet",),
+            fields={"x": "int32[?]"},
+            names={"x": "tokens"},
+            cache_bytes=1,
+            allow_outside_root=True,
+        ),
+        LmdbSource(path=Path("/data"), fields={"image": "image"}),
+        LmdbSource(
+            path=Path("/d.mdb"), fields={"a": "text", "b": "int8"}, names={"a": "c"}, key="*-{field}", format="text"
+        ),
         ConcatSource(sources=(FolderSource(path=Path("/a")), ListSource(path=Path("/l.txt"))), source_field="from"),
         MixSource(sources=(FolderSource(path=Path("/a")),) * 2, weights=(0.5, 3.0), until="first"),
         SubsetSource(of=ConcatSource(sources=(FolderSource(path=Path("/a")),)), start="90%", stop=7, shuffle_seed=3),

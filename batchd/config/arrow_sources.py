@@ -1,0 +1,55 @@
+"""Sources that pyarrow reads. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from batchd.config.declared import check_names, declared_columns
+from batchd.config.source import SourceOptions, check_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSource(SourceOptions):
+    """The rows of Parquet files."""
+
+    type: Literal["parquet"] = "parquet"
+    """Kind of source."""
+
+    root: Path
+    """The folder of the files. Images that a file names by their paths are relative to it."""
+
+    shards: tuple[str, ...]
+    """The paths of the files below the root, or patterns of them, such as ["train-*.parquet"]. Each that is named has to be
+    there."""
+
+    fields: dict[str, str]
+    """The columns that are read, and what each is, such as { image = "image", label = "int64" }: "image" is the bytes of an
+    image file, or an image as Hugging Face stores it; "text" is a string; "float32" is a number; "int32[?]" and "float32[128]"
+    are lists of numbers, or binary values that hold them."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """What the files call a field where that is something else, such as { label = "class_id" }."""
+
+    cache_bytes: int = 128 << 20
+    """How many bytes of decoded row groups each worker keeps. Only what cannot be read value by value comes from row groups; one
+    that is larger than this is refused."""
+
+    allow_outside_root: bool = False
+    """Whether files may name images outside of the root, by absolute paths, `..` or links."""
+
+    def __post_init__(self) -> None:
+        check_path("root", self.root)
+        if not self.shards or not all(self.shards):
+            raise ValueError("shards must not be empty")
+        declared_columns(self.fields)
+        check_names(self.fields, self.names)
+        if self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes must be 1 or more, not {self.cache_bytes}")
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"{self.root}: {' '.join(self.shards)}"

@@ -1,0 +1,35 @@
+"""Fields that a user declares for samples that have no shape of their own. Daemon, workers and CLI; standard library only.
+
+fields = { image = "image", label = "int64" }      what a sample consists of, in the order of a batch
+names  = { label = "class_id" }                    what the data calls a field, where that is something else
+"""
+
+from collections.abc import Mapping
+
+from batchd.config.columns import Column, parse_column
+
+
+def declared_columns(fields: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns of a sample. Raises ``ValueError`` where a field makes no sense, or none is declared."""
+    if not fields:
+        raise ValueError('fields must name at least one field, as in { image = "image", label = "int64" }')
+    columns = tuple(parse_column(name, text) for name, text in fields.items())
+    for column in columns:
+        if column.name in ("index", "valid"):
+            raise ValueError(
+                f"every batch calls something else {column.name!r}; choose another name, and say the old in names"
+            )
+        if column.shape.count(None) > 1:
+            raise ValueError(
+                f'{column.name} = "{column.text}": one length may differ from sample to sample, not several'
+            )
+    return columns
+
+
+def check_names(fields: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Raise ``ValueError`` for a name that no field has, and for an empty one."""
+    for field, name in names.items():
+        if field not in fields:
+            raise ValueError(f"names has {field!r}, which is none of the fields {', '.join(fields)}")
+        if not name:
+            raise ValueError(f"names.{field} must not be empty")

@@ -1,0 +1,44 @@
+"""LMDB databases, made and read the way a worker reads them. For tests of sources."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from batchd.config.lmdb_sources import LmdbSource
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.survey import Survey
+from support.source_files import nothing
+
+MAP_BYTES = 1 << 26
+
+
+def write_lmdb(path: Path, records: Mapping[bytes, bytes], *, subdir: bool = True) -> Path:
+    """Write records; returns the file that they are in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        lmdb.open(str(path), map_size=MAP_BYTES, subdir=subdir, lock=False) as env,
+        env.begin(write=True) as transaction,
+    ):
+        for key, value in records.items():
+            transaction.put(key, value)
+    return path / "data.mdb" if subdir else path
+
+
+def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbSource, SourceIndex]:
+    """A source, and its index as a worker gets it."""
+    source = LmdbSource(path=path, fields=fields, **changes)
+    index = kind_of(source).scan(source, Survey(nothing))
+    descriptor = index.to_memfd()
+    try:
+        return source, SourceIndex.from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
+    source, index = scan_lmdb(path, fields, **changes)
+    return kind_of(source).open(source, index, max_bytes)

@@ -1,0 +1,47 @@
+"""Parquet files, made and read the way a worker reads them. For tests of sources."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from batchd.config.arrow_sources import ParquetSource
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.survey import Survey
+from support.source_files import nothing
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""An image as Hugging Face stores it."""
+
+
+def hugging_face(images: Iterable[bytes | None], paths: Iterable[str | None] | None = None) -> pa.Array:
+    images = list(images)
+    paths = [None] * len(images) if paths is None else paths
+    return pa.array([{"bytes": data, "path": path} for data, path in zip(images, paths, strict=True)], IMAGE)
+
+
+def write_parquet(file: Path, columns: dict[str, Any], **options: Any) -> Path:
+    """Write columns; ``options`` are pyarrow's."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), file, **options)
+    return file
+
+
+def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: Any) -> tuple[ParquetSource, SourceIndex]:
+    """A source of the files below ``root``, and its index as a worker gets it."""
+    source = ParquetSource(root=root, shards=shards or ("*.parquet",), fields=fields, **changes)
+    index = kind_of(source).scan(source, Survey(nothing))
+    descriptor = index.to_memfd()
+    try:
+        return source, SourceIndex.from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: int = 1 << 26, **changes: Any) -> Reader:
+    source, index = scan_parquet(root, fields, *shards, **changes)
+    return kind_of(source).open(source, index, max_bytes)

@@ -1,0 +1,492 @@
+"""Rows of Parquet files: which value each field gets, how it is read, and what is said of each kind of damage."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from batchd.config.arrow_sources import ParquetSource
+from batchd.errors import SourceInvalid
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.kinds import kind_of
+from support.parquet_files import hugging_face, open_parquet, scan_parquet, write_parquet
+
+IMAGES = [f"image {number} ".encode() * (20 + 7 * number) for number in range(60)]
+BOTH = {"image": "image", "label": "int64"}
+
+
+def photographs(file: Path, images: list[bytes] = IMAGES, **options: object) -> Path:
+    """Images in Hugging Face's way, numbered."""
+    return write_parquet(file, {"image": hugging_face(images), "label": list(range(len(images)))}, **options)
+
+
+def read_all(reader, count=len(IMAGES)):  # noqa: B008  of a constant
+    """Every sample, the last one first: any order will do."""
+    found = {
+        sample: {name: _kept(value) for name, value in reader.read(sample).items()} for sample in reversed(range(count))
+    }
+    reader.close()
+    return [found[sample] for sample in range(count)]
+
+
+def _kept(value):
+    return bytes(value) if isinstance(value, memoryview) else np.array(value) if not isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_every_row_is_read_in_any_order(tmp_path, compression, rows, dictionary) -> None:
+    """Over several files, whatever their row groups, compression and encoding."""
+    for number in range(2):
+        file = tmp_path / f"train-{number}.parquet"
+        photographs(
+            file, IMAGES[30 * number :][:30], compression=compression, row_group_size=rows, use_dictionary=dictionary
+        )
+
+    reader = open_parquet(tmp_path, BOTH, "train-{0..1}.parquet")
+    assert reader.name(33) == f"{tmp_path}/train-1.parquet: row 3"
+    assert [one["image"] for one in read_all(reader)] == IMAGES
+    assert [int(reader.known(sample)["label"]) for sample in (0, 29, 30, 59)] == [0, 29, 0, 29]
+
+
+def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_path) -> None:
+    """With one read of the file each, whatever the size of a row group: here the footer is gone, and nobody misses it."""
+    file = photographs(tmp_path / "a.parquet", compression="none")
+    source, index = scan_parquet(tmp_path, BOTH, cache_bytes=1)
+    os.truncate(file, file.stat().st_size - 100)
+
+    assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20))] == IMAGES
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.lists(
+        st.none() | st.binary(max_size=30) | st.sampled_from([b"", b"twice" * 40, b"\0\0\0\0"]), min_size=1
+    ),
+    rows=st.integers(1, 40),
+    dictionary=st.booleans(),
+    pages=st.tuples(st.sampled_from([1, 64, 1 << 20]), st.sampled_from(["1.0", "2.0"])),
+)
+def test_what_is_found_in_a_file_is_what_pyarrow_reads(tmp_path, values, rows, dictionary, pages) -> None:
+    """Short values that stand in many places, repeated ones, empty ones, null ones."""
+    file = tmp_path / "a.parquet"
+    options = {
+        "row_group_size": rows,
+        "use_dictionary": dictionary,
+        "data_page_size": pages[0],
+        "data_page_version": pages[1],
+    }
+    write_parquet(file, {"raw": pa.array(values, pa.binary())}, compression="none", **options)
+    reader = open_parquet(tmp_path, {"raw": "uint8[?]"})
+
+    for sample, value in enumerate(values):
+        if value is None:
+            with pytest.raises(SampleUnreadable, match="there is no raw"):
+                reader.read(sample)
+        else:
+            assert reader.read(sample)["raw"].tobytes() == value
+    reader.close()
+
+
+def test_every_type_that_a_field_may_have_is_read(tmp_path) -> None:
+    """As the field says, with the names that the file has."""
+    columns = {
+        "blob": pa.array([b"one", b"two"], pa.large_binary()),
+        "caption": ["eins", "zwei \u00e4"],
+        "kind": pa.array(["cat", "dog"]).dictionary_encode(),
+        "tokens": pa.array([[1, 2, 3], []], pa.list_(pa.int32())),
+        "box": pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.float64(), 4)),
+        "digit": pa.array([bytes(range(6)), bytes(6)], pa.binary(6)),
+        "score": [0.5, float("inf")],
+        "good": [True, False],
+        "small": pa.array([1, 255], pa.uint8()),
+    }
+    fields = {
+        "image": "image", "caption": "text", "kind": "text", "tokens": "int64[?]", "box": "float32[2,2]",
+        "digit": "uint8[2,3]", "score": "float32", "good": "bool", "small": "int16",
+    }  # fmt: skip
+    for number, options in enumerate(({"compression": "none"}, {"compression": "snappy"})):
+        write_parquet(tmp_path / f"{number}.parquet", columns, **options)
+
+    for number in range(2):
+        one, two = read_all(open_parquet(tmp_path, fields, f"{number}.parquet", names={"image": "blob"}), 2)
+        assert list(one) == list(two)
+        assert (one["image"], one["caption"], two["caption"], two["kind"]) == (b"one", "eins", "zwei \u00e4", "dog")
+        assert (one["tokens"].tolist(), two["tokens"].tolist(), one["tokens"].dtype) == ([1, 2, 3], [], np.int64)
+        assert (one["box"].tolist(), one["box"].dtype) == ([[1, 2], [3, 4]], np.float32)
+        assert one["digit"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert (float(two["score"]), bool(one["good"]), int(two["small"])) == (float("inf"), True, 255)
+        assert (one["score"].dtype, one["good"].dtype, one["small"].dtype) == (np.float32, np.bool_, np.int16)
+
+
+def test_columns_that_are_not_declared_are_not_read(tmp_path) -> None:
+    """Neither at the scan nor later: here they are nonsense."""
+    file = write_parquet(tmp_path / "a.parquet", {"label": [7, 8], "image": IMAGES[:2]}, compression="none")
+    column = parquet.ParquetFile(file).metadata.row_group(0).column(1)
+    data = bytearray(file.read_bytes())
+    start = min(column.dictionary_page_offset, column.data_page_offset)
+    data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    file.write_bytes(data)
+
+    assert [int(one["label"]) for one in read_all(open_parquet(tmp_path, {"label": "int64"}), 2)] == [7, 8]
+
+
+def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
+    """Below the root; whatever leads out of it is a bad sample, unless that is allowed."""
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    (tmp_path / "outside.jpg").write_bytes(b"outside")
+    (root / "sub/a.jpg").write_bytes(b"inside")
+    (root / "link.jpg").symlink_to("../outside.jpg")
+    paths = ["sub/a.jpg", "../outside.jpg", str(tmp_path / "outside.jpg"), "link.jpg", "gone.jpg", None, "a\0b"]
+    write_parquet(root / "a.parquet", {"image": hugging_face([None] * len(paths), paths)})
+
+    reader = open_parquet(root, {"image": "image"})
+    assert bytes(reader.read(0)["image"]) == b"inside"
+    for sample in (1, 2, 3):
+        with pytest.raises(SampleUnreadable, match=r"out of the root.*; set allow_outside_root"):
+            reader.read(sample)
+    for sample, reason in ((4, "gone.jpg: No such file"), (5, "neither bytes nor a path"), (6, "character NUL")):
+        with pytest.raises(SampleUnreadable, match=rf"{reason}.*row group 0, row {sample} of it"):
+            reader.read(sample)
+    reader.close()
+
+    allowed = open_parquet(root, {"image": "image"}, allow_outside_root=True)
+    assert [bytes(allowed.read(sample)["image"]) for sample in (1, 2, 3)] == [b"outside"] * 3
+    allowed.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "reason"),
+    [
+        ([1, 2, 300], "uint8", r"row 2 \(row group 1\), column 'x': x is 300, which no uint8 can be"),
+        ([-1, 2, 3], "uint64", r"row 0 \(row group 0\), column 'x': x is -1, which no uint64 can be"),
+        ([1.0, 1e300], "float32", r"x is 1e\+300, which no float32 can be"),
+        ([1, None, 3], "int64", r"row 1 \(row group 0\), column 'x': there is no value"),
+        ([1.5], "int64", r"column 'x' is float64, which cannot be int64 without loss"),
+        ([True], "int64", r"column 'x' is bool, which cannot be int64 without loss"),
+        (["1"], "int64", r'column \'x\' is string, which cannot be "int64": declare it as "text"'),
+        ([b"1"], "text", r'is binary, which cannot be "text": declare it as "image"'),
+        ([1], "image", r'is int64, which cannot be "image": declare it as "int64"'),
+        ([[1]], "int64", r'declare it as "int64\[\?\]"'),
+        ([[[1]]], "int64[?]", r"write x as a number, a string, binary, or a list of numbers"),
+        ([{"a": 1}], "int64", r"struct<a: int64>, which cannot be"),
+        ([hugging_face([b"x"])[0].as_py()], "text", r'declare it as "image"'),
+        (pa.array([1], pa.timestamp("us")), "int64", r"is timestamp\[us\], which cannot be"),
+        (pa.array([1], pa.decimal128(5)), "int64", r"is decimal128\(5, 0\), which cannot be"),
+    ],
+)  # fmt: skip
+def test_values_that_are_not_what_a_field_says_are_refused_with_their_row(tmp_path, values, text, reason) -> None:
+    """By file, column and row; types with advice."""
+    write_parquet(tmp_path / "a.parquet", {"x": values}, row_group_size=2)
+
+    with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.parquet.*{reason}"):
+        scan_parquet(tmp_path, {"x": text})
+
+
+def test_values_of_another_length_are_bad_samples(tmp_path) -> None:
+    """One by one, with their row; the others are read."""
+    lists = pa.array([[1, 2], [1, 2, 3], None, [4, None], [5, 6]])
+    write_parquet(tmp_path / "a.parquet", {"pair": lists, "raw": [b"12", b"123", b"12", b"12", b"34"]})
+    reader = open_parquet(tmp_path, {"pair": "int64[2]"})
+
+    assert [reader.read(sample)["pair"].tolist() for sample in (0, 4)] == [[1, 2], [5, 6]]
+    for sample, reason in (
+        (1, r"3 numbers, which make no int64\[2\]"),
+        (2, "there is no pair"),
+        (3, "1 numbers that are not there"),
+    ):
+        with pytest.raises(SampleUnreadable, match=rf"{reason}.*\(row group 0, row {sample} of it\)"):
+            reader.read(sample)
+    reader.close()
+    words = open_parquet(tmp_path, {"raw": "uint16[1]"})
+    assert words.read(4)["raw"].tolist() == [0x3433]
+    with pytest.raises(SampleUnreadable, match="3 bytes, which are no whole number of uint16"):
+        words.read(1)
+    words.close()
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_images_that_are_empty_or_too_large_are_bad_samples(tmp_path, compression) -> None:
+    """However they are read."""
+    write_parquet(tmp_path / "a.parquet", {"image": [b"", b"x" * 100, b"good"]}, compression=compression)
+    reader = open_parquet(tmp_path, {"image": "image"}, max_bytes=99)
+
+    assert bytes(reader.read(2)["image"]) == b"good"
+    with pytest.raises(SampleUnreadable, match="empty"):
+        reader.read(0)
+    with pytest.raises(SampleUnreadable, match="100 bytes, more than max_bytes = 99"):
+        reader.read(1)
+    reader.close()
+
+
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path) -> None:
+    """And one that is there twice."""
+    write_parquet(tmp_path / "a.parquet", {"img": [b"x"], "label": [1]})
+    with pytest.raises(
+        SourceInvalid, match=r"a\.parquet has no column 'image' for the field image; there are 'img', 'label'"
+    ):
+        scan_parquet(tmp_path, {"image": "image"})
+    parquet.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]), tmp_path / "a.parquet")
+    with pytest.raises(SourceInvalid, match=r"a\.parquet has 2 columns 'x'"):
+        scan_parquet(tmp_path, {"x": "int64"})
+
+
+def test_a_row_group_that_no_worker_could_keep_is_refused_with_the_numbers(tmp_path) -> None:
+    """One row costs as much as all of them; without compression there is no limit."""
+    photographs(tmp_path / "a.parquet", row_group_size=30, compression="snappy")
+
+    with pytest.raises(
+        SourceInvalid, match=r"row group 0 holds 30 rows of \d+ bytes together \(image\), more than cache_bytes = 1000"
+    ):
+        scan_parquet(tmp_path, BOTH, cache_bytes=1000)
+    photographs(tmp_path / "a.parquet", compression="none")
+    scan_parquet(tmp_path, BOTH, cache_bytes=1)
+
+
+def test_a_column_that_is_larger_than_its_footer_says_is_not_decoded_to_its_end(tmp_path) -> None:
+    """A dictionary may hold once what stands in thousands of rows."""
+    write_parquet(tmp_path / "a.parquet", {"text": ["x" * 100_000] * 300}, compression="snappy")
+    reader = open_parquet(tmp_path, {"text": "text"}, cache_bytes=1 << 20)
+
+    before = pa.total_allocated_bytes()
+    for sample in (0, 299):
+        with pytest.raises(SampleUnreadable, match="more than 1048576 bytes when it is decoded"):
+            reader.read(sample)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    reader.close()
+
+
+def test_a_worker_keeps_no_more_row_groups_than_it_may(tmp_path) -> None:
+    """Those that were used least lately go; reading one again gives the same."""
+    images = [os.urandom(10_000) for _ in range(200)]
+    photographs(tmp_path / "a.parquet", images, row_group_size=5, compression="snappy", use_dictionary=False)
+    reader = open_parquet(tmp_path, {"image": "image"}, cache_bytes=300_000)
+    before = pa.total_allocated_bytes()
+
+    for sample in np.random.default_rng(0).integers(0, 200, 400).tolist():
+        assert bytes(reader.read(sample)["image"]) == images[sample]
+        assert pa.total_allocated_bytes() - before < 600_000
+    reader.close()
+    assert pa.total_allocated_bytes() - before < 50_000
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is no Parquet file: it starts with b'' and has 0 bytes"),
+        (b"PAR1", "is no Parquet file"),
+        (b"no parquet at all" * 10, "is no Parquet file: it starts with b'no p'"),
+        (b"PAR1" + bytes(100) + b"PAR1", "cannot be read as Parquet"),
+        (b"PAR1" + bytes(96) + b"\xff\xff\xff\x7fPAR1", "cannot be read as Parquet"),
+        (b"PARE" + bytes(100) + b"PARE", "is encrypted"),
+    ],
+)
+def test_what_is_no_parquet_file_is_refused(tmp_path, data, reason) -> None:
+    """By name."""
+    (tmp_path / "a.parquet").write_bytes(data)
+
+    with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.parquet.*{reason}"):
+        scan_parquet(tmp_path, BOTH)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path, compression) -> None:
+    """At many lengths, by name."""
+    file = photographs(tmp_path / "a.parquet", IMAGES[:3], compression=compression)
+    data = file.read_bytes()
+    for length in (*range(0, len(data), 7), len(data) - 1):
+        file.write_bytes(data[:length])
+        with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.parquet"):
+            scan_parquet(tmp_path, BOTH)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, compression) -> None:
+    """Every byte in turn: ``SourceInvalid``, ``SampleUnreadable``, or values of the right types."""
+    file = photographs(tmp_path / "a.parquet", [b"first", b"second"], compression=compression, write_page_checksum=True)
+    data = file.read_bytes()
+    outcomes = set()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 0xFF
+        file.write_bytes(changed)
+        try:
+            reader = open_parquet(tmp_path, BOTH)
+        except SourceInvalid as error:
+            assert str(file) in str(error)  # noqa: PT017  of many outcomes one
+            outcomes.add("refused")
+            continue
+        for sample in range(2):
+            try:
+                values = reader.read(sample)
+                assert isinstance(values["image"], memoryview)
+                outcomes.add("read")
+            except SampleUnreadable:
+                outcomes.add("bad")
+        reader.close()
+    assert "refused" in outcomes
+
+
+def test_a_damaged_page_makes_bad_samples_of_its_row_group_alone(tmp_path) -> None:
+    """With file, row group and row."""
+    file = photographs(tmp_path / "a.parquet", row_group_size=20, compression="snappy", write_page_checksum=True)
+    column = parquet.ParquetFile(file).metadata.row_group(1).column(0)
+    data = bytearray(file.read_bytes())
+    data[column.data_page_offset - 20] ^= 0xFF
+    file.write_bytes(data)
+    reader = open_parquet(tmp_path, BOTH)
+
+    assert [bytes(reader.read(sample)["image"]) for sample in (0, 19, 40, 59)] == [
+        IMAGES[0],
+        IMAGES[19],
+        IMAGES[40],
+        IMAGES[59],
+    ]
+    for _ in range(2):
+        with pytest.raises(SampleUnreadable, match=r"\(row group 1, row 5 of it\)"):
+            reader.read(25)
+    assert reader.name(25) == f"{file}: row 25"
+    assert int(reader.known(25)["label"]) == 25
+    reader.close()
+
+
+def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
+    """Replaced, cut, gone, a FIFO."""
+    file = photographs(tmp_path / "a.parquet", compression="snappy")
+    source, index = scan_parquet(tmp_path, BOTH)
+
+    def reason() -> str:
+        reader = kind_of(source).open(source, index, 1 << 20)
+        with pytest.raises(SampleUnreadable) as caught:
+            reader.read(3)
+        reader.close()
+        return str(caught.value)
+
+    photographs(file, IMAGES[::-1], compression="snappy")
+    assert "the file is another one than when the daemon started" in reason()
+    os.truncate(file, 1000)
+    assert "is cut or damaged: it ends at byte 1000" in reason()
+    file.unlink()
+    assert "No such file" in reason()
+    os.mkfifo(file)
+    assert "no regular file" in reason()
+
+
+def test_a_value_behind_the_end_of_a_file_that_was_cut_is_a_bad_sample(tmp_path) -> None:
+    """Where values are read one by one."""
+    file = photographs(tmp_path / "a.parquet", compression="none")
+    reader = open_parquet(tmp_path, BOTH)
+    os.truncate(file, 400)
+
+    assert bytes(reader.read(0)["image"]) == IMAGES[0]
+    with pytest.raises(SampleUnreadable, match=r"ends at byte 400.*\(row group 0, row 50 of it\)"):
+        reader.read(50)
+    reader.close()
+
+
+def test_an_encrypted_column_is_refused(tmp_path) -> None:
+    """The footer may be plain."""
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Client(encryption.KmsClient):
+        def wrap_key(self, key_bytes: bytes, _name: str) -> bytes:
+            return b"k" + key_bytes
+
+        def unwrap_key(self, wrapped: bytes, _name: str) -> bytes:
+            return wrapped[1:]
+
+    for plain in (True, False):
+        properties = encryption.CryptoFactory(lambda _config: Client()).file_encryption_properties(
+            encryption.KmsConnectionConfig(),
+            encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["x"]}, plaintext_footer=plain),
+        )
+        write_parquet(tmp_path / "a.parquet", {"x": [1]}, encryption_properties=properties)
+        with pytest.raises(SourceInvalid, match=r"a\.parquet.*crypt"):
+            scan_parquet(tmp_path, {"x": "int64"})
+
+
+def test_files_without_rows_are_left_out(tmp_path) -> None:
+    """As some writers leave them; but something has to be there."""
+    write_parquet(tmp_path / "a.parquet", {"x": pa.array([], pa.int64())})
+    with pytest.raises(SourceInvalid, match="hold no row"):
+        scan_parquet(tmp_path, {"x": "int64"})
+    write_parquet(tmp_path / "b.parquet", {"x": [5]})
+    reader = open_parquet(tmp_path, {"x": "int64"})
+    assert (int(reader.read(0)["x"]), reader.name(0)) == (5, f"{tmp_path}/b.parquet: row 0")
+
+
+def test_the_digest_names_what_is_in_the_files(tmp_path) -> None:
+    """Not where they lie."""
+    digests = []
+    for number, images in enumerate((IMAGES, IMAGES, IMAGES[1:])):
+        photographs(tmp_path / f"{number}/a.parquet", images)
+        digests.append(scan_parquet(tmp_path / str(number), BOTH)[1].digest)
+    assert digests[0] == digests[1] != digests[2]
+    assert scan_parquet(tmp_path / "0", {"image": "image"})[1].digest != digests[0]
+
+
+def test_the_index_holds_no_more_than_some_bytes_for_each_sample(tmp_path) -> None:
+    """Numbers and places, in flat arrays."""
+    photographs(tmp_path / "a.parquet", compression="none")
+
+    _, index = scan_parquet(tmp_path, BOTH)
+    per_sample = {name: array.nbytes // len(index) for name, array in index.arrays.items() if len(array) >= len(index)}
+    assert per_sample == {"numbers.label": 8, "extents.image": 16}
+
+
+def test_pyarrow_runs_in_one_thread_and_only_where_a_stream_needs_it() -> None:
+    """A worker without such a stream does not even import it."""
+    program = (
+        "import sys; import batchd.worker.loop, batchd.daemon.serve; assert 'pyarrow' not in sys.modules;"
+        "import batchd.sources.parquet; from batchd.sources.row_groups import use_one_thread; use_one_thread();"
+        "import pyarrow; assert (pyarrow.cpu_count(), pyarrow.io_thread_count()) == (1, 1)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "library", "extra"),
+    [
+        ("parquet", {"root": "/a", "shards": ["*"], "cache_bytes": 1, "allow_outside_root": False}, "pyarrow", "arrow"),
+        ("lmdb", {"path": "/a", "key": "*", "format": "bytes"}, "lmdb", "lmdb"),
+    ],
+)
+def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, options, library, extra) -> None:
+    """By `batchd check`, too."""
+    plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
+    program = (
+        f"import sys; sys.modules[{library!r}] = None;"
+        "from batchd.config.sources import source_from_plain; from batchd.sources.kinds import source_problems;"
+        f"print(*source_problems(source_from_plain({plain!r})))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    expected = f"a {kind} source needs {library}, which is not installed: pip install 'batchd[{extra}]'"
+    assert said.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"shards": ()}, "shards must not be empty"),
+        ({"fields": {}}, "fields must name at least one field"),
+        ({"fields": {"x": "int"}}, "is no type"),
+        ({"fields": {"index": "int64"}}, "every batch calls something else 'index'"),
+        ({"fields": {"x": "int64[?,?]"}}, "one length may differ"),
+        ({"names": {"y": "z"}}, "names has 'y', which is none of the fields x"),
+        ({"names": {"x": ""}}, r"names\.x must not be empty"),
+        ({"cache_bytes": 0}, "cache_bytes must be 1 or more"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, text) -> None:
+    """By the key's name."""
+    with pytest.raises(ValueError, match=text):
+        ParquetSource(**{"root": Path("/a"), "shards": ("*",), "fields": {"x": "int64"}} | changes)
