@@ -29,7 +29,7 @@ _EXAMPLES = {
     "options": '{ path = "/data/photos.zip" }',
     "of": '{ type = "folder", path = "/data/photos" }',
     "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
-    "fields": '{ image = "image", label = "int64" }',
+    "parquet.fields": '{ image = "image", label = "int64" }',
     "lmdb.fields": '{ image = "image" }',
     "shards": '["train-{0000..0123}.tar"]',
     "csv.fields": '{ age = "float32", label = "int64" }',

@@ -96,18 +96,18 @@ class ParquetReader:
             return shaped(column, converted(column, numbers.to_numpy(zero_copy_only=False)))
         if is_image(values.type):
             raw = value[BYTES].as_buffer()
-            path = value[PATH].as_py() if raw is None and has_path(values.type) else None
+            path = value[PATH].as_buffer() if raw is None and has_path(values.type) else None
             if path:
-                return self._from_path(column, path, sample)
+                return self._from_path(column, path.to_pybytes(), sample)
             if raw is None:
                 raise SampleUnreadable(f"{column.name} has neither bytes nor a path")
             return from_bytes(column, memoryview(raw), self._max_bytes)
         return from_bytes(column, memoryview(value.as_buffer()), self._max_bytes)
 
-    def _from_path(self, column: Column, path: str, sample: int) -> Value:
-        if "\0" in path:
+    def _from_path(self, column: Column, name: bytes, sample: int) -> Value:
+        if b"\0" in name:
             raise SampleUnreadable(f"the path of {column.name} holds the character NUL")
-        root, name = os.fsencode(self._index.root), path.encode()
+        root = os.fsencode(self._index.root)
         try:
             file = os.path.join(root, name) if self._outside else below_root(os.path.realpath(root), name)  # noqa: PTH118  bytes
             return self._bytes[column.name].read_file(file, sample)

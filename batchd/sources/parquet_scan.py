@@ -63,13 +63,14 @@ class _Scan:
         """Add the rows of a file."""
         try:
             file = ParquetFile(stream)
+            groups = file.rows
         except Unreadable as error:
             raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
         for column in self._columns:
             _check_column(path, file, column, self._title(column))
         self._files.extend((file.footer.size, file.footer.crc))
         before = self._samples
-        for group, rows in enumerate(file.rows):
+        for group, rows in enumerate(groups):
             if not 0 <= rows <= ROWS_MAX:
                 raise SourceInvalid(f"{path}: row group {group} says that it has {rows} rows; {ROWS_MAX} are the most")
             if not rows:
@@ -110,6 +111,7 @@ class _Scan:
                 self._numbers[column.name] += _read_numbers(file, where, column, title).tobytes()
                 return 0
             extents = _find(file, stream, where.group, title)
+            decoded_bytes = file.decoded_bytes(where.group, title)
         except Unreadable as error:
             where.refuse(title, str(error))
         if extents is not None:
@@ -118,7 +120,7 @@ class _Scan:
                 return 0
         else:
             self._extents[column.name].frombytes(np.tile(np.array([NOWHERE, 0], np.int64), rows).tobytes())
-        return file.decoded_bytes(where.group, title)
+        return decoded_bytes
 
     def _check_size(self, where: "_Where", rows: int) -> None:
         sizes = dict(zip(self._source.fields, self._chunks[-len(self._columns) :], strict=True))

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterable
 
 LENGTH_BYTES = 4
-"""What stands between two values of a page."""
+"""What stands between two values of a page, unless all have the same length."""
 GAP_BYTES = 64 << 10
 """How far behind a value the next one is looked for: over the end of a page and the beginning of another."""
 NOWHERE = -1
@@ -55,9 +55,10 @@ def extents_of(
 
 
 def _next_place(descriptor: int, behind: int, end: int, value: memoryview) -> int | None:
-    size, guess = value.nbytes, behind + LENGTH_BYTES
-    if guess + size <= end and os.pread(descriptor, size, guess) == value:
-        return guess
+    size = value.nbytes
+    for guess in (behind + LENGTH_BYTES, behind):
+        if guess + size <= end and os.pread(descriptor, size, guess) == value:
+            return guess
     window = os.pread(descriptor, max(0, min(GAP_BYTES + size, end - behind)), behind)
     offset = window.find(value)
     return None if offset < 0 else behind + offset

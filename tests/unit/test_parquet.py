@@ -147,14 +147,24 @@ def test_an_image_without_bytes_is_the_file_that_it_names(tmp_path) -> None:
     (root / "sub/a.jpg").write_bytes(b"inside")
     (root / "link.jpg").symlink_to("../outside.jpg")
     paths = ["sub/a.jpg", "../outside.jpg", str(tmp_path / "outside.jpg"), "link.jpg", "gone.jpg", None, "a\0b"]
-    write_parquet(root / "a.parquet", {"image": hugging_face([None] * len(paths), paths)})
+    bytes_and_paths = [
+        pa.array([None] * 8, pa.binary()),
+        pa.array([*(path and path.encode() for path in paths), b"\xff"]),
+    ]
+    bytes_and_paths[1] = pa.Array.from_buffers(pa.string(), 8, bytes_and_paths[1].buffers())  # the last is no UTF-8
+    write_parquet(root / "a.parquet", {"image": pa.StructArray.from_arrays(bytes_and_paths, ["bytes", "path"])})
 
     reader = open_parquet(root, {"image": "image"})
     assert bytes(reader.read(0)["image"]) == b"inside"
     for sample in (1, 2, 3):
         with pytest.raises(SampleUnreadable, match=r"out of the root.*; set allow_outside_root"):
             reader.read(sample)
-    for sample, reason in ((4, "gone.jpg: No such file"), (5, "neither bytes nor a path"), (6, "character NUL")):
+    for sample, reason in (
+        (4, "gone.jpg: No such file"),
+        (5, "neither bytes nor a path"),
+        (6, "character NUL"),
+        (7, r"\\xff: No such"),
+    ):
         with pytest.raises(SampleUnreadable, match=rf"{reason}.*row group 0, row {sample} of it"):
             reader.read(sample)
     reader.close()
