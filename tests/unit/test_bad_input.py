@@ -1,0 +1,286 @@
+"""What becomes of bad input, for every kind of source that reads files: a table of all kinds and of what can be wrong.
+
+Each ends in one of two ways. What cannot be served is refused at the scan (``SourceInvalid``), and what is wrong with one sample
+after that is the sample's own (``SampleUnreadable``). Both name the file; nothing hangs, nothing else is raised, and a sample
+that is read has values of the types that its columns say.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.arrow_sources import ParquetSource
+from batchd.config.columns import Column
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.lmdb_sources import LmdbSource
+from batchd.config.sources import Source
+from batchd.config.table_sources import CsvSource
+from batchd.config.tfrecord_sources import TFRecordSource
+from batchd.errors import SourceInvalid
+from batchd.sources.cache import IndexCache
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.kinds import Reader, kind_of, source_problems
+from batchd.sources.scan import scan_source
+from support.lmdb_files import write_lmdb
+from support.parquet_files import write_parquet
+from support.shards import write_shard
+from support.source_files import nothing
+from support.tfrecords import example, write_records
+
+IMAGES = [bytes([number]) * (40 + number) for number in range(4)]
+MAX_BYTES = 1000
+Made = tuple[Source, Path]
+"""A source, and the file of it that is damaged."""
+
+
+def folder(root: Path) -> Made:
+    for number, image in enumerate(IMAGES):
+        (root / f"{number}.jpg").write_bytes(image)
+    return FolderSource(path=root), root / "2.jpg"
+
+
+def glob(root: Path) -> Made:
+    return GlobSource(root=root, patterns=("*.jpg",), path_bytes=20), folder(root)[1]
+
+
+def list_of_files(root: Path) -> Made:
+    folder(root)
+    (root / "list.txt").write_text("".join(f"{number}.jpg {number}\n" for number in range(4)))
+    return ListSource(path=root / "list.txt"), root / "list.txt"
+
+
+def webdataset(root: Path) -> Made:
+    members = [(f"{n}.{end}", data) for n, image in enumerate(IMAGES) for end, data in (("jpg", image), ("cls", b"7"))]
+    return WebDatasetSource(root=root, shards=("*.tar",)), write_shard(root / "a.tar", members)
+
+
+def tfrecord(root: Path) -> Made:
+    file = write_records(root / "a.rec", [example(image=[image], label=[n]) for n, image in enumerate(IMAGES)])
+    return TFRecordSource(root=root, shards=("*.rec",), fields={"image": "image", "label": "int64"}), file
+
+
+def csv(root: Path) -> Made:
+    (root / "a.csv").write_text('x,name\n1.5,one\n2,two\n3,"th""ree"\n4,four\n')
+    return CsvSource(path=root / "a.csv", fields={"x": "float32", "name": "text"}), root / "a.csv"
+
+
+def npy(root: Path) -> Made:
+    array = np.arange(24, dtype=np.int16).reshape(4, 6)
+    np.save(root / "a.npy", array)
+    return NpySource(path=root / "a.npy", field="x"), root / "a.npy"
+
+
+def npz(root: Path) -> Made:
+    np.savez(root / "a.npz", x=np.arange(24.0).reshape(4, 6), y=np.arange(4))
+    return NpzSource(path=root / "a.npz"), root / "a.npz"
+
+
+def raw(root: Path) -> Made:
+    (root / "a.bin").write_bytes(bytes(range(4 * 7)))
+    return RawSource(path=root / "a.bin", record={"label": "uint8", "x": "uint8[2,3]"}), root / "a.bin"
+
+
+def parquet(root: Path) -> Made:
+    columns = {"image": pa.array(IMAGES, pa.binary()), "label": pa.array(range(4), pa.int64())}
+    file = write_parquet(root / "a.parquet", columns, row_group_size=2)
+    return ParquetSource(root=root, shards=("*.parquet",), fields={"image": "image", "label": "int64"}), file
+
+
+def lmdb(root: Path) -> Made:
+    file = write_lmdb(root / "a.lmdb", {b"%d" % number: image for number, image in enumerate(IMAGES)}, subdir=False)
+    return LmdbSource(path=file, fields={"image": "image"}), file
+
+
+KINDS: dict[str, Callable[[Path], Made]] = {
+    kind.__name__: kind
+    for kind in (folder, glob, list_of_files, webdataset, tfrecord, csv, npy, npz, raw, parquet, lmdb)
+}
+HELD = {"lmdb"}
+"""Kinds that map their file, so that one which is cut under them ends the process; ``tests/process`` has what becomes of that."""
+
+
+PLACES = {"lmdb": 12}
+"""How many places of a file are tried, where it is not as many as elsewhere: its scan is a process of its own."""
+PLACES_USUAL = 150
+
+
+def places(data: bytes, made_by: str) -> range:
+    return range(0, len(data), max(1, len(data) // PLACES.get(made_by, PLACES_USUAL)))
+
+
+@pytest.fixture
+def made_by(request: pytest.FixtureRequest) -> str:
+    """The kind of source, by its name in the table."""
+    return request.node.callspec.params["made"]
+
+
+@pytest.fixture(params=KINDS)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    root = tmp_path / "data"
+    root.mkdir()
+    return KINDS[request.param](root)
+
+
+def outcome(source: Source, file: Path) -> str:
+    """Scan and read everything: "refused", or for each sample "+" where it is read and "-" where it is bad."""
+    try:
+        scanned = scan(source)
+    except SourceInvalid as error:
+        named = str(error)
+        assert str(file) in named or str(file.parent) in named, f"the file is not named: {named}"
+        return "refused"
+    return scanned()
+
+
+def scan(source: Source) -> Callable[[], str]:
+    """Scan; gives a function that reads everything, as ``outcome`` tells it."""
+    kind = kind_of(source)
+    columns = {column.name: column for column in kind.columns(source)}
+    index = scan_source(source, nothing, IndexCache(None))
+
+    def read_all() -> str:
+        reader = kind.open(source, index, MAX_BYTES)
+        told = "".join(read(reader, sample, columns) for sample in range(len(index)))
+        reader.close()
+        return told
+
+    return read_all
+
+
+def read(reader: Reader, sample: int, columns: dict[str, Column]) -> str:
+    assert "/data/" in reader.name(sample)
+    try:
+        values = reader.read(sample)
+    except SampleUnreadable as bad:
+        return "-" if str(bad) else "no reason"
+    for name, column in columns.items():
+        check(values[name], column)
+    return "+"
+
+
+def check(value: Any, column: Column) -> None:
+    """A value is what its column says."""
+    if column.kind == "encoded":
+        assert isinstance(value, memoryview)
+        assert 0 < len(value) <= MAX_BYTES
+    elif column.kind == "text":
+        assert isinstance(value, str)
+    else:
+        array = np.asarray(value)
+        assert array.shape == column.fixed_shape
+        assert np.can_cast(array.dtype, column.dtype, "same_kind")
+
+
+def test_good_input_is_read(made: Made) -> None:
+    """So that what follows means something."""
+    source, file = made
+
+    assert source_problems(source) == []
+    assert outcome(source, file) == "++++"
+
+
+def test_a_file_that_is_missing_is_refused(made: Made) -> None:
+    """Or, where it is one of many images, is not there to begin with."""
+    source, file = made
+    file.unlink()
+
+    assert outcome(source, file) == ("+++" if isinstance(source, FolderSource | GlobSource) else "refused")
+
+
+def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
+    """Never a sample without bytes."""
+    source, file = made
+    file.write_bytes(b"")
+
+    assert outcome(source, file) == ("++-+" if isinstance(source, FolderSource | GlobSource) else "refused")
+
+
+def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, made_by: str) -> None:
+    """Every length that it may have; what is left is read, refused or bad."""
+    source, file = made
+    data = file.read_bytes()
+    for length in (*places(data, made_by), len(data) - 1):
+        file.write_bytes(data[:length])
+        outcome(source, file)
+
+
+def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, made_by: str) -> None:
+    """At every few bytes of it, in two ways."""
+    source, file = made
+    data = file.read_bytes()
+    for place in places(data, made_by):
+        for mask in (0x01, 0xFF):
+            file.write_bytes(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
+            outcome(source, file)
+
+
+@pytest.mark.parametrize("content", [b"\0" * 3000, b"\xff" * 3000, b"<html>not found</html>", b"\x1f\x8b\x08\0" * 99])
+def test_a_file_of_something_else_has_an_outcome(content: bytes, made: Made) -> None:
+    """Zeros, ones, a web page, something compressed."""
+    source, file = made
+    file.write_bytes(content)
+
+    told = outcome(source, file)
+
+    assert told == "refused" or isinstance(source, FolderSource | GlobSource | RawSource)
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "loop"])
+def test_what_is_no_file_is_refused_at_once(what: str, made: Made) -> None:
+    """A FIFO without a writer holds nobody up."""
+    source, file = made
+    file.unlink()
+    if what == "fifo":
+        os.mkfifo(file)
+    elif what == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(file)
+
+    told = outcome(source, file)
+
+    assert told == "refused" or isinstance(source, FolderSource | GlobSource)
+
+
+def test_a_file_that_vanishes_after_the_scan_makes_bad_samples(made: Made) -> None:
+    """Of its samples alone."""
+    source, file = made
+    read_all = scan(source)
+    shutil.move(file, file.parent.parent / "elsewhere")
+
+    told = read_all()
+
+    one_of_many = isinstance(source, FolderSource | GlobSource)
+    assert told == ("++-+" if one_of_many else "++++" if isinstance(source, ListSource) else "----")
+
+
+def test_a_file_that_is_cut_after_the_scan_makes_bad_samples(made: Made, made_by: str) -> None:
+    """And no SIGBUS."""
+    source, file = made
+    if made_by in HELD:
+        pytest.skip("what happens then is seen with a daemon")
+    read_all = scan(source)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
+
+    told = read_all()
+
+    assert "-" in told or isinstance(source, FolderSource | GlobSource | ListSource)
+
+
+def test_a_record_that_is_too_large_is_a_bad_sample(made: Made) -> None:
+    """Whatever its kind: nobody reads more than ``max_bytes`` for one sample."""
+    source, _ = made
+    index = scan_source(source, nothing, IndexCache(None))
+    reader = kind_of(source).open(source, index, 3)
+
+    for sample in range(len(index)):
+        with pytest.raises(SampleUnreadable, match="more than"):
+            reader.read(sample)
+    reader.close()
