@@ -102,6 +102,9 @@ class RawSource(SourceOptions):
     files: tuple[str, ...] = ()
     """The paths of the files below the root, or patterns of them, such as ["data_batch_{1..5}.bin"]."""
 
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root."""
+
     record: dict[str, str]
     """What a record is: each field and its type, in the order of their bytes, such as
     { label = "uint8", image = "uint8[3,32,32]" }."""

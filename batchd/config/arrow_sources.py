@@ -38,7 +38,7 @@ class ParquetSource(SourceOptions):
     that is larger than this is refused."""
 
     allow_outside_root: bool = False
-    """Whether files may name images outside of the root, by absolute paths, `..` or links."""
+    """Whether links may lead out of the root, and files may name images outside of it, by absolute paths, `..` or links."""
 
     def __post_init__(self) -> None:
         check_path("root", self.root)

@@ -20,6 +20,9 @@ class FolderSource(SourceOptions):
     path: Path
     """The folder. Each sub-folder is a class; classes are numbered in the order of their names. Hidden files are skipped."""
 
+    allow_outside_root: bool = False
+    """Whether links may lead out of the folder."""
+
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the path of each sample, relative to the folder, as UTF-8 and zeros;
     0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
@@ -48,7 +51,7 @@ class ListSource(SourceOptions):
     """The folder that the paths in the list are relative to; when not set, the folder where the list lies."""
 
     allow_outside_root: bool = False
-    """Whether the list may name absolute paths and paths with `..` in them."""
+    """Whether files may lie outside of the root: absolute paths, paths with `..` in them, and links that lead out of it."""
 
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the path of each sample, as it stands in the list, as UTF-8 and
@@ -79,6 +82,9 @@ class GlobSource(SourceOptions):
     patterns: tuple[str, ...]
     """What the paths below the root have to look like, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and `?` match within a
     name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the other."""
+
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root."""
 
     classes: Literal["none", "folder"] = "none"
     """Where labels come from: "folder" numbers the names of the folders that files lie in, in their order; "none" makes all 0."""
@@ -112,6 +118,9 @@ class WebDatasetSource(SourceOptions):
     shards: tuple[str, ...]
     """The paths of the shards below the root, or patterns of them, such as ["train-{0000..0123}.tar"]. Each that is named has to
     be there. They are plain tar files, not compressed ones."""
+
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root."""
 
     image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
     """Endings of the members that are images; where a sample has several, the first of these."""

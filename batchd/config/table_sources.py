@@ -41,7 +41,8 @@ class CsvSource(SourceOptions):
     """The folder that the paths of images are relative to; when not set, the folder where the table lies."""
 
     allow_outside_root: bool = False
-    """Whether images may lie outside of that folder: absolute paths, paths with `..` in them, and links that lead out of it."""
+    """Whether images may lie outside of that folder, and tables outside of the root: absolute paths, paths with `..` in them, and
+    links that lead out of it."""
 
     delimiter: str = ","
     """The character between two values; "\\t" is the tab."""

@@ -45,6 +45,9 @@ class TFRecordSource(SourceOptions):
     """The paths of the files below the root, or patterns of them, such as ["train-{00000..00015}-of-00016"] or ["train-*"]. Each
     that is named has to be there. They are not compressed."""
 
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root."""
+
     fields: dict[str, str]
     """What a sample consists of, and what each field is: "image" for the bytes of an image file, "text", a dtype such as "int64",
     with a shape where it has one ("float32[4]"), and a ? in it where a length differs from sample to sample ("int64[?]")."""

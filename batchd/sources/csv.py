@@ -39,7 +39,7 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
     """Find the records of all files. Raises ``SourceInvalid``."""
     starts: array[int] = array("q")
     contents: list[list[int]] = []
-    files = files_of(source.path, source.root, source.files, survey)
+    files = files_of(source, survey)
     titles: list[str] = []
     for path in files:
         found = len(starts)

@@ -16,7 +16,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import folder_problems, status_of
+from batchd.sources.places import bound_of, folder_problems, status_of
 from batchd.sources.reader import FilesReader, image_columns
 from batchd.sources.survey import Survey
 from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
@@ -26,18 +26,23 @@ def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     top = os.fsencode(source.path)
     survey.saw(top, status_of(top))
-    folders, images = entries(top)
+    bound = bound_of(source.path, allow_outside_root=source.allow_outside_root)
+    folders, images = entries(top, bound)
     if folders and images:
         raise SourceInvalid(
             f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
             f"({readable(images[0])}, …), so it is neither one class per folder nor flat; move the images into a "
             "class folder, or name the files in a list source"
         )
+
+    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+        return entries(os.path.join(top, folder), bound)  # noqa: PTH118  bytes
+
     for name in images:
         growing.add(name, 0)
     for label, class_name in enumerate(folders):
         found = len(growing)
-        for folder, names in walk(top, class_name, lambda folder: entries(os.path.join(top, folder)), survey):  # noqa: PTH118  bytes
+        for folder, names in walk(top, class_name, look, survey, bound):
             for name in names:
                 growing.add(below(folder, name), label)
         if len(growing) == found:

@@ -11,12 +11,12 @@ from batchd.sources.kinds import SourceKind
 from batchd.sources.places import folder_problems
 from batchd.sources.reader import FilesReader, image_columns
 from batchd.sources.survey import Survey
-from batchd.sources.walk import below, matching, pattern_problems
+from batchd.sources.walk import Patterns, below, matching, pattern_problems
 
 
 def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
-    found = matching(source.root, source.patterns, "patterns", survey)
+    found = matching(Patterns(source.root, source.patterns, "patterns", source.allow_outside_root), survey)
     if not found:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
     for label, (folder, names) in enumerate(found):

@@ -27,7 +27,7 @@ from batchd.sources.places import reading
 from batchd.sources.row_groups import ParquetFile, Unreadable
 from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE, extents_of
-from batchd.sources.walk import shards_of
+from batchd.sources.walk import Patterns, shards_of
 
 ROWS_MAX = 1 << 27
 """Rows of one row group; a footer that says more is damaged, or was not written for training."""
@@ -38,7 +38,7 @@ ROWS_AT_ONCE = 32
 
 def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     """Find all rows of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
-    shards = shards_of(source.root, source.shards, survey)
+    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     scanning = _Scan(source, survey)
     for number, shard in enumerate(shards):
         path = source.root / shard.decode("utf-8", "surrogateescape")

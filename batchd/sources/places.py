@@ -68,6 +68,26 @@ def may_lead_out(path: bytes) -> bool:
     return path.startswith(b"/") or b".." in path.split(b"/")
 
 
+def bound_of(root: Path, *, allow_outside_root: bool) -> bytes | None:
+    """What links must not lead out of: the real path of the root; None where they may lead anywhere."""
+    return None if allow_outside_root else os.path.realpath(os.fsencode(root))
+
+
+def check_bound(path: bytes, bound: bytes | None) -> None:
+    """Refuse a path whose links lead out of ``bound``. Raises ``SourceInvalid``."""
+    real = os.path.realpath(path) if bound is not None else path
+    if bound is not None and not is_within(real, bound):
+        raise SourceInvalid(
+            f"{readable(path)} is a link that leads out of the root, to {readable(real)}; set allow_outside_root = true if you "
+            "mean it"
+        )
+
+
+def is_within(real: bytes, bound: bytes) -> bool:
+    """Is a real path another one, or below it?"""
+    return real == bound or real.startswith(bound.rstrip(b"/") + b"/")
+
+
 def below_root(root: bytes, path: bytes) -> bytes:
     """Where a file really is that data names, below ``root``, a folder's real path. Raises ``ValueError`` if it is elsewhere.
 
@@ -76,7 +96,7 @@ def below_root(root: bytes, path: bytes) -> bytes:
     if may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
     real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  bytes
-    if not real.startswith(root.rstrip(b"/") + b"/"):
+    if not is_within(real, root):
         raise ValueError(
             f"a link leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
         )

@@ -24,7 +24,7 @@ from batchd.sources.walk import files_of, files_problems
 def _scan(source: RawSource, survey: Survey) -> SourceIndex:
     """Count the records of all files. Raises ``SourceInvalid``."""
     parts, contents, samples = [], [], 0
-    files = files_of(source.path, source.root, source.files, survey)
+    files = files_of(source, survey)
     for number, path in enumerate(files):
         with reading(path, survey) as stream:
             size = os.fstat(stream.fileno()).st_size

@@ -11,6 +11,7 @@ Invariant: what ``read`` returns is the whole of one regular file as it was in o
 import os
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -23,7 +24,8 @@ from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
-from batchd.sources.shards import OPEN_FLAGS, OpenShards, blaming_the_sample
+from batchd.sources.places import bound_of
+from batchd.sources.shards import OPEN_FLAGS, OpenShards, blaming_the_sample, check_opened
 
 KEPT_BYTES_MAX = 8 << 20
 """A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
@@ -40,14 +42,16 @@ _KINDS = {
 class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
-    Belongs to one worker and one stream. ``holder`` is what people call a file that records lie in.
+    Belongs to one worker and one stream. ``holder`` is what people call a file that records lie in. ``bound``: a real path that
+    links must not lead out of.
     """
 
-    def __init__(self, max_bytes: int, holder: str = "shard") -> None:
+    def __init__(self, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:
         self._max_bytes = max_bytes
         self._holder = holder
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
-        self._shards = OpenShards()
+        self._bound = bound
+        self._shards = OpenShards(bound)
         self.close = self._shards.close
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
@@ -55,6 +59,7 @@ class BytesReader:
         with blaming_the_sample():
             descriptor = os.open(path, OPEN_FLAGS)
             try:
+                check_opened(descriptor, self._bound)
                 failpoints.passing("worker.sample.opened", sample)
                 return self._read_whole(descriptor)
             finally:
@@ -113,8 +118,8 @@ class BytesReader:
 class SampleReader(BytesReader):
     """Reads samples that are files or lie in them."""
 
-    def __init__(self, index: FilesIndex, max_bytes: int) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, index: FilesIndex, max_bytes: int, bound: bytes | None = None) -> None:
+        super().__init__(max_bytes, bound=bound)
         self._index = index
 
     def read(self, sample: int) -> memoryview:
@@ -135,9 +140,9 @@ def image_columns(path_bytes: int) -> tuple[Column, ...]:
 class FilesReader:
     """Samples of one image and one label each: ``image``, ``label`` and, where it is asked for, ``path``."""
 
-    def __init__(self, index: FilesIndex, max_bytes: int, path_bytes: int) -> None:
+    def __init__(self, index: FilesIndex, reader: SampleReader, path_bytes: int) -> None:
         self._index = index
-        self._bytes = SampleReader(index, max_bytes)
+        self._bytes = reader
         self._path_bytes = path_bytes
         self.name = index.path
         self.close = self._bytes.close
@@ -147,7 +152,9 @@ class FilesReader:
         cls, source: FolderSource | ListSource | GlobSource | WebDatasetSource, index: SourceIndex, max_bytes: int
     ) -> Self:
         """The reader of a source; see ``kinds``."""
-        return cls(FilesIndex(index), max_bytes, source.path_bytes)
+        files = FilesIndex(index)
+        bound = bound_of(Path(os.fsdecode(files.root)), allow_outside_root=source.allow_outside_root)
+        return cls(files, SampleReader(files, max_bytes, bound), source.path_bytes)
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.sources.index import readable
+from batchd.sources.places import is_within
 
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""
@@ -16,9 +18,10 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class OpenShards:
-    """Descriptors of shards by their paths. Belongs to one reader."""
+    """Descriptors of shards by their paths. Belongs to one reader. ``bound``: a real path that links must not lead out of."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: bytes | None = None) -> None:
+        self._bound = bound
         self._descriptors: dict[bytes, int] = {}
         """Those used lately last."""
 
@@ -29,6 +32,11 @@ class OpenShards:
             if len(self._descriptors) >= SHARDS_MAX:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
             descriptor = os.open(file, OPEN_FLAGS)
+            try:
+                check_opened(descriptor, self._bound)
+            except BaseException:
+                os.close(descriptor)
+                raise
         self._descriptors[file] = descriptor
         return descriptor
 
@@ -36,6 +44,17 @@ class OpenShards:
         """Close those that are open."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+
+
+def check_opened(descriptor: int, bound: bytes | None) -> None:
+    """Refuse a file that lies elsewhere, by what is open: no link can be changed in between. Raises ``SampleUnreadable``."""
+    if bound is None:
+        return
+    real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115  bytes
+    if not is_within(real, bound):
+        raise SampleUnreadable(
+            f"is a link that leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
+        )
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from batchd.sources.places import folder_problems, reading
 from batchd.sources.survey import ReportProgress, Survey
 from batchd.sources.tfrecord_frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc
 from batchd.sources.tfrecord_reader import TFRecordReader, parts_of
-from batchd.sources.walk import pattern_problems, shards_of
+from batchd.sources.walk import Patterns, pattern_problems, shards_of
 
 RECORD_BYTES_MAX = (1 << 31) - 4096
 """Linux reads no more at once, and no protobuf message has more than 2 GiB."""
@@ -44,7 +44,7 @@ _UNPACK_ZLIB = "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decom
 
 def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
     """Find the records of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
-    shards = shards_of(source.root, source.shards, survey)
+    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     records = _Records(survey.progress)
     firsts, sizes = [0], []
     for shard in shards:

@@ -6,11 +6,14 @@ Invariant: links are followed, but never in a circle; what cannot be looked into
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from batchd.config.array_sources import RawSource
+from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
-from batchd.sources.places import file_problems, folder_problems, status_of, unreadable
+from batchd.sources.places import bound_of, check_bound, file_problems, folder_problems, status_of, unreadable
 from batchd.sources.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
@@ -20,10 +23,11 @@ Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
 """Which folders of a folder to go into, and which of its files to take, in order."""
 
 
-def walk(top: bytes, start: bytes, look: Look, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
+def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | None) -> list[tuple[bytes, list[bytes]]]:
     """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
 
-    Links are followed, as people build subsets of them; one that leads back to a folder around it is refused.
+    Links are followed, as people build subsets of them; one that leads back to a folder around it, or out of ``bound`` (a real
+    path; None for anywhere), is refused.
     """
     found = []
     waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(start, frozenset())]
@@ -32,6 +36,7 @@ def walk(top: bytes, start: bytes, look: Look, survey: Survey) -> list[tuple[byt
         full = os.path.join(top, folder)  # noqa: PTH118  bytes
         status = status_of(full)
         survey.saw(full, status)
+        check_bound(full, bound)
         identity = (status.st_dev, status.st_ino)
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
@@ -52,11 +57,12 @@ def is_image(name: bytes) -> bool:
 
 
 def entries(
-    folder: bytes, *, is_wanted: Callable[[bytes], bool] = is_image, hidden: bool = False
+    folder: bytes, bound: bytes | None, *, is_wanted: Callable[[bytes], bool] = is_image, hidden: bool = False
 ) -> tuple[list[bytes], list[bytes]]:
     """The names of the folders and of the wanted files in a folder, sorted, without hidden ones where they are not asked for.
 
-    Whatever is no folder and ends like an image is an image here; the reader looks at what it really is.
+    Whatever is no folder and ends like an image is an image here; the reader looks at what it really is. A wanted file that is a
+    link out of ``bound`` is refused.
     """
     folders, files = [], []
     try:
@@ -65,9 +71,11 @@ def entries(
                 if entry.name.startswith(b".") and not hidden:
                     continue
                 is_file = is_wanted(entry.name)
-                if _is_folder(entry, or_else=is_file):
+                if _is_folder(entry, or_else=is_file or hidden):
                     folders.append(entry.name)
                 elif is_file:
+                    if entry.is_symlink():
+                        check_bound(entry.path, bound)
                     files.append(entry.name)
     except OSError as error:
         raise unreadable(folder, error) from None
@@ -84,22 +92,34 @@ def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
         raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
 
 
-def matching(root: Path, texts: Sequence[str], key: str, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
+class Patterns(NamedTuple):
+    """Patterns of the paths of files below ``root``. ``key``: where they stand. ``allow_outside_root``: whether links may lead out."""
+
+    root: Path
+    texts: Sequence[str]
+    key: str
+    allow_outside_root: bool
+
+
+def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
     """The files below a folder that match patterns: folders that hold some, in order, with their names, in order.
 
-    Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there.
+    Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there, and for a link out of the root.
     """
-    patterns, top = read_patterns(texts, key), os.fsencode(root)
+    root = wanted.root
+    patterns, top = read_patterns(wanted.texts, wanted.key), os.fsencode(root)
+    bound = bound_of(root, allow_outside_root=wanted.allow_outside_root)
 
     def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         around = folder.split(b"/") if folder else []
-        folders, files = entries(os.path.join(top, folder), is_wanted=lambda _name: True, hidden=True)  # noqa: PTH118
-        return (
-            [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)],
-            [name for name in files if any(one.matches([*around, name]) for one in patterns)],
-        )
 
-    found = [(folder, names) for folder, names in walk(top, b"", look, survey) if names]
+        def is_wanted(name: bytes) -> bool:
+            return any(one.matches([*around, name]) for one in patterns)
+
+        folders, files = entries(os.path.join(top, folder), bound, is_wanted=is_wanted, hidden=True)  # noqa: PTH118  bytes
+        return [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)], files
+
+    found = [(folder, names) for folder, names in walk(top, b"", look, survey, bound) if names]
     there = (
         {below(folder, name) for folder, names in found for name in names}
         if any(one.is_plain for one in patterns)
@@ -111,20 +131,21 @@ def matching(root: Path, texts: Sequence[str], key: str, survey: Survey) -> list
     return found
 
 
-def shards_of(root: Path, texts: Sequence[str], survey: Survey, key: str = "shards") -> list[bytes]:
-    """The files that hold samples, below ``root``, in the order of their paths. Raises ``SourceInvalid`` where there are none."""
-    found = [below(folder, name) for folder, names in matching(root, texts, key, survey) for name in names]
+def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
+    """The files that hold samples, below the root, in the order of their paths. Raises ``SourceInvalid`` where there are none."""
+    found = [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
     if not found:
-        raise SourceInvalid(f"no file below {root} matches {', '.join(map(repr, texts))}")
+        raise SourceInvalid(f"no file below {wanted.root} matches {', '.join(map(repr, wanted.texts))}")
     return found
 
 
-def files_of(path: Path | None, root: Path | None, texts: Sequence[str], survey: Survey) -> list[Path]:
-    """The one file at ``path``, or those below ``root`` that match patterns. Raises ``SourceInvalid`` where there are none."""
-    if path is not None:
-        return [path.absolute()]
-    assert root is not None, "either a path or a root"
-    return [root.absolute() / os.fsdecode(shard) for shard in shards_of(root, texts, survey, "files")]
+def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
+    """The one file at ``path``, or those below ``root`` that match ``files``. Raises ``SourceInvalid`` where there are none."""
+    if source.path is not None:
+        return [source.path.absolute()]
+    assert source.root is not None, "either a path or a root"
+    wanted = Patterns(source.root, source.files, "files", source.allow_outside_root)
+    return [source.root.absolute() / os.fsdecode(shard) for shard in shards_of(wanted, survey)]
 
 
 def files_problems(path: Path | None, root: Path | None, texts: Sequence[str], what: str) -> list[str]:

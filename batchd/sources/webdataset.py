@@ -25,7 +25,7 @@ from batchd.sources.kinds import SourceKind
 from batchd.sources.places import folder_problems, reading
 from batchd.sources.reader import FilesReader, image_columns
 from batchd.sources.survey import Survey
-from batchd.sources.walk import pattern_problems, shards_of
+from batchd.sources.walk import Patterns, pattern_problems, shards_of
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
@@ -50,7 +50,7 @@ class _Member(NamedTuple):
 def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
     growing = GrowingIndex(survey.progress, source.path_bytes)
-    shards = shards_of(source.root, source.shards, survey)
+    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     for number, shard in enumerate(shards):
         path = source.root / os.fsdecode(shard)
         found = len(growing)

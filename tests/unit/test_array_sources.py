@@ -184,7 +184,7 @@ def test_a_file_that_shrinks_later_makes_bad_samples_and_kills_nobody(tmp_path) 
         assert reader.read(1)["label"] == 1
         assert reason(reader, 2) == f"the file ends at byte 150, 2 bytes before the sample does ({tmp_path}/y.npy)"
         os.truncate(tmp_path / "x.npy", 0)
-        assert reason(reader, 1) == "the file ends at byte 192, 64 bytes before the sample does"
+        assert reason(reader, 1) == "the file ends at byte 0, 256 bytes before the sample does"
 
 
 def test_an_array_in_fortran_order_that_shrinks_makes_bad_samples(tmp_path) -> None:

@@ -5,21 +5,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from batchd.config.file_sources import FolderSource, ListSource
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource
 from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
 from batchd.sources.cache import IndexCache
+from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import PROGRESS_EVERY, FilesIndex
 from batchd.sources.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
 from batchd.sources.kinds import kind_of
-from batchd.sources.reader import SampleReader
+from batchd.sources.reader import FilesReader, SampleReader
 from batchd.sources.scan import scan_source
-from support.source_files import make, nothing, scan_folder, scan_list
+from support.source_files import make, nothing, scan_files, scan_folder, scan_list
 
 
 def problems(source: Source) -> list[str]:
@@ -93,7 +95,68 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (subset / "some/dead.jpg").symlink_to(tmp_path / "gone.jpg")
     (subset / "whole").symlink_to(tmp_path / "all/cat")
 
-    assert names_of(scan_folder(subset)) == ["some/dead.jpg", "some/link.jpg", "whole/1.jpg", "whole/2.jpg"]
+    index = scan_files(FolderSource(path=subset, allow_outside_root=True))
+
+    assert names_of(index) == ["some/dead.jpg", "some/link.jpg", "whole/1.jpg", "whole/2.jpg"]
+
+
+def test_links_within_the_root_are_followed_without_being_asked(tmp_path: Path) -> None:
+    """Also where the root is a link itself."""
+    make(tmp_path / "all", "cat/1.jpg")
+    (tmp_path / "all/cat/2.jpg").symlink_to("1.jpg")
+    (tmp_path / "all/dog").symlink_to("cat")
+    (tmp_path / "link").symlink_to("all")
+
+    index = scan_folder(tmp_path / "link")
+
+    assert names_of(index) == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg"]
+    reader = FilesReader.of(FolderSource(path=tmp_path / "link"), index.index, 100)
+    assert [bytes(reader.read(sample)["image"]) for sample in range(4)] == [b"bytes of cat/1.jpg"] * 4
+
+
+@pytest.mark.parametrize("name", ["cat/out.jpg", "out", "cat/deep"])
+def test_a_link_out_of_the_root_is_refused(name: str, tmp_path: Path) -> None:
+    """Whoever writes the data may not have other files of this machine read; nor beside a root of the same beginning."""
+    make(tmp_path / "root", "cat/1.jpg")
+    make(tmp_path / "root2", "3.jpg")
+    (tmp_path / "root" / name).symlink_to(tmp_path / ("root2/3.jpg" if name.endswith("jpg") else "root2"))
+    sources = [FolderSource(path=tmp_path / "root"), GlobSource(root=tmp_path / "root", patterns=("**/*.jpg",))]
+
+    for source in sources:
+        with pytest.raises(SourceInvalid, match=rf"{name} is a link that leads out of the root, to .*/root2"):
+            scan_files(source)
+    assert len(scan_files(GlobSource(root=tmp_path / "root", patterns=("cat/1.jpg",)))) == 1, "what nobody asked for"
+
+
+def test_a_file_that_becomes_a_link_out_of_the_root_is_a_bad_sample(tmp_path: Path) -> None:
+    """It is looked at when it is open, so that no moment is left to exchange it."""
+    make(tmp_path / "root", "1.jpg")
+    make(tmp_path, "secret.jpg")
+    source = FolderSource(path=tmp_path / "root")
+    index = scan_files(source).index
+    (tmp_path / "root/1.jpg").unlink()
+    (tmp_path / "root/1.jpg").symlink_to(tmp_path / "secret.jpg")
+
+    with pytest.raises(
+        SampleUnreadable, match=r"a link that leads out of the root, to .*/secret\.jpg; set allow_outside_root"
+    ):
+        FilesReader.of(source, index, 100).read(0)
+    free = replace(source, allow_outside_root=True)
+    assert bytes(FilesReader.of(free, index, 100).read(0)["image"]) == b"bytes of secret.jpg"
+
+
+def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: Path) -> None:
+    """The list itself names nothing outside."""
+    make(tmp_path / "root", "1.jpg")
+    make(tmp_path, "secret.jpg")
+    (tmp_path / "root/2.jpg").symlink_to(tmp_path / "secret.jpg")
+    (tmp_path / "list.txt").write_text("1.jpg 0\n2.jpg 1\n")
+    source = ListSource(path=tmp_path / "list.txt", root=tmp_path / "root")
+    reader = FilesReader.of(source, scan_files(source).index, 100)
+
+    assert bytes(reader.read(0)["image"]) == b"bytes of 1.jpg"
+    with pytest.raises(SampleUnreadable, match="leads out of the root"):
+        reader.read(1)
 
 
 def test_a_link_to_a_folder_around_it_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,20 @@ def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
     return shared
 
 
+def test_a_shard_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
+    """Before and after the scan; and served where it is meant."""
+    write_shard(tmp_path / "elsewhere.tar", [("1.jpg", b"one"), ("1.cls", b"7")])
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/a.tar").symlink_to(tmp_path / "elsewhere.tar")
+
+    with pytest.raises(SourceInvalid, match=r"a\.tar is a link that leads out of the root"):
+        scan(tmp_path / "root")
+    index = scan(tmp_path / "root", allow_outside_root=True)
+    assert read_all(index) == [b"one"]
+    with pytest.raises(SampleUnreadable, match="leads out of the root"):
+        SampleReader(index, 100, bytes(tmp_path / "root")).read(0)
+
+
 def read_all(index: FilesIndex, max_bytes: int = 1 << 20) -> list[bytes]:
     """The bytes of every sample, the last one first: any order will do."""
     reader = SampleReader(index, max_bytes)
