@@ -27,6 +27,7 @@ BENCHMARKS = (
     "connections",
     "verify",
     "sources",
+    "call",
     "index",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")

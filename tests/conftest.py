@@ -7,15 +7,18 @@ oracle looks whether anything was left behind. Daemons and trainers that a test 
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from batchd.functions import load
 from support.daemon_process import DaemonProcess
 from support.images import write_photos
 from support.kernel import RUN_VARIABLE, carriers
@@ -124,3 +127,38 @@ def start_trainer() -> Iterator[Callable[..., TrainerProcess]]:
             return trainer.ready()
 
         yield start
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder for modules of people's own functions."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def write(code: Path) -> Callable[..., Path]:
+    """Write a module there: its path below the folder, and its text, which may be indented."""
+
+    def write(path: str, text: str = "") -> Path:
+        file = code / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def importable(code: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules are looked for there; what a test imports from it goes with the test."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(load, "_expected", {})
+    load.expect([str(code)], {})
+    yield
+    for name in set(sys.modules) - before:
+        if str(code) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]

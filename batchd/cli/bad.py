@@ -25,6 +25,7 @@ def command(stream: str, address: str | None, as_json: bool) -> None:
         click.echo(f"no bad samples so far in stream {stream}")
         return
     for sample, path, reason, times in answer.samples:
-        click.echo(f"{path}: {reason} (met {times} times, sample {sample})")
+        first, *more = reason.splitlines() or [""]
+        click.echo("\n".join([f"{path}: {first} (met {times} times, sample {sample})", *more]))
     if answer.total > len(answer.samples):
         click.echo(f"... and {answer.total - len(answer.samples):,} more")

@@ -68,6 +68,7 @@ def command(
         cache=IndexCache(config.daemon.cache_dir or default_cache_dir()),
         workers=config.daemon.worker_count(),
         sample_timeout_s=config.daemon.sample_timeout_s,
+        python_path=config.daemon.python_path or (),
     )
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -111,6 +111,7 @@ class SubsetSource(SourceOptions):
     a number may stand there several times."""
 
     def __post_init__(self) -> None:
+        _check_parts((self.of,))
         for name, text in (("start", self.start), ("stop", self.stop)):
             if share_of(text, 100) is None:
                 raise ValueError(f'{name} = {text!r} is neither a number nor a percentage, such as "90%"')
@@ -145,6 +146,9 @@ def share_of(given: int | str, samples: int) -> int | None:
 def _check_parts(parts: tuple[SourceOptions, ...]) -> None:
     if not 1 <= len(parts) <= PARTS_MAX:
         raise ValueError(f"from 1 to {PARTS_MAX} sources, not {len(parts)}")
+    live = next((part for part in parts if part.is_live), None)
+    if live is not None:
+        raise ValueError(f"samples of a {live.type} have no numbers, so it cannot be a part of another source")
 
 
 def _places(parts: tuple[SourceOptions, ...]) -> str:

@@ -52,6 +52,8 @@ def load_config(
     text = read_text(file)
     data = _parse(text, file)
     _make_paths_absolute(data, file.absolute().parent)
+    if isinstance(daemon := data.setdefault("daemon", {}), dict):
+        daemon.setdefault("python_path", [str(file.absolute().parent)])
     changes, problems = _changes(overrides, os.environ if environment is None else environment)
     for change in changes:
         problems += _apply(data, change)

@@ -66,6 +66,12 @@ _EXAMPLES = {
     "max_shape": "[512, 512, 3]",
     "quarter_turns": "[0, 1, 2, 3]",
     "mask": '"mask"',
+    "python_path": '["/srv/training"]',
+    "python.options": '{ split = "train" }',
+    "generator.options": "{ level = 3 }",
+    "function": '"package.module:name"',
+    "fields": '{ image = "uint8[32,32,3]", label = "int64" }',
+    "outputs": '{ score = "float32" }',
 }
 """What stands where there is no default, or an empty list; a key without an example, or with an empty one for its kind of source
 or step, excludes one that has one."""

@@ -114,7 +114,8 @@ def _definition(reference: str) -> Node:
 def _child(node: Node, name: str | int) -> Node | None:
     if isinstance(name, int):
         items: list[Node] = node.get("prefixItems", [])
-        return items[name] if name < len(items) else node.get("items")
+        choices = [option["items"] for option in [node, *node.get("anyOf", ())] if "items" in option]
+        return items[name] if name < len(items) else next(iter(choices), None)
     if name in node.get("properties", {}):
         child: Node = node["properties"][name]
         return child

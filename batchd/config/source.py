@@ -14,6 +14,8 @@ class SourceOptions:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+    is_live: ClassVar[bool] = False
+    """Do its samples come as they come? Then a number is a place in the stream, and asking for it again gives something else."""
 
     type: str
     """Kind of source, by which it is found."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
 from batchd.config.arrow_sources import ParquetSource
+from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.lmdb_sources import LmdbSource
@@ -36,6 +37,8 @@ Source = (
     | MixSource
     | SubsetSource
     | PluginSource
+    | PythonSource
+    | GeneratorSource
 )
 SOURCE_KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,
@@ -53,6 +56,8 @@ SOURCE_KINDS: dict[str, type[Source]] = {
     "mix": MixSource,
     "subset": SubsetSource,
     "plugin": PluginSource,
+    "python": PythonSource,
+    "generator": GeneratorSource,
 }
 
 
@@ -86,8 +91,8 @@ def _to_plain(value: object) -> object:
 def _from_plain(hint: object, value: object) -> Any:
     """A value of the type that ``hint`` says. Raises ``TypeError`` where it is none."""
     origin, choices = get_origin(hint), get_args(hint)
-    if origin is Annotated and isinstance(value, Mapping):
-        return source_from_plain(value)
+    if origin is Annotated:
+        return source_from_plain(value) if isinstance(value, Mapping) else _from_plain(choices[0], value)
     if origin is tuple and isinstance(value, list):
         return tuple(_from_plain(choices[0], item) for item in value)
     if origin is dict and isinstance(value, Mapping):

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from batchd.config.call_steps import Call
 from batchd.config.field_steps import Drop, Rename
 from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
 from batchd.config.image_steps import (
@@ -46,7 +47,7 @@ NumberStep: TypeAlias = OneHot | Cast | Clip | Scale
 FieldStep: TypeAlias = Drop | Rename
 ShapeStep: TypeAlias = PadBatch | Ragged
 TextStep: TypeAlias = Tokenize | Lowercase | RemoveStopwords | Lookup | TextBytes
-Step: TypeAlias = ImageStep | NumberStep | FieldStep | TextStep | ShapeStep
+Step: TypeAlias = ImageStep | NumberStep | FieldStep | TextStep | ShapeStep | Call
 
 STEP_KINDS: dict[str, type[Step]] = {
     "decode": Decode,
@@ -78,6 +79,7 @@ STEP_KINDS: dict[str, type[Step]] = {
     "text_bytes": TextBytes,
     "pad_batch": PadBatch,
     "ragged": Ragged,
+    "call": Call,
 }
 """Every step by its ``op``."""
 

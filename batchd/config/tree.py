@@ -107,6 +107,11 @@ class DaemonConfig(_Branch):
     $CACHE_DIRECTORY (which systemd gives), /var/cache/batchd for root, and $XDG_CACHE_HOME/batchd or ~/.cache/batchd for
     others."""
 
+    python_path: tuple[Annotated[Path, AfterValidator(_named_by_parts)], ...] | None = None
+    """Folders in which modules of your own functions are looked for, before what Python itself has: those of "call" steps and of
+    "python" and "generator" sources. When not set, the folder of the configuration file. Whoever may write there runs code as
+    the daemon's user."""
+
     workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
     """Number of decoding processes. "auto" is one for each CPU that the daemon may use: affinity and cgroup quota count."""
 
@@ -181,6 +186,21 @@ class StreamConfig(_Branch):
     memory: Memory | None = None
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set, streams share equally what the
     others leave."""
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Has each epoch an order of its own? Samples that come as they come have none to begin with."""
+        return self.shuffle and not self.source.is_live
+
+    @model_validator(mode="after")
+    def _shuffle_needs_numbers(self) -> Self:
+        """As below."""
+        if self.source.is_live and self.shuffle and "shuffle" in self.model_fields_set:
+            raise ValueError(
+                f"samples of a {self.source.type} come in their own order, so shuffle = true cannot be done; leave it out, and "
+                "have them made in random order"
+            )
+        return self
 
     @model_validator(mode="after")
     def _max_skew_needs_lockstep(self) -> Self:

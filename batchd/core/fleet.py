@@ -154,7 +154,8 @@ class Fleet:
             worker.note, worker.noted_s = note, now
             return
         if now - worker.noted_s >= self._sample_timeout_s:
-            self.end(worker, f"it worked on one sample for {self._sample_timeout_s:g} s", actions)
+            what = "worked on one sample" if note is not None else "imported, or did something else before a sample,"
+            self.end(worker, f"it {what} for {self._sample_timeout_s:g} s", actions)
 
     def kill_late_starters(self, now: float, actions: list[Action]) -> None:
         """A worker that does not come up is replaced."""

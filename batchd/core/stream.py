@@ -79,7 +79,10 @@ class Stream:
         self._blank_deaths += 1
         if self._blank_deaths >= BLANK_DEATHS_MAX:
             text = f"{self._blank_deaths} workers in a row ended before they had done anything for it, the last by {gone.how}"
-            self._stop_if(f"{text}: something is wrong with the machine, or with batchd itself; see the log", actions)
+            self._stop_if(
+                f"{text}: something is wrong with the machine, with what they import, or with batchd itself; see the log",
+                actions,
+            )
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
         """Memory for a slot could not be had; says which orders will never be carried out."""

@@ -22,6 +22,9 @@ PROOF_WEIGHT = 20
 """Two crashes, or so many deaths at somebody else's hand that chance is ruled out."""
 CRASHES_MAX = 100
 CRASHES_WINDOW_S = 60.0
+REASON_BYTES_MAX = 200
+LONG_REASONS_MAX = 100
+"""Only the first bad samples that are listed may have a longer reason, such as the places where somebody's function failed."""
 LISTED_MAX = 10_000
 """Bad samples that are remembered by name; further ones are only counted."""
 SURE_ROWS = 256
@@ -48,6 +51,7 @@ class BadSamples:
         self.rows = 0
         self.bad_rows = 0
         self.listed: dict[int, BadSample] = {}
+        self._long_reasons = 0
 
     def record(self, sample: int, path: str, reason: str) -> bool:
         """Count a bad row; true where the sample is listed for the first time."""
@@ -55,9 +59,19 @@ class BadSamples:
         known = self.listed.get(sample)
         if known is None and len(self.listed) >= LISTED_MAX:
             return False
-        entry = self.listed.setdefault(sample, BadSample(path, reason))
-        entry.times += 1
-        return known is None
+        if known is None:
+            known = self.listed[sample] = BadSample(path, self._bounded(reason))
+        known.times += 1
+        return known.times == 1
+
+    def _bounded(self, reason: str) -> str:
+        encoded = reason.encode()
+        if len(encoded) <= REASON_BYTES_MAX:
+            return reason
+        self._long_reasons += 1
+        return (
+            reason if self._long_reasons <= LONG_REASONS_MAX else encoded[:REASON_BYTES_MAX].decode("utf-8", "ignore")
+        )
 
     def excess(self) -> str | None:
         """Say that the stream is mostly broken: certain from the samples listed, or beyond chance from the rows seen.

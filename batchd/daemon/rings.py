@@ -17,6 +17,7 @@ from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config, StreamConfig
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid
+from batchd.functions.named import code_problems
 from batchd.pipeline.fields import check_steps, sample_fields
 from batchd.sources.kinds import kind_of
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
@@ -66,6 +67,7 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
         except SourceInvalid as error:
             problems.append(_problem(name, "source", str(error)))
             continue
+        problems += code_problems(name, stream, config.daemon.python_path or ())
         found = check_steps(columns[name], stream.pipeline)
         problems += [_problem(name, "pipeline", text) for text in found]
         if not found:

@@ -10,10 +10,11 @@ sockets are removed while the lock is held.
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 import structlog
@@ -88,8 +89,11 @@ def serve(config: Config, options: ServeOptions) -> None:
         _check_memory(rings)
         blanks = _check_descriptors(config, rings)
         cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
+        python_path = config.daemon.python_path or ()
         streams = {
-            number: open_stream(number, name, stream, rings[name], _scan(options, cache, name))
+            number: open_stream(
+                number, name, stream, rings[name], _scan(options, cache, name, python_path), python_path=python_path
+            )
             for number, (name, stream) in enumerate(config.streams.items(), 1)
         }
         for stream in streams.values():
@@ -133,9 +137,9 @@ def serve(config: Config, options: ServeOptions) -> None:
         _log.info("stopping", drained=state.is_drained)
 
 
-def _scan(options: ServeOptions, cache: IndexCache, stream: str) -> Scan:
+def _scan(options: ServeOptions, cache: IndexCache, stream: str, python_path: Sequence[Path]) -> Scan:
     """How the source of a stream is scanned."""
-    return partial(scan_source, progress=partial(options.progress, stream), cache=cache)
+    return partial(scan_source, progress=partial(options.progress, stream), cache=cache, python_path=python_path)
 
 
 def _open_network(config: Config, watch: Watch, desk: Desk, memory: SlotMemory) -> Network:

@@ -4,6 +4,7 @@
                            layout, plan  --> StreamSpec, for the core
                            fingerprint   --> what a position of this stream means
     files of steps --------digests-------^
+    modules of functions ----------------^
 
 Invariant: two streams with the same fingerprint have the same bytes at every position.
 """
@@ -24,6 +25,7 @@ from batchd.core.delivery import StreamSpec
 from batchd.core.plan import Plan
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
+from batchd.functions.named import StreamCode, code_of
 from batchd.pipeline.fields import is_random
 from batchd.pipeline.step_files import StepFileInvalid, digest_of
 from batchd.sources.index import SourceIndex
@@ -47,6 +49,7 @@ Scan: TypeAlias = Callable[[Source], SourceIndex]
 Digests: TypeAlias = Mapping[Path, str]
 """What is in the files that steps read, by path."""
 NO_FILES: Digests = MappingProxyType({})
+NO_MODULES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +65,7 @@ class ServedStream:
     index_descriptor: int
     classes: list[str]
     digests: Digests
+    code: StreamCode
     quarantined: list[int] = field(default_factory=list)
 
     def serve_stream(self) -> ServeStream:
@@ -72,19 +76,24 @@ class ServedStream:
             seed=self.config.seed,
             samples=self.spec.plan.samples,
             batch_size=self.config.batch_size,
-            shuffle=self.config.shuffle,
+            shuffle=self.config.is_shuffled,
             on_error=self.config.on_error,
             source=source_to_plain(self.config.source),
             columns=[(column.name, column.text) for column in self.columns],
             steps=[step_to_plain(step) for step in self.config.pipeline],
             files=[(str(path), digest) for path, digest in self.digests.items()],
             layout=self.layout.to_wire(),
+            python_path=list(self.code.python_path),
+            modules={**self.code.digests},
         )
 
 
-def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, scan: Scan) -> ServedStream:
+def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
+    number: int, name: str, config: StreamConfig, ring: RingSize, scan: Scan, *, python_path: Sequence[Path] = ()
+) -> ServedStream:
     """Scan the source and work out everything that follows. Raises ``SourceInvalid`` naming the stream and what is wrong."""
     try:
+        code = code_of(config, python_path)
         index = scan(config.source)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
@@ -92,7 +101,7 @@ def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, sc
         digests = {path: digest_of(path) for step in config.pipeline for path in step.files}
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
-    plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
+    plan = Plan(len(index), config.batch_size, config.seed, config.is_shuffled, config.drop_last)
     if plan.steps == 0:
         raise SourceInvalid(
             f"streams.{name}: {len(index)} samples make no batch of {config.batch_size}, and drop_last = true drops the rest; "
@@ -101,9 +110,9 @@ def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, sc
     spec = StreamSpec(
         number=number,
         name=name,
-        fingerprint=fingerprint(config, ring.columns, index.digest, digests),
+        fingerprint=fingerprint(config, ring.columns, index.digest, digests, code.digests),
         plan=plan,
-        repeats=not config.shuffle and not is_random(config.pipeline),
+        repeats=not (config.shuffle or config.source.is_live or is_random(config.pipeline)),
         window=config.window,
         remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
@@ -121,15 +130,20 @@ def open_stream(number: int, name: str, config: StreamConfig, ring: RingSize, sc
         index_descriptor=index.to_memfd(),
         classes=_classes(index),
         digests=digests,
+        code=code,
     )
 
 
 def fingerprint(
-    config: StreamConfig, columns: Sequence[Column], source_digest: str, digests: Digests = NO_FILES
+    config: StreamConfig,
+    columns: Sequence[Column],
+    source_digest: str,
+    digests: Digests = NO_FILES,
+    modules: Mapping[str, str] = NO_MODULES,
 ) -> str:
     """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
 
-    A file that a step reads counts by its content, wherever it lies.
+    A file that a step reads counts by its content, wherever it lies, and ``modules`` of people's own functions by theirs.
 
     Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it.
     """
@@ -140,10 +154,12 @@ def fingerprint(
         "steps": [_named_by_content(step, digests) for step in config.pipeline],
         "batch_size": config.batch_size,
         "seed": config.seed,
-        "shuffle": config.shuffle,
+        "shuffle": config.is_shuffled,
         "drop_last": config.drop_last,
         "on_error": config.on_error,
     }
+    if modules:
+        content["modules"] = dict(modules)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 

@@ -17,7 +17,7 @@ from batchd.config.columns import Column
 from batchd.config.image_steps import Decode
 from batchd.config.steps import ImageStep, Step
 from batchd.config.values import Value
-from batchd.pipeline import field_stage, number_stage, shape_stage, text_stage
+from batchd.pipeline import call_stage, field_stage, number_stage, shape_stage, text_stage
 from batchd.pipeline.arrays import array_of
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields import EFFECTS, columns_after
@@ -27,7 +27,7 @@ from batchd.pipeline.stages import MakeStage, Row, Stage
 from batchd.pipeline.vision import Image
 
 STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
-    {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES}
+    {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES, **call_stage.STAGES}
 )
 """All steps but those on images, of which a run is one stage."""
 RECORD_BYTES_MAX = 64 << 20

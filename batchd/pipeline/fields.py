@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from batchd.config.columns import Column
 from batchd.config.steps import Step
-from batchd.pipeline import field_effects, image_effects, number_effects, shape_effects, text_effects
+from batchd.pipeline import call_effects, field_effects, image_effects, number_effects, shape_effects, text_effects
 from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, StepInvalid
 from batchd.pipeline.file_checks import check_files
 from batchd_wire.fields import FIELDS_MAX, Field
@@ -20,7 +20,7 @@ SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
 """Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
 LARGEST_SIDE, LARGEST_LENGTH = 512, 128
 """What is proposed as the room of a sample, in pixels and in elements."""
-_FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects)
+_FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects, call_effects)
 EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
     {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
 )

@@ -9,7 +9,7 @@ end it, and so does any with ``on_error = "fail"``.
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from json import dumps
@@ -22,6 +22,7 @@ from batchd.config.sources import source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, ConfigInvalid, Problem
+from batchd.functions.named import code_of, code_problems
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.fields import columns_after
 from batchd.prepare.folder import LeftOut, ShardFolder
@@ -83,11 +84,20 @@ class Work:
     cache: IndexCache
     workers: int
     sample_timeout_s: float
+    python_path: Sequence[Path] = ()
+    """Where modules of people's own functions are looked for first."""
 
 
 def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
     config = work.config
+    if config.source.is_live:
+        text = f"samples of a {config.source.type} come as they come, so they have no end and cannot be prepared"
+        raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
+    problems = code_problems(work.name, config, work.python_path)
+    if problems:
+        raise ConfigInvalid(problems)
+    code = code_of(config, work.python_path)
     source_kind = kind_of(config.source)
     columns = source_kind.columns(config.source)
     steps = [
@@ -97,12 +107,14 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         made = dict(columns_after(columns, steps))
     except StepInvalid as problem:
         raise ConfigInvalid([Problem(f"streams.{work.name}.pipeline", str(problem))]) from None
-    index = scan_source(config.source, lambda _found: None, work.cache)
+    index = scan_source(config.source, lambda _found: None, work.cache, work.python_path)
     told = PrepareStream(
         seed=config.seed,
         source=source_to_plain(config.source),
         columns=[(column.name, column.text) for column in columns],
         steps=[step_to_plain(step) for step in steps],
+        python_path=list(code.python_path),
+        modules={**code.digests},
         folder=str(output.folder.absolute()),
         image_format=output.image_format,
         quality=output.quality,
@@ -132,7 +144,8 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
 
 def _about(work: Work, output: Output, index: SourceIndex, told: PrepareStream) -> dict[str, object]:
     """What decides the bytes of the shards; the steps and the seed by their digest."""
-    steps = dumps([told.columns, told.steps, told.seed], sort_keys=True)
+    modules = [told.modules] if told.modules else []
+    steps = dumps([told.columns, told.steps, told.seed, *modules], sort_keys=True)
     return {
         "stream": work.name,
         "source": index.digest,

@@ -19,6 +19,7 @@ from batchd.config.columns import parse_column
 from batchd.config.image_steps import Decode
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
+from batchd.functions.load import FunctionUnusable, expect
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline, record_bytes_max
 from batchd.prepare.members import MemberEncoder
@@ -28,6 +29,7 @@ from batchd.sources.kinds import kind_of
 from batchd.worker.note import Note
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.orders import (
+    HOPELESS_BYTES_MAX,
     PATH_BYTES_MAX,
     REASON_BYTES_MAX,
     TO_WRITER_FROM_PREPARE,
@@ -55,11 +57,14 @@ class ShardWriter:
         try:
             told, (index_descriptor,) = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
             assert isinstance(told, PrepareStream), "the first message says what to prepare"
-            stream = _Stream(told, SourceIndex.from_descriptor(index_descriptor))
+            stream = _stream_or_problem(told, SourceIndex.from_descriptor(index_descriptor))
             while True:
                 order, _ = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
                 assert isinstance(order, WriteShard), "the others are orders"
-                self._obey(stream, order)
+                if isinstance(stream, _Stream):
+                    self._obey(stream, order)
+                else:
+                    send_message(self._channel, ShardNotWritten(stream))
         except ChannelClosed:
             return
 
@@ -68,10 +73,11 @@ class ShardWriter:
         try:
             samples = self._write(stream, order, unfinished)
             size = unfinished.stat().st_size
-        except OSError as error:
+        except (OSError, FunctionUnusable) as error:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-            send_message(self._channel, ShardNotWritten(f"{stream.folder / order.name}: {error.strerror}"))
+            reason = error.strerror if isinstance(error, OSError) else _shorten(str(error), HOPELESS_BYTES_MAX)
+            send_message(self._channel, ShardNotWritten(f"{stream.folder / order.name}: {reason}"))
             return
         self._note.clear()
         send_message(self._channel, ShardWritten(samples, size))
@@ -119,11 +125,20 @@ class _Stream:
         steps = [step_from_plain(step) for step in told.steps]
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]
+        expect(told.python_path, {name: str(digest) for name, digest in told.modules.items()})
         is_bgr = any(isinstance(step, Decode) and step.color == "bgr" for step in steps)
         self.folder = Path(told.folder)
         self.reader = kind_of(source).open(source, index, record_bytes_max(steps))
         self.pipeline = Pipeline(columns, steps, told.seed, has_rows=False)
         self.encoder = MemberEncoder(self.pipeline.columns, told.image_format, told.quality, is_bgr=is_bgr)
+
+
+def _stream_or_problem(told: PrepareStream, index: SourceIndex) -> "_Stream | str":
+    """What is to be done, or why it cannot be: a function of somebody's own cannot be had."""
+    try:
+        return _Stream(told, index)
+    except FunctionUnusable as error:
+        return _shorten(str(error), HOPELESS_BYTES_MAX)
 
 
 def _shorten(text: str, bytes_max: int) -> str:

@@ -69,6 +69,8 @@ _MODULES = {
     "mix": "batchd.sources.mix",
     "subset": "batchd.sources.subset",
     "plugin": "batchd.sources.plugin",
+    "python": "batchd.sources.python",
+    "generator": "batchd.sources.generator",
 }
 _EXTRAS: dict[str, tuple[str, ...]] = {
     "tfrecord": ("google_crc32c", "google", "tfrecord"),

@@ -4,7 +4,8 @@ What it looked at are its witnesses: as long as each folder and file still is wh
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import time_ns
 from typing import NamedTuple, TypeAlias
 
@@ -25,15 +26,17 @@ class Witness(NamedTuple):
 class Survey:
     """What a scan reports. Without witnesses nobody can tell whether the source has changed, so it is scanned each time."""
 
-    def __init__(self, progress: ReportProgress) -> None:
+    def __init__(self, progress: ReportProgress, python_path: Sequence[Path] = ()) -> None:
         self.progress = progress
+        self.python_path = python_path
+        """Where modules of people's own functions are looked for first."""
         self.started_ns = time_ns()
         self._seen: list[Witness] = []
         self._parts: list[Survey] = []
 
     def part(self, found_before: int) -> "Survey":
         """The survey of one of several sources, when those before it have so many samples."""
-        part = Survey(lambda found: self.progress(found_before + found))
+        part = Survey(lambda found: self.progress(found_before + found), self.python_path)
         self._parts.append(part)
         return part
 

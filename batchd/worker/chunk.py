@@ -7,7 +7,8 @@
 
                                          then its checksum, where the stream has them
 
-    a file that a step reads is not what the daemon saw ----> zeros; the daemon stops the stream
+    a file that a step reads is not what the daemon saw,
+    or somebody's function cannot be had -------------------> zeros; the daemon stops the stream
 
 Invariant: every field of every ordered row is written, whatever happens to a sample, so nothing of the slot's former
 content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process, and the daemon bisects.
@@ -20,6 +21,7 @@ from batchd.config.columns import parse_column
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
 from batchd.core.plan import Plan, Position
+from batchd.functions.load import FunctionUnusable, expect
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline, record_bytes_max
@@ -32,11 +34,19 @@ from batchd.worker.note import Note
 from batchd.worker.slots import Arrays
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
-from batchd_wire.orders import PATH_BYTES_MAX, REASON_BYTES_MAX, ChunkFilled, FillChunk, ServeStream
+from batchd_wire.orders import (
+    HOPELESS_BYTES_MAX,
+    LONG_REASON_BYTES_MAX,
+    LONG_REASONS_MAX,
+    PATH_BYTES_MAX,
+    REASON_BYTES_MAX,
+    ChunkFilled,
+    FillChunk,
+    ServeStream,
+)
 
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
-HOPELESS_BYTES_MAX = 1000
 
 
 class ServedStream:
@@ -47,16 +57,20 @@ class ServedStream:
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]
         index = SourceIndex.from_descriptor(index_descriptor)
+        expect(told.python_path, {name: str(digest) for name, digest in told.modules.items()})
         self.layout = layout_from_wire(told.layout)
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
         self._plan = Plan(told.samples, told.batch_size, told.seed, told.shuffle, drop_last=False)
         self._on_error = told.on_error
-        self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
+        self._is_live = source.is_live
         self._note = note
         self._hopeless: str | None = None
         try:
+            self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
             self._pipeline = Pipeline(columns, steps, told.seed)
+        except FunctionUnusable as error:
+            self._hopeless = str(error)
         except StepInvalid as error:
             self._hopeless = changed_file(told.files) or str(error)
         else:
@@ -68,7 +82,7 @@ class ServedStream:
         if self._hopeless is None:
             try:
                 return self._fill(order, rows, arrays, page)
-            except StepInvalid as error:
+            except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
                 self._note.clear()
         for array in arrays.values():
@@ -88,7 +102,8 @@ class ServedStream:
             fields = {name: array[row, ...] for name, array in arrays.items()}
             reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
-                bad.append((sample, self._shown_name(sample), _shorten(reason, REASON_BYTES_MAX)))
+                bytes_max = LONG_REASON_BYTES_MAX if len(bad) < LONG_REASONS_MAX else REASON_BYTES_MAX
+                bad.append((sample, self._shown_name(sample), _shorten(reason, bytes_max)))
                 if not self._treat(order.epoch, row, sample, fields):
                     name = self._shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
@@ -118,7 +133,7 @@ class ServedStream:
         """Fill the row of a bad sample by the stream's policy; False where the policy finds nothing to fill it with."""
         if self._on_error == "substitute":
             for attempt in range(1, SUBSTITUTES_MAX + 1):
-                other = self._plan.substitute(epoch, sample, attempt)
+                other = sample if self._is_live else self._plan.substitute(epoch, sample, attempt)
                 if self._fill_row(epoch, row, other, attempt, fields) is None:
                     fields[INDEX][...] = other
                     return True

@@ -4,8 +4,10 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 
 PR_SET_PDEATHSIG = 1
 """From sys/prctl.h."""
@@ -25,9 +27,23 @@ def enter(arguments: Sequence[str]) -> Iterator[tuple[socket.socket, int]]:
     The end of the channel says that whoever started us is gone, unless a sample holds us: then the kernel kills us. SIGINT is the
     other side's business.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
+    print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel_descriptor, note_descriptor = (int(argument) for argument in arguments)
     with socket.socket(fileno=channel_descriptor) as channel:
         channel.setblocking(True)
         yield channel, note_descriptor
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone, whatever holds us then."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def print_to_the_log() -> None:
+    """Standard output is the daemon's, for its address; what people's functions print goes where the log goes, at once."""
+    with suppress(OSError):  # there may be no standard error
+        os.dup2(2, 1)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)

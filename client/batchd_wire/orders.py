@@ -41,7 +41,8 @@ class ServeStream(Message):
 
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
     (name, type as people write it); ``layout`` is a ``SlotLayout``; ``files``: the files that steps read, as (path, SHA-256 of
-    what the daemon found in it).
+    what the daemon found in it). ``modules``: the same of the modules of people's own functions, by name, and ``python_path``:
+    the folders where they are looked for first.
     """
 
     stream: int
@@ -56,6 +57,8 @@ class ServeStream(Message):
     steps: list[dict[str, object]]
     files: list[tuple[str, str]]
     layout: object
+    python_path: list[str]
+    modules: dict[str, object]
 
 
 @message(32)
@@ -104,14 +107,16 @@ class Quarantine(Message):
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
 
-    ``source``, ``columns`` and ``steps`` as in ``ServeStream``. ``folder``: where its shards go. Pixels are encoded as
-    ``image_format`` with ``quality``.
+    ``source``, ``columns``, ``steps``, ``python_path`` and ``modules`` as in ``ServeStream``. ``folder``: where its shards go.
+    Pixels are encoded as ``image_format`` with ``quality``.
     """
 
     seed: int
     source: dict[str, object]
     columns: list[tuple[str, str]]
     steps: list[dict[str, object]]
+    python_path: list[str]
+    modules: dict[str, object]
     folder: str
     image_format: str
     quality: int
@@ -154,6 +159,10 @@ class ShardNotWritten(Message):
 REASON_BYTES_MAX = 200
 PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
+LONG_REASON_BYTES_MAX = 1500
+LONG_REASONS_MAX = 4
+"""So many bad samples of a chunk, its first ones, may have a reason that is longer: where a function of somebody's own failed."""
+HOPELESS_BYTES_MAX = 2000
 """So that even a chunk of nothing but bad samples fits into one message."""
 
 TO_WRITER_FROM_PREPARE = Vocabulary(PrepareStream, WriteShard)

@@ -39,7 +39,18 @@ def forbidden_in(source: str) -> list[Finding]:
     """Everything in the text of a module that may not be there."""
     tree = ast.parse(source)
     names = dict(_imported_names(tree))
-    return sorted({finding for node in ast.walk(tree) for finding in _findings(node, names)}, key=lambda one: one.line)
+    found = {finding for node in ast.walk(tree) for finding in _findings(node, names)} | set(_handed_on(tree, names))
+    return sorted(found, key=lambda one: one.line)
+
+
+def _handed_on(tree: ast.Module, names: dict[str, str]) -> Iterator[Finding]:
+    """Whatever imports, mentioned and not called there: nobody sees what it is called with."""
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and node not in called:
+            full = _full_name(node, names)
+            if full in IMPORTERS:
+                yield Finding(full, node.lineno)
 
 
 def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
 from batchd.config.arrow_sources import ParquetSource
+from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
@@ -48,7 +49,7 @@ def test_a_short_file_gives_a_whole_tree_of_defaults(tmp_path: Path) -> None:
     """What the file does not say is the default; steps and sources are plain dataclasses."""
     config = load(tmp_path, f"[streams.photos]{STREAM}")
 
-    assert config.daemon == DaemonConfig()
+    assert config.daemon == DaemonConfig(python_path=(tmp_path,))
     photos = config.streams["photos"]
     assert photos.source == FolderSource(path=tmp_path / "photos")
     assert photos.pipeline == (Decode(), RandomResizedCrop(size=(8, 8)))
@@ -84,6 +85,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "runtime_dir": ("/tmp/x", Path("/tmp/x")),
         "tcp": ("[::1]:7070", "[::1]:7070"),
         "keys_dir": ("/tmp/keys", Path("/tmp/keys")),
+        "python_path": ('["/srv/one", "/srv/two"]', (Path("/srv/one"), Path("/srv/two"))),
         "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
         "workers": ("auto", "auto"),
         "memory": ("1.5GiB", 1536 * MEBIBYTE),
@@ -153,6 +155,25 @@ def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
     assert in_file.path == tmp_path / "t.csv"
 
 
+def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
+    """A field may be called "path". Options of that name and folders of modules are paths, the file's own by default."""
+    text = """
+    [daemon]
+    python_path = ["code", "/srv/code"]
+    [streams.a]
+    source = { type = "python", function = "a:B", fields = { path = "uint8[9]" }, options = { root = "x", b = { n = "y" } } }
+    batch_size = 1
+    """
+
+    config = load(tmp_path, text)
+
+    assert config.daemon.python_path == (tmp_path / "code", Path("/srv/code"))
+    source = config.streams["a"].source
+    assert isinstance(source, PythonSource)
+    assert (source.fields, source.options) == ({"path": "uint8[9]"}, {"root": str(tmp_path / "x"), "b": {"n": "y"}})
+    assert load(tmp_path, WHOLE).daemon.python_path == (tmp_path,)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -198,6 +219,12 @@ def test_names_of_the_user_s_own_are_no_paths(tmp_path: Path) -> None:
             defaults={"a": True, "b": (), "c": "", "d": (1, 2), "e": 1.5},
             sequence=True,
         ),
+        PythonSource(function="a.b:C", fields={"image": "uint8[2,2]", "label": "int64"}),
+        PythonSource(
+            function="a:f", fields={"x": "text"}, options={"n": [1, {"a": 0.5}]}, digest="2", length_timeout_s=5.0
+        ),
+        GeneratorSource(function="a:g", fields={"x": "float32"}),
+        GeneratorSource(function="a:g", fields={"x": "int8[?]"}, options={"n": 1}, epoch_samples=9, yields="batch"),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:
@@ -281,6 +308,7 @@ WRONG_VALUES = [
     ("daemon.tcp", '"10.0.0.5:0"', "port from 1 to 65535"),
     ("daemon.tcp", "7070", "string"),
     ("daemon.keys_dir", '""', "name a directory"),
+    ("daemon.python_path", '"/srv"', "array"),
     ("daemon.drain_timeout_s", "10", "less than 10"),
     ("daemon.sample_timeout_s", "nan", "finite"),
     ("streams.photos.batch_size", "0", "greater than or equal to 1, not 0"),
@@ -396,6 +424,59 @@ def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
 
     assert found["streams.photos"].message == 'max_skew counts only with lag = "lockstep"'
     assert load(tmp_path, WHOLE + 'max_skew = 3\nlag = "lockstep"\n').streams["photos"].max_skew == 3
+
+
+def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
+    """Where it is asked for in so many words; the default does no harm."""
+    text = """
+    [streams.a]
+    source = { type = "generator", function = "a:b", fields = { x = "int64" } }
+    batch_size = 1
+    """
+
+    found = problems(tmp_path, text + "shuffle = true")
+
+    assert "samples of a generator come in their own order, so shuffle = true" in found["streams.a"].message
+    assert not load(tmp_path, text).streams["a"].is_shuffled
+    assert not load(tmp_path, text + "shuffle = false").streams["a"].is_shuffled
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ('{ type = "python", function = "a.b", fields = { x = "int64" } }', 'must be written as "package.module:name"'),
+        (
+            '{ type = "python", function = "a b:c", fields = { x = "int64" } }',
+            'must be written as "package.module:name"',
+        ),
+        ('{ type = "python", function = "a:b", fields = { } }', "fields must not be empty"),
+        ('{ type = "python", function = "a:b", fields = { x = "int65" } }', 'x = "int65" is no type'),
+        (
+            '{ type = "python", function = "a:b", fields = { x = "text" }, options = { n = 9223372036854775808 } }',
+            "above",
+        ),
+        (
+            '{ type = "python", function = "a:b", fields = { x = "text" }, options = { n = [-9223372036854775808] } }',
+            "above",
+        ),
+        (
+            f'{{ type = "python", function = "a:b", fields = {{ x = "text" }}, options = {{ n = "{"x" * 9000}" }} }}',
+            "is long",
+        ),
+        ('{ type = "generator", function = "a:b", fields = { x = "text" }, options = { rng = 3 } }', "cannot have rng"),
+        (
+            '{ type = "generator", function = "a:", fields = { x = "int64" } }',
+            'must be written as "package.module:name"',
+        ),
+        ('{ type = "generator", function = "a:b", fields = { "9x" = "int64" } }', "'9x' is no name of a field"),
+    ],
+)
+def test_a_source_of_code_that_makes_no_sense_is_refused(tmp_path: Path, source: str, message: str) -> None:
+    """Without looking for the module."""
+    found = problems(tmp_path, f"[streams.a]\nsource = {source}\nbatch_size = 1\n")
+
+    assert [problem.line for problem in found.values()] == [2]
+    assert message in next(iter(found.values())).message
 
 
 @pytest.mark.parametrize("text", ["", "[daemon]\nworkers = 1\n", "[streams]\n"])

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
+from batchd.config.call_steps import Call
 from batchd.config.field_steps import Drop, Rename
 from batchd.config.file_sources import FolderSource
 from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
@@ -49,6 +50,7 @@ STEPS = (
     Cutout(size=(8, 8)),
     SubtractMean(),
     To(),
+    Call(function="a:b"),
 )
 OTHER_OPTIONS = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
@@ -95,7 +97,9 @@ OTHER_OPTIONS = {
     "cutout": {"holes": 2, "size": (8, 7), "fill": (1,)},
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
+    "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
 }
+WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {"resize": {"size"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
 """Options that stand instead of others, which the steps above have."""
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "mask"}
@@ -115,7 +119,7 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     """And no two of them to the same; a new option is missed here first."""
     seen = {fingerprint_with()}
     for place, step in enumerate(STEPS):
-        options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op != "drop" else {})
+        options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op not in WITHOUT_FIELD else {})
         assert options.keys() | {"op"} == {field.name for field in fields(step)} - OTHER_WAYS.get(step.op, set())
         seen |= {
             fingerprint_with(pipeline=(*STEPS[:place], replace(step, **{name: value}), *STEPS[place + 1 :]))
@@ -123,7 +127,7 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
         }
 
     assert OTHER_OPTIONS.keys() == STEP_KINDS.keys()
-    with_field = len(OTHER_OPTIONS.keys() - {"drop"})
+    with_field = len(OTHER_OPTIONS.keys() - WITHOUT_FIELD)
     assert len(seen) == 1 + with_field + sum(map(len, OTHER_OPTIONS.values()))
 
 
@@ -150,6 +154,18 @@ def test_every_key_of_a_stream_decides_either_bytes_or_time() -> None:
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
+
+
+def test_the_source_of_peoples_functions_counts() -> None:
+    """A function that was changed makes other bytes; where there is none, nothing is added."""
+    config = StreamConfig(**BASE)
+    columns = kind_of(config.source).columns(config.source)
+    seen = [
+        fingerprint(config, columns, DIGEST, DIGESTS, modules) for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
+    ]
+
+    assert len(set(seen)) == 4
+    assert seen[0] == fingerprint_with()
 
 
 def test_the_source_counts_by_its_content_alone() -> None:

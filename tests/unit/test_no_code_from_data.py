@@ -25,6 +25,17 @@ ALLOWED = {
         "importlib.import_module",
     ): "a command's module; the name is a key of COMMANDS, and is looked up first",
     (
+        "batchd.functions.load",
+        "importlib.import_module",
+    ): "functions that the configuration names, in workers alone; who writes it may run code anyway",
+    (
+        "batchd.functions.find",
+        "importlib.machinery.PathFinder",
+    ): "looks for a module in folders, and imports nothing",
+    ("batchd.functions.find", "importlib.machinery.PathFinder.find_spec"): "the same",
+    ("batchd.functions.find", "importlib.machinery.PathFinder.invalidate_caches"): "the same",
+    ("batchd.functions.find", "importlib.machinery.ModuleSpec"): "what it gives, for types alone",
+    (
         "batchd.sources.kinds",
         "importlib.import_module",
     ): "the module of a kind of source, which is a value of a table there",
@@ -107,6 +118,8 @@ def test_the_codec_alone_reads_messages():
         ("import importlib\nimportlib.import_module(name)", "importlib.import_module"),
         ("from importlib import import_module as load\nload(f'steps.{name}')", "importlib.import_module"),
         ("from importlib import import_module\nimport_module('pickle')", "pickle"),
+        ("from importlib import import_module\nlist(map(import_module, names))", "importlib.import_module"),
+        ("import importlib\nload = importlib.import_module", "importlib.import_module"),
         ("from importlib.util import spec_from_file_location", "importlib.util.spec_from_file_location"),
         ("import yaml as y\ny.load(text)", "yaml.load"),
         ("from yaml import unsafe_load", "yaml.unsafe_load"),

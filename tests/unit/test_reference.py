@@ -17,7 +17,7 @@ def test_the_annotated_file_loads_and_is_made_of_defaults(tmp_path: Path) -> Non
     """`batchd config > batchd.toml` is a start, and says nothing that is not so."""
     config = load(tmp_path, annotated_toml())
 
-    assert config.daemon == DaemonConfig()
+    assert config.daemon == DaemonConfig(python_path=(tmp_path,))
     photos = config.streams["photos"]
     examples = {"source", "pipeline", "batch_size"}
     defaults = {name: field.default for name, field in StreamConfig.model_fields.items() if name not in examples}

@@ -9,6 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Discriminator, ValidationError
 
+from batchd.config.call_steps import Call
 from batchd.config.columns import Column, parse_column
 from batchd.config.field_steps import Drop, Rename
 from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
@@ -57,6 +58,7 @@ EVERY_STEP = [
     SubtractMean(mean=(1.5,), scale=0.5),
     To(dtype="float16", scale=False, layout="nhwc"),
     Follow(mask="mask", mask_fill=255, boxes="boxes", points="points"),
+    Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
 ]
 
 

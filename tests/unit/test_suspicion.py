@@ -12,8 +12,10 @@ from batchd.core.suspicion import (
     CRASHES_MAX,
     CRASHES_WINDOW_S,
     LISTED_MAX,
+    LONG_REASONS_MAX,
     PROOF_WEIGHT,
     QUARANTINED_MIN,
+    REASON_BYTES_MAX,
     SURE_ROWS,
     BadSamples,
     Suspects,
@@ -375,3 +377,16 @@ def test_a_chunk_done_in_between_shows_that_workers_can_work():
         world.ready(number)
         world.fill(number)
         world.kill(number, NOTHING_IN_HAND)
+
+
+def test_only_the_first_bad_samples_keep_a_long_reason():
+    """So that ten thousand of them take no memory to speak of, and a list of them fits into a message."""
+    bad = BadSamples(1000, 1.0)
+    reason = "ä" * 500
+    for sample in range(LONG_REASONS_MAX + 10):
+        bad.record(sample, "path", "short")
+        bad.record(1000 + sample, "path", reason)
+
+    kept = [bad.listed[1000 + sample].reason for sample in range(LONG_REASONS_MAX + 10)]
+    assert kept == [reason] * LONG_REASONS_MAX + ["ä" * (REASON_BYTES_MAX // 2)] * 10
+    assert all(bad.listed[sample].reason == "short" for sample in range(LONG_REASONS_MAX + 10))

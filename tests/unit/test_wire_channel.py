@@ -20,6 +20,9 @@ from batchd_wire.codec import MalformedMessage
 from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Refused, SlotShared, Welcome
 from batchd_wire.orders import (
     CHUNK_ROWS_MAX,
+    HOPELESS_BYTES_MAX,
+    LONG_REASON_BYTES_MAX,
+    LONG_REASONS_MAX,
     PATH_BYTES_MAX,
     REASON_BYTES_MAX,
     TO_DAEMON_FROM_WORKER,
@@ -185,8 +188,9 @@ def test_the_longest_message_arrives(pair) -> None:
 def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
     """With the longest paths and reasons that a worker sends."""
     ours, theirs = pair
-    bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * REASON_BYTES_MAX)] * CHUNK_ROWS_MAX
-    send_message(ours, ChunkFilled(1, 2, bad, "h" * (PATH_BYTES_MAX + REASON_BYTES_MAX + 100)))
+    reasons = [LONG_REASON_BYTES_MAX] * LONG_REASONS_MAX + [REASON_BYTES_MAX] * (CHUNK_ROWS_MAX - LONG_REASONS_MAX)
+    bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * reason_bytes) for reason_bytes in reasons]
+    send_message(ours, ChunkFilled(1, 2, bad, "h" * HOPELESS_BYTES_MAX))
 
     message, _none = receive_message(theirs, TO_DAEMON_FROM_WORKER)
 

@@ -1,0 +1,121 @@
+"""Sources that are somebody's own Python. Daemon, workers and CLI; standard library only."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from batchd.config.columns import parse_column
+from batchd.config.function import parse_function
+from batchd.config.source import SourceOptions
+from batchd.config.step import Range
+
+LENGTH_TIMEOUT_MAX_S = 86_400.0
+OPTIONS_CHARACTERS_MAX = 8_192
+NUMBER_MAX = (1 << 63) - 1
+SAMPLES_MAX = 1 << 40
+"""Samples of an epoch that nobody sees the end of: at a million a second it takes twelve days."""
+
+
+def check_fields(fields: dict[str, str]) -> None:
+    """Raise ``ValueError`` where they are no fields with types."""
+    if not fields:
+        raise ValueError('fields must not be empty; write for example { image = "uint8[32,32,3]", label = "int64" }')
+    for name, text in fields.items():
+        parse_column(name, text)
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where they would not fit into a message to a worker."""
+    characters = len(json.dumps(options))
+    if characters > OPTIONS_CHARACTERS_MAX:
+        raise ValueError(
+            f"options has {characters} characters, more than {OPTIONS_CHARACTERS_MAX}; put what is long into a file, and name it"
+        )
+    values = [options]
+    while values:
+        value: Any = values.pop()
+        if isinstance(value, int) and abs(value) > NUMBER_MAX:
+            raise ValueError(f"options has a number above {NUMBER_MAX}; write it as text")
+        values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonSource(SourceOptions):
+    """Your own object with `__len__` and `__getitem__`, as a torch `Dataset` is. Each worker makes one for itself."""
+
+    type: Literal["python"] = "python"
+    """Kind of source."""
+
+    function: str
+    """What makes the object, as "package.module:name": a class, or a function that returns it. It is imported in workers alone,
+    from the folders of `python_path` in [daemon]."""
+
+    fields: dict[str, str]
+    """What `object[i]` consists of, with types: { image = "uint8[32,32,3]", label = "int64" }. A tuple is in this order, a dict
+    has these names, and where there is one field it may be the value itself. "image" is the bytes of an image file."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the class or the function is called with, by keyword. Relative paths under keys such as `path` and `root` are relative
+    to the file, as everywhere; everything else is as it stands here."""
+
+    digest: str = ""
+    """Any text that you change when the data changes. Nobody else can know what your object reads, and a saved position is
+    refused where source, options, length or this text are others."""
+
+    length_timeout_s: Annotated[float, Range(0.1, LENGTH_TIMEOUT_MAX_S)] = 600.0
+    """How long it may take to make the object once and to ask for its length when the daemon starts, in seconds."""
+
+    def __post_init__(self) -> None:
+        parse_function(self.function)
+        check_fields(self.fields)
+        check_options(self.options)
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return self.function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSource(SourceOptions):
+    """Your own Python generator, endless or not.
+
+    Each worker runs one of its own, so the same position is never the same samples again: docs/sources.md says what that
+    changes.
+    """
+
+    is_live: ClassVar[bool] = True
+
+    type: Literal["generator"] = "generator"
+    """Kind of source."""
+
+    function: str
+    """The generator function, as "package.module:name", called with the options and, where it takes one, with `rng`, a
+    `numpy.random.Generator` with a seed that no other instance has. One that ends is called anew."""
+
+    fields: dict[str, str]
+    """What it yields, with types: { image = "uint8[32,32,3]", label = "int64" }. A tuple is in this order, a dict has these
+    names, and where there is one field it may be the value itself. "image" is the bytes of an image file."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the function is called with, by keyword. Relative paths under keys such as `path` and `root` are relative to the file,
+    as everywhere; everything else is as it stands here."""
+
+    epoch_samples: Annotated[int, Range(1, SAMPLES_MAX)] | None = None
+    """How many samples are called an epoch. When not set, the first epoch never ends."""
+
+    yields: Literal["sample", "batch"] = "sample"
+    """What each `yield` gives: a sample, or a batch of any length, whose arrays have one more dimension in front, as Keras's
+    generators do; batches are taken apart."""
+
+    def __post_init__(self) -> None:
+        parse_function(self.function)
+        check_fields(self.fields)
+        check_options(self.options)
+        if "rng" in self.options:
+            raise ValueError("options cannot have rng, which every instance gets anew")
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return self.function

@@ -1,0 +1,166 @@
+"""Where a module lies, and what is in it, without importing it. Daemon, CLI and workers; standard library only.
+
+    "package.module:name"  --folders, one package after the other-->  file  --sha256-->  digest
+                                                                            --ast----->  names at its top level
+
+``importlib.util.find_spec`` would import the packages around a module, so each part is looked for by itself in the folders of
+the part before.
+
+Invariant: nothing of what is found here is run.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from pkgutil import iter_modules
+
+from batchd.config.function import FunctionName, parse_function
+
+ANY_NAME = "*"
+"""Among the names of a module where nobody can tell which there are."""
+
+
+class ModuleNotFound(LookupError):  # noqa: N818  names what is wrong
+    """There is no such module, or no file that could be read; the text says where it was looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module as it lies there: its file, and a digest of what stands in it."""
+
+    file: Path
+    source: bytes
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits."""
+        return sha256(self.source).hexdigest()
+
+
+def interpreter_folders() -> list[str]:
+    """Where workers look besides the configured folders: they leave out the folder that this program was started in."""
+    return sys.path[0 if sys.flags.safe_path else 1 :]
+
+
+def find_module(name: str, folders: Sequence[Path]) -> Module:
+    """Find a module in ``folders``, or else in what the interpreter has. Raises ``ModuleNotFound``."""
+    PathFinder.invalidate_caches()
+    searched = [*map(str, folders), *interpreter_folders()]
+    top, *parts = name.split(".")
+    spec = PathFinder.find_spec(top, searched) or _elsewhere(top)
+    if spec is None:
+        raise ModuleNotFound(_nowhere(name, top, searched))
+    found = top
+    for part in parts:
+        here = list(spec.submodule_search_locations or ())
+        if not here:
+            raise ModuleNotFound(f"there is no module {name}, for {found} is no package: it is {spec.origin}")
+        found = f"{found}.{part}"
+        spec = PathFinder.find_spec(part, here)
+        if spec is None:
+            raise ModuleNotFound(_nowhere(name, found, here))
+    if not spec.has_location or spec.origin is None:
+        what = "is a folder without __init__.py" if spec.submodule_search_locations else "is built into Python"
+        raise ModuleNotFound(f"the module {name} {what}, so it has no source")
+    try:
+        return Module(Path(spec.origin), Path(spec.origin).read_bytes())
+    except OSError as error:
+        raise ModuleNotFound(f"{spec.origin} cannot be read: {error.strerror}") from None
+
+
+def function_problems(text: str, folders: Sequence[Path]) -> list[str]:
+    """What is wrong with the name of a function, as far as it can be seen without importing anything."""
+    name = parse_function(text)
+    try:
+        module = find_module(name.module, folders)
+    except ModuleNotFound as error:
+        return [str(error)]
+    if module.file.suffix != ".py":
+        return []
+    try:
+        names = _top_names(ast.parse(module.source, module.file).body)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        return [f"{module.file}{line} is no Python: {getattr(error, 'msg', error)}"]
+    return _name_problems(name, module, frozenset(names))
+
+
+def _name_problems(name: FunctionName, module: Module, names: frozenset[str]) -> list[str]:
+    wanted = name.path[0]
+    if wanted in names or ANY_NAME in names or "__getattr__" in names:
+        return []
+    advice = _did_you_mean(wanted, names) or f"defined there: {', '.join(sorted(names)) or 'nothing'}"
+    return [f"{module.file} does not define {wanted!r} at its top level; {advice}"]
+
+
+def _elsewhere(name: str) -> ModuleSpec | None:
+    """What other finders than that of folders know: packages that were installed to be edited, and what is built in."""
+    for finder in sys.meta_path:
+        if finder is not PathFinder:
+            spec = finder.find_spec(name, None)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _nowhere(name: str, missing: str, searched: Sequence[str]) -> str:
+    """What to say where ``missing``, which is ``name`` or a package around it, is in none of the folders."""
+    why = "" if missing == name else f", for there is no {missing}"
+    advice = _did_you_mean(missing.rpartition(".")[2], [module.name for module in iter_modules(searched)])
+    places = ", ".join(place if Path(place).exists() else f"{place} (which is not there)" for place in searched)
+    hint = "" if "." in missing else "; [daemon] python_path adds folders"
+    return f"there is no module {name}{why}; {advice + ' ' if advice else ''}searched: {places}{hint}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(name, list(known), n=1)
+    return f"did you mean {nearest[0]}?" if nearest else ""
+
+
+def _top_names(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Every name that the statements of a module may define, those within ``if``, ``try`` and the like too."""
+    for statement in body:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield statement.name
+            case ast.Import():
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
+            case ast.ImportFrom():
+                yield from (alias.asname or alias.name for alias in statement.names)
+            case ast.Assign():
+                yield from _targets(statement.targets)
+            case ast.AnnAssign(value=ast.expr()):
+                yield from _targets([statement.target])
+            case _:
+                yield from _targets(_bound(statement))
+                yield from _top_names(list(_within(statement)))
+
+
+def _bound(statement: ast.stmt) -> list[ast.expr]:
+    """What a compound statement itself gives a value to."""
+    match statement:
+        case ast.For(target=target):
+            return [target]
+        case ast.With(items=items):
+            return [item.optional_vars for item in items if item.optional_vars is not None]
+        case _:
+            return []
+
+
+def _within(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """The statements in the blocks of a compound one."""
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, (ast.ExceptHandler, ast.match_case)):
+            yield from child.body
+
+
+def _targets(targets: Iterable[ast.expr]) -> Iterator[str]:
+    for target in targets:
+        yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))

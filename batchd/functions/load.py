@@ -1,0 +1,81 @@
+"""Imports people's own functions. Workers, and the helper that asks for a length; the daemon never does.
+
+A module is imported only while its source is what the daemon saw when it started: with another one, the same position would be
+other bytes. Modules that it imports in turn are not looked at.
+
+``sys.path`` and the modules belong to the process, so what is expected of them does too.
+
+Invariant: a function that is returned is of a file with the digest that was expected.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from batchd.config.function import parse_function
+from batchd.functions.find import Module, ModuleNotFound, find_module
+from batchd.functions.told import FunctionFailed, call
+
+_expected: dict[str, str] = {}
+
+
+class FunctionUnusable(Exception):  # noqa: N818  names what is wrong
+    """A function of the configuration cannot be had here, which is no sample's fault; the text says why."""
+
+
+def expect(python_path: Sequence[str], digests: Mapping[str, str]) -> None:
+    """Look for modules in these folders first, and take them only with these digests."""
+    sys.path[:] = [*python_path, *(folder for folder in sys.path if folder not in python_path)]
+    _expected.update(digests)
+
+
+def load(text: str) -> Callable[..., Any]:
+    """Import a function. Raises ``FunctionUnusable`` saying what happened."""
+    name = parse_function(text)
+    try:
+        module = _import(name.module)
+        found: Any = module
+        for part in name.path:
+            found = call(getattr, found, part)
+    except FunctionFailed as error:
+        raise FunctionUnusable(f"importing {text} in a worker: {error}") from None
+    if not callable(found):
+        raise FunctionUnusable(f"{text} is {type(found).__name__}, which cannot be called")
+    return found  # type: ignore[no-any-return]
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        there = find_module(name, list(map(Path, sys.path)))
+    except ModuleNotFound as error:
+        raise FunctionUnusable(f"importing {name} in a worker: {error}") from None
+    _check_digest(name, there)
+    module = call(_imported, name)
+    file = getattr(module, "__file__", None)
+    if file is None or not _is_same(Path(file), there.file):
+        raise FunctionUnusable(
+            f"importing {name} in a worker gives {file or 'what is built into Python'} instead of {there.file}: "
+            "batchd, or a module before it, has one of that name; give yours another name"
+        )
+    return module
+
+
+def _imported(name: str) -> ModuleType:
+    return import_module(name)
+
+
+def _check_digest(name: str, there: Module) -> None:
+    if _expected.get(name, there.digest) != there.digest:
+        raise FunctionUnusable(
+            f"{there.file} has changed since the daemon started, so its samples would be others; start the daemon anew"
+        )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return one == other

@@ -1,0 +1,141 @@
+"""Somebody's own generator as a source: each worker runs one, and takes what comes. Daemon and workers.
+
+    number of a sample    counts, and names nothing: whoever reads gets the next sample of the generator in its process
+    a generator ends      another one is begun, with another seed
+    a generator raises    a bad sample; another one is begun
+
+Invariant: no two instances have the same seed, in whatever process, before or after a restart.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from batchd.config.code_sources import SAMPLES_MAX, GeneratorSource
+from batchd.config.columns import Column
+from batchd.config.function import parse_function
+from batchd.config.values import Value
+from batchd.errors import SourceInvalid
+from batchd.functions.find import ModuleNotFound, find_module
+from batchd.functions.load import load
+from batchd.functions.told import FunctionFailed, call
+from batchd.sources.declared import columns_of, named, values_of
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import SourceKind
+from batchd.sources.survey import Survey
+
+_END = object()
+
+
+class GeneratorReader:
+    """What the generator of this process yields, one sample after the other."""
+
+    def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
+        self._name = source.function
+        self._function = load(source.function)
+        self._options = source.options
+        self._takes_rng = _takes_rng(self._function)
+        self._columns = columns_of(source.fields)
+        self._max_bytes = max_bytes
+        self._next = self._next_of_batch if source.yields == "batch" else self._next_sample
+        self._running: Iterator[Any] | None = None
+        self._batch: Mapping[str, Any] = {}
+        self._rows = range(0)
+
+    def read(self, _sample: int) -> Mapping[str, Value]:
+        """The next sample, whatever number is asked for. See ``kinds.Reader``."""
+        try:
+            return values_of(self._columns, self._next(), self._max_bytes)
+        except FunctionFailed as error:
+            self._running, self._rows = None, range(0)
+            raise SampleUnreadable(f"{error}\n  so the generator was begun anew") from None
+
+    def known(self, _sample: int) -> Mapping[str, Value]:
+        """Nothing is known of what comes."""
+        return {}
+
+    def name(self, sample: int) -> str:
+        """Its place in the stream."""
+        return f"{self._name}, number {sample}"
+
+    def close(self) -> None:
+        """The generator goes with the process."""
+
+    def _next_sample(self) -> Mapping[str, Any]:
+        return named(self._columns, self._yielded())
+
+    def _next_of_batch(self) -> Mapping[str, Any]:
+        if not self._rows:
+            self._batch = named(self._columns, self._yielded())
+            self._rows = range(self._length())
+        row, self._rows = self._rows[0], self._rows[1:]
+        return {name: call(_row, values, row) for name, values in self._batch.items()}
+
+    def _length(self) -> int:
+        lengths = {name: call(len, values) for name, values in self._batch.items()}
+        if len(set(lengths.values())) > 1:
+            raise SampleUnreadable(f"a batch whose fields have different lengths: {lengths}")
+        length = min(lengths.values())
+        if not length:
+            raise SampleUnreadable("a batch without samples")
+        return length
+
+    def _yielded(self) -> Any:
+        """The next that is yielded, by another generator where one has ended."""
+        if self._running is not None:
+            given = call(next, self._running, _END)
+            if given is not _END:
+                return given
+        self._running = self._begin()
+        given = call(next, self._running, _END)
+        if given is _END:
+            self._running = None
+            raise SampleUnreadable("the generator ended before it had yielded anything")
+        return given
+
+    def _begin(self) -> Iterator[Any]:
+        random = {"rng": np.random.default_rng()} if self._takes_rng else {}
+        return call(iter, call(self._function, **self._options, **random))
+
+
+def _row(values: Any, row: int) -> Any:
+    return values[row]
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = call(inspect.signature, function).parameters
+    except FunctionFailed:  # written in C
+        return False
+    return "rng" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _columns(source: GeneratorSource) -> tuple[Column, ...]:
+    return columns_of(source.fields)
+
+
+def _scan(source: GeneratorSource, survey: Survey) -> SourceIndex:
+    """There is nothing to scan. Raises ``SourceInvalid`` where the module is gone."""
+    try:
+        digest = find_module(parse_function(source.function).module, survey.python_path).digest
+    except ModuleNotFound as error:
+        raise SourceInvalid(str(error)) from None
+    facts = {
+        "function": source.function,
+        "code": digest,
+        "options": source.options,
+        "fields": list(source.fields.items()),
+        "yields": source.yields,
+    }
+    return SourceIndex.build(source.epoch_samples or SAMPLES_MAX, facts, {}, {})
+
+
+KIND = SourceKind(
+    problems=lambda _source: [],
+    columns=_columns,
+    scan=_scan,
+    open=lambda source, _index, max_bytes: GeneratorReader(source, max_bytes),
+)

@@ -1,0 +1,37 @@
+"""A HELPER process, ``python -m batchd.worker.length RESULT_FD``: makes somebody's object once, asks for its length, and ends.
+
+So the daemon imports nothing of it. What to ask comes as JSON on standard input, and the answer goes to the descriptor, also as
+JSON; what the object prints, and what went wrong, goes to standard error, which the daemon shows where we fail.
+"""
+
+import json
+import os
+import sys
+
+from batchd.functions.load import FunctionUnusable, expect
+from batchd.functions.told import FunctionFailed, call
+from batchd.sources.python import make_object
+from batchd.worker.process import die_with_parent, print_to_the_log
+
+
+def main() -> int:
+    """Ask and answer; the exit status."""
+    die_with_parent()
+    result_descriptor = int(sys.argv[1])
+    asked = json.load(sys.stdin)
+    print_to_the_log()
+    expect(asked["python_path"], asked["code"])
+    try:
+        length = call(len, make_object(asked["function"], asked["options"]))
+    except (FunctionUnusable, FunctionFailed) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    os.write(result_descriptor, json.dumps({"length": length}).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads that the object has started are not waited for

@@ -1,0 +1,428 @@
+"""People's own functions, from end to end: what trainers get, what operators read, and what becomes of a stream that has none."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.errors import StateMismatch, StreamStopped
+from support.commands import batchd
+from support.daemon_process import clean_environment
+from support.seen import samples, see
+from support.settings import STILL_PIPELINE, folder_stream, write_settings
+from support.waiting import wait_until
+
+CALL = {"op": "call", "function": "mine:fn", "outputs": {"image": "uint8[32,32,3]", "score": "float32"}}
+AUGMENT = """
+    import numpy as np
+    def fn(sample, rng):
+        print("a word")
+        noise = rng.integers(0, 9, sample["image"].shape, np.uint8)
+        return {"image": sample["image"] // 2 + noise, "score": float(rng.random())}
+"""
+DATA = """
+    import numpy as np
+    class Data:
+        def __init__(self, count):
+            self._all = np.random.default_rng(7).integers(0, 256, (count, 8, 8, 3), np.uint8)
+        def __len__(self): return len(self._all)
+        def __getitem__(self, i): return self._all[i], i
+"""
+NUMBERS = {
+    "source": {
+        "type": "python",
+        "function": "mine:Data",
+        "fields": {"image": "uint8[8,8,3]", "label": "int64"},
+        "options": {"count": 50},
+    },
+    "batch_size": 8,
+    "pipeline": [{"op": "random_flip"}],
+}
+GENERATED = {
+    "source": {"type": "generator", "function": "mine:generate", "fields": {"x": "int64", "worker": "int64"}},
+    "batch_size": 8,
+}
+
+
+def called(photos, **changes):
+    """A stream of photographs with a call in the end."""
+    return folder_stream(photos, pipeline=[*STILL_PIPELINE, {**CALL, **changes}])
+
+
+def bad_reasons(connection, stream):
+    """Wait until some are listed."""
+    return [bad.reason for bad in wait_until(lambda: connection.bad(stream).samples, "bad samples are listed")]
+
+
+def see_epochs(stream, count):
+    """Read on, so far as it goes."""
+    for _ in range(count):
+        see(stream)
+
+
+# --- call ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_makes_the_same_bytes_on_any_number_of_workers(start_daemon, photos, code, write):
+    """With random numbers, whatever the chunks are, and after a worker was killed; it may print."""
+    write("mine.py", AUGMENT)
+    one, two = (
+        start_daemon({"photos": called(photos)}, python_path=[str(code)], workers=workers, chunk_rows=rows)
+        for workers, rows in ((1, 256), (2, 1))
+    )
+    with batchd_client.connect(one.address) as first, batchd_client.connect(two.address) as second:
+        streams = [connection.stream("photos", epochs=3) for connection in (first, second)]
+        assert see(streams[0]) == see(streams[1])
+        os.kill(second.status()["workers"][0]["pid"], signal.SIGKILL)
+        epochs = [[see(stream), see(stream)] for stream in streams]
+    assert epochs[0] == epochs[1]
+    assert epochs[0][0] != epochs[0][1]
+    assert "a word" in one.log
+
+
+def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code, write):
+    """In `batchd bad`, for people and for programs; also where the function asks for the end of the process."""
+    file = write(
+        "mine.py",
+        """
+        def fn(sample, rng):
+            if sample["label"] == 1:
+                return {"score": broken(sample)}
+            if sample["label"] == 2:
+                raise SystemExit("enough")
+            return {"score": 1.0}
+        def broken(sample):
+            raise ValueError("cannot do this one, " + "for many reasons " * 15)
+        """,
+    )
+    stream = called(photos, outputs={"score": "float32"}) | {"on_error": "mask", "max_bad_fraction": 1.0}
+    daemon = start_daemon({"photos": stream}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+        reasons = bad_reasons(connection, "photos")
+        workers = {worker["pid"] for worker in connection.status()["workers"]}
+    text = batchd("bad", "photos", address=daemon.address).stdout
+    listed = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
+
+    raised = [reason for reason in reasons if "ValueError" in reason]
+    assert len(raised) == 10
+    place = f"\n  at {file}:9 in broken: raise ValueError("
+    assert place in raised[0]
+    assert f"\n  from {file}:4 in fn: " in raised[0]
+    assert place in text
+    assert len([reason for reason in reasons if reason.startswith("mine:fn: SystemExit: enough")]) == 10
+    assert [entry["reason"] for entry in listed] == reasons
+    assert workers == daemon.worker_pids()
+
+
+def test_a_function_that_never_returns_costs_its_sample(start_daemon, code, write):
+    """As a file does whose decoder hangs: the second time it is put in quarantine, by name."""
+    write("mine.py", DATA)
+    write("slow.py", "import time\ndef fn(sample, rng):\n    if sample['label'] == 9: time.sleep(1000)\n    return {}")
+    stream = {**NUMBERS, "pipeline": [{"op": "call", "function": "slow:fn"}]}
+    daemon = start_daemon({"numbers": stream}, python_path=[str(code)], sample_timeout_s=1)
+    with batchd_client.connect(daemon.address) as connection:
+        seen = see(connection.stream("numbers", epochs=1))
+        (bad,) = connection.bad("numbers").samples
+    assert sum(len(one.samples) for one in seen) == 50
+    assert bad.path == "mine:Data[9]"
+    assert bad.reason.startswith("quarantined: it ended 2 workers")
+
+
+def test_what_cannot_be_imported_stops_the_stream_at_once(start_daemon, photos, code, write):
+    """Trainers and the log read why, with the place; no worker dies of it, and other streams go on."""
+    file = write("mine.py", "\nimport not_there_at_all\ndef fn(sample, rng): ...")
+    daemon = start_daemon({"photos": called(photos), "plain": folder_stream(photos)}, python_path=[str(code)])
+    workers = daemon.worker_pids()
+    with batchd_client.connect(daemon.address) as connection:
+        with pytest.raises(StreamStopped) as told:
+            see(connection.stream("photos", epochs=1))
+        assert len(see(connection.stream("plain", epochs=1))) == 5
+    message = "importing mine:fn in a worker: ModuleNotFoundError: No module named 'not_there_at_all'\n"
+    assert f"{message}  at {file}:2 in <module>: import not_there_at_all" in str(told.value)
+    (line,) = daemon.log_lines("stream stopped")
+    assert message in line["reason"]
+    assert daemon.worker_pids() == workers
+
+
+def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(start_daemon, photos, code, write):
+    """A worker that is started later would run the new one; a daemon that is started anew serves another stream."""
+    write("mine.py", AUGMENT)
+    daemon = start_daemon({"photos": called(photos)}, python_path=[str(code)], workers=1)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=None)
+        see(stream)
+        state = stream.state_dict()
+        write("mine.py", AUGMENT + "\n    # changed")
+        os.kill(connection.status()["workers"][0]["pid"], signal.SIGKILL)
+        with pytest.raises(StreamStopped, match=r"mine\.py has changed since the daemon started"):
+            see_epochs(stream, 20)
+    daemon.restart()
+    with batchd_client.connect(daemon.address) as connection, pytest.raises(StateMismatch):
+        connection.stream("photos").load_state_dict(state)
+
+
+def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, write, tmp_path):
+    """Only workers run what is in the module, and the helper that asks for a length."""
+    trace = tmp_path / "trace"
+    write(
+        "mine.py",
+        f"import os\nopen({str(trace)!r}, 'a').write(f'{{os.getpid()}}\\n')\ndef fn(sample, rng): return {{}}",
+    )
+    streams = {"photos": called(photos, outputs={})}
+    config = write_settings(
+        tmp_path / "batchd.toml", streams, {"python_path": [str(code)], "runtime_dir": str(tmp_path / "run")}
+    )
+    batchd("check", config)
+    assert not trace.exists()
+
+    daemon = start_daemon(streams, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+    pids = {int(line) for line in trace.read_text().split()}
+    assert pids <= daemon.worker_pids()
+
+
+def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write, tmp_path):
+    """The folder of the file, where nothing else is said."""
+    config = write_settings(
+        code / "batchd.toml",
+        {"one": called(photos, function="mien:fn"), "two": called(photos, function="mine:nf"), "three": called(photos)},
+        {"runtime_dir": str(tmp_path / "run")},
+    )
+    write("mine.py", AUGMENT)
+
+    told = batchd("check", config, status=2).stderr
+
+    assert f"streams.one.pipeline[2].function: there is no module mien; did you mean mine? searched: {code}, " in told
+    assert (
+        f"streams.two.pipeline[2].function: {code}/mine.py does not define 'nf' at its top level; defined there: fn, np"
+        in told
+    )
+    assert "streams.three" not in told
+    assert told.count('(The function, as "package.module:name".') == 2
+    assert "2 problems" in told
+
+
+def test_prepare_calls_functions_too(photos, code, write):
+    """With the places of what one raised in its list of bad samples; and it stops where one cannot be imported."""
+    write(
+        "mine.py",
+        "def fn(sample, rng):\n    if sample['label'] == 1: raise ValueError('not this one')\n    return {'label': 7}",
+    )
+    call = {"op": "call", "function": "mine:fn"}
+    stream = folder_stream(photos, pipeline=[*STILL_PIPELINE, call])
+    broken = folder_stream(photos, pipeline=[*STILL_PIPELINE, {**call, "function": "broken:fn"}])
+    config = write_settings(
+        code / "batchd.toml", {"photos": stream, "broken": broken, "live": GENERATED}, {"workers": 2}
+    )
+    write("broken.py", "def fn(sample, rng): ...\nimport not_there_at_all")
+    write("mine.py", (code / "mine.py").read_text() + "\ndef generate(): yield 1, 2")
+
+    batchd("prepare", "photos", "-c", config, "--to", code / "out", "--shard-samples", 20)
+    told = batchd("prepare", "broken", "-c", config, "--to", code / "none", status=1).stderr
+    live = batchd("prepare", "live", "-c", config, "--to", code / "none", status=2).stderr
+
+    rows = [line.split("\t") for line in (code / "out" / "bad.tsv").read_text().splitlines()]
+    assert len(rows) == 1 + 10
+    assert rows[1][3].startswith("mine:fn: ValueError: not this one")
+    with tarfile.open(code / "out" / "photos-000000.tar") as shard:
+        labels = {shard.extractfile(name).read() for name in shard.getnames() if name.endswith(".cls")}
+    assert labels == {b"7"}
+    assert "importing broken:fn in a worker: ModuleNotFoundError: No module named 'not_there_at_all'" in told
+    assert "samples of a generator come as they come" in live
+
+
+# --- python ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_of_ones_own_is_served_as_it_is(start_daemon, code, write):
+    """Every sample once in an epoch, the same batches with one worker and with two."""
+    write("mine.py", DATA)
+    one, two = (start_daemon({"numbers": NUMBERS}, python_path=[str(code)], workers=workers) for workers in (1, 2))
+    expected = np.random.default_rng(7).integers(0, 256, (50, 8, 8, 3), np.uint8)
+    with batchd_client.connect(one.address) as first, batchd_client.connect(two.address) as second:
+        streams = [connection.stream("numbers", epochs=2) for connection in (first, second)]
+        assert see(streams[0]) == see(streams[1])
+        found = {}
+        for batch in streams[0]:
+            images, labels = batch["image"].copy(), batch["label"].tolist()
+            assert labels == batch["index"].tolist()
+            found |= dict(zip(labels, images, strict=True))
+            del batch
+        assert see(streams[1])
+    assert sorted(found) == list(range(50))
+    for label, image in found.items():
+        assert np.array_equal(image, expected[label]) or np.array_equal(image, expected[label][:, ::-1])
+
+
+def test_samples_that_raise_are_bad_and_named(start_daemon, code, write):
+    """As they would be written in Python."""
+    file = write(
+        "mine.py",
+        """
+        def Data(count): return Odd()
+        class Odd:
+            def __len__(self): return 50
+            def __getitem__(self, i):
+                if i == 9: raise OSError("the disk is gone")
+                return [[[i] * 3] * 8] * 8, i
+        """,
+    )
+    daemon = start_daemon({"numbers": NUMBERS}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("numbers", epochs=1))
+        (bad,) = wait_until(lambda: connection.bad("numbers").samples, "it is listed")
+    assert bad.path == "mine:Data[9]"
+    assert bad.reason.startswith(f"OSError: the disk is gone\n  at {file}:6 in __getitem__: if i == 9")
+
+
+def test_an_object_that_workers_cannot_make_stops_the_stream(start_daemon, code, write):
+    """Though the helper could: it says what was raised."""
+    write(
+        "mine.py",
+        """
+        import sys
+        def Data(count):
+            if "batchd.worker.loop" in sys.modules: raise OSError("not here")
+            return range(count)
+        """,
+    )
+    daemon = start_daemon({"numbers": NUMBERS}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection, pytest.raises(StreamStopped, match="OSError: not here"):
+        see(connection.stream("numbers", epochs=1))
+
+
+def test_a_part_of_another_source_is_served_and_stops_the_stream_as_the_whole_does(start_daemon, code, write):
+    """Its object is made when its first sample is asked for."""
+    write("mine.py", DATA)
+    write(
+        "broken.py",
+        """
+        import sys
+        def Data(count):
+            if "batchd.worker.loop" in sys.modules: raise OSError("not here")
+            return range(count)
+        """,
+    )
+    good = {"type": "subset", "stop": 20, "of": NUMBERS["source"]}
+    bad = {"type": "subset", "stop": 20, "of": {**NUMBERS["source"], "function": "broken:Data"}}
+    daemon = start_daemon(
+        {"good": {**NUMBERS, "source": good}, "bad": {**NUMBERS, "source": bad}}, python_path=[str(code)]
+    )
+    with batchd_client.connect(daemon.address) as connection:
+        assert sorted(samples(see(connection.stream("good", epochs=1)))) == list(range(20))
+        with pytest.raises(StreamStopped, match="calling broken:Data in a worker: OSError: not here"):
+            see(connection.stream("bad", epochs=1))
+    assert not daemon.log_lines("worker ended")
+
+
+def test_a_daemon_whose_object_has_no_length_does_not_start(code, write, tmp_path):
+    """With the key, and what its helper said."""
+    write("mine.py", "def Data(count): raise OSError('no such disk')")
+    config = write_settings(
+        code / "batchd.toml",
+        {"numbers": NUMBERS},
+        {"runtime_dir": str(tmp_path / "run"), "workers": 1, "memory": "64MiB"},
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "batchd", "serve", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert (
+        "streams.numbers.source: asking mine:Data for its length: its process ended with exit status 1:\n"
+        in done.stderr
+    )
+    assert "OSError: no such disk" in done.stderr
+
+
+# --- generator -------------------------------------------------------------------------------------------------------
+
+COUNTING = """
+    import os
+    def generate(rng):
+        seed = int(rng.integers(1 << 62))
+        while True:
+            yield seed, os.getpid()
+"""
+
+
+def test_each_worker_runs_a_generator_with_a_seed_of_its_own(start_daemon, code, write):
+    """Also one that was started later; the epoch never ends."""
+    write("mine.py", COUNTING)
+    daemon = start_daemon({"live": GENERATED}, python_path=[str(code)], chunk_rows=1)
+    seeds = {}
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("live", epochs=1)
+        batches = iter(stream)
+
+        def read_from_both_workers():
+            with next(batches) as batch:
+                assert batch["index"].tolist() == list(range(batch.step * 8, batch.step * 8 + 8))
+                seeds.update(zip(batch["worker"].tolist(), batch["x"].tolist(), strict=True))
+            return daemon.worker_pids() <= seeds.keys()
+
+        wait_until(read_from_both_workers, "both workers have had a part in it")
+        os.kill(min(daemon.worker_pids()), signal.SIGKILL)
+        wait_until(lambda: read_from_both_workers() and len(seeds) > 2, "and so has the new one")
+        assert stream.steps == (1 << 40) // 8
+    assert len(set(seeds.values())) == len(seeds) >= 3
+
+
+def test_trainers_share_what_is_in_the_ring_and_a_position_counts(start_daemon, code, write):
+    """Two that read together have the same batches; a state that is taken up again goes on counting, with new samples."""
+    write("mine.py", "def generate(rng):\n    while True: yield int(rng.integers(1 << 62)), 0")
+    source = {**GENERATED["source"], "epoch_samples": 24}
+    daemon = start_daemon(
+        {"live": {**GENERATED, "source": source, "lag": "lockstep"}}, python_path=[str(code)], workers=1
+    )
+    with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as two:
+        first, second = one.stream("live", epochs=2), two.stream("live", epochs=2)
+        pairs = [(see(first, 1), see(second, 1)) for _ in range(3)]
+        assert all(mine == theirs for mine, theirs in pairs)
+        epoch = [seen for mine, _ in pairs for seen in mine]
+        state = first.state_dict()
+    daemon.restart()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("live", epochs=2)
+        again = see(stream)
+        stream.load_state_dict(state)
+        (later, *_) = see(stream)
+    assert [seen.position for seen in epoch] == [seen.position for seen in again] == [(0, 0), (0, 1), (0, 2)]
+    assert {seen.digest for seen in epoch}.isdisjoint(seen.digest for seen in again)
+    assert later.position == (1, 0)
+
+
+def test_a_generator_that_raises_now_and_then_loses_a_sample(start_daemon, code, write):
+    """The next one stands in for it, under its own number, and it is listed with its place."""
+    write(
+        "mine.py",
+        """
+        count = 0
+        def generate():
+            global count
+            while True:
+                count += 1
+                if count % 20 == 0: raise ValueError("every twentieth")
+                yield count, 0
+        """,
+    )
+    daemon = start_daemon({"live": {**GENERATED, "max_bad_fraction": 0.5}}, python_path=[str(code)], workers=1)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("live", epochs=1)
+        batches = iter(stream)
+        for step in range(10):
+            with next(batches) as batch:
+                assert batch["index"].tolist() == list(range(step * 8, step * 8 + 8))
+                assert not (batch["x"] % 20 == 0).any()
+        assert "ValueError: every twentieth" in bad_reasons(connection, "live")[0]

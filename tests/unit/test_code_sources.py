@@ -1,0 +1,436 @@
+"""Sources that are somebody's own Python: objects that are asked for samples by number, and generators."""
+
+import numpy as np
+import pytest
+
+from batchd.config.code_sources import SAMPLES_MAX, GeneratorSource, PythonSource
+from batchd.config.composed_sources import ConcatSource, SubsetSource
+from batchd.config.image_steps import RandomFlip
+from batchd.config.tree import StreamConfig
+from batchd.core.plan import Plan, Position
+from batchd.errors import SourceInvalid
+from batchd.functions.find import find_module
+from batchd.functions.load import FunctionUnusable
+from batchd.functions.named import code_of, code_problems
+from batchd.functions.told import FunctionFailed
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.fields import sample_fields
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.kinds import kind_of
+from batchd.sources.survey import Survey
+from support.images import jpeg, photo
+
+FIELDS = {"image": "uint8[2,2]", "label": "int64"}
+
+
+@pytest.fixture
+def survey(code):
+    """A scan that looks for modules in the folder."""
+    return Survey(lambda _found: None, [code])
+
+
+def open_python(fields=FIELDS, max_bytes=1000, **options):
+    return kind_of(source := PythonSource(function="mine:Data", fields=fields, options=options)).open(
+        source, None, max_bytes
+    )
+
+
+def open_generator(fields=FIELDS, function="mine:generate", **changes):
+    source = GeneratorSource(function=function, fields=fields, **changes)
+    return kind_of(source).open(source, None, 1000)
+
+
+# --- python ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ("(np.full((2, 2), i, np.uint8), i)", FIELDS),
+        ("[np.full((2, 2), i, np.uint8), np.int64(i)]", FIELDS),
+        ("{'label': i, 'image': np.full((2, 2), i, np.uint8), 'more': 'is left out'}", FIELDS),
+        ("np.full((2, 2), i, np.uint8)", {"image": "uint8[2,2]"}),
+        ("(np.full((2, 2), i, np.uint8),)", {"image": "uint8[2,2]"}),
+        ("{'image': np.full((2, 2), i, np.uint8)}", {"image": "uint8[2,2]"}),
+        ("[[i, i], [i, i]]", {"image": "uint8[2,2]"}),
+        ("Tensor(np.full((2, 2), i, np.uint8))", {"image": "uint8[2,2]"}),
+    ],
+)
+def test_samples_come_as_tuples_dicts_or_values(write, given, fields):
+    """As people's datasets give them, unchanged."""
+    write(
+        "mine.py",
+        f"""
+        import numpy as np
+        class Tensor:
+            def __init__(self, array): self.numpy = lambda: array
+        class Data:
+            def __getitem__(self, i): return {given}
+        """,
+    )
+
+    values = open_python(fields).read(7)
+
+    assert list(values) == list(fields)
+    assert np.array_equal(values["image"], np.full((2, 2), 7, np.uint8))
+    assert "label" not in fields or values["label"] == 7
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return [][i]", "IndexError: list index out of range\n  at .*mine.py:3 in __getitem__: "),
+        ("return (1, 2, 3)", "3 values instead of the 2 that fields declares"),
+        ("return 5", "one int instead of the 2 that fields declares"),
+        ("return None", "one NoneType instead of the 2"),
+        ("return {'image': 1}", "there is no 'label', only 'image'"),
+        ("return (np.zeros((2, 2)), 1)", r"'image' is float64\[2,2\] instead of uint8\[2,2\]"),
+        ("return (np.zeros((2, 2), np.uint8), 1.5)", "'label' is float64 instead of int64"),
+        ("exit(1)", "SystemExit: 1"),
+        ("raise StopIteration", "StopIteration"),
+    ],
+)
+def test_a_sample_that_cannot_be_had_is_a_bad_one(write, body, message):
+    """With the type, the message and the place."""
+    write("mine.py", f"import numpy as np\nclass Data:\n    def __getitem__(self, i): {body}")
+
+    with pytest.raises(SampleUnreadable, match=message):
+        open_python().read(3)
+
+
+@pytest.mark.usefixtures("importable")
+def test_images_as_bytes_are_decoded_by_the_pipeline_and_not_longer_than_allowed(write):
+    """Bytes of files are declared as images."""
+    data = jpeg(photo(8, 8))
+    write("mine.py", f"class Data:\n    def __getitem__(self, i): return {data!r}")
+
+    assert bytes(open_python({"image": "image"}, max_bytes=100_000).read(0)["image"]) == data
+    with pytest.raises(SampleUnreadable, match=f"'image' has {len(data)} bytes, more than max_bytes = 10"):
+        open_python({"image": "image"}, max_bytes=10).read(0)
+
+
+@pytest.mark.usefixtures("importable")
+def test_an_object_keeps_its_arrays(write):
+    """No step writes into what a dataset has in its memory."""
+    write(
+        "mine.py",
+        """
+        import numpy as np
+        ALL = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+        def Data(): return ALL
+        """,
+    )
+    import mine  # noqa: PLC0415  it is there by now
+
+    before, reader = mine.ALL.copy(), open_python({"image": "uint8[4,4,3]"})
+    steps = [RandomFlip(probability=1.0), RandomFlip(probability=1.0, direction="vertical")]
+    columns = kind_of(source := PythonSource(function="mine:Data", fields={"image": "uint8[4,4,3]"})).columns(source)
+    row = {field.name: np.zeros(field.shape, field.dtype) for field in sample_fields(columns, steps, "fail")}
+
+    Pipeline(columns, steps, 0).run(reader.read(1), 0, 1, 0, row)
+
+    assert np.array_equal(row["image"], before[1, ::-1, ::-1])
+    assert np.array_equal(mine.ALL, before)
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "class Data:\n    def __init__(self): raise OSError('no such disk')",
+            "calling mine:Data in a worker: OSError: ",
+        ),
+        ("def Data(): return 3", "what mine:Data returns in a worker has no __getitem__"),
+        ("def Data(n): return [n]", "TypeError: Data\\(\\) missing 1 required positional argument: 'n'"),
+        ("import nothing_of_this_name", "importing mine:Data in a worker: ModuleNotFoundError"),
+    ],
+)
+def test_an_object_that_cannot_be_made_is_no_bad_sample(write, text, message):
+    """It would be the same for each of them."""
+    write("mine.py", text)
+
+    with pytest.raises(FunctionUnusable, match=message):
+        open_python()
+
+
+def scan_python(survey, **changes):
+    source = PythonSource(**{"function": "mine:Data", "fields": FIELDS, "options": {"n": 5}, **changes})
+    return kind_of(source).scan(source, survey)
+
+
+def test_the_length_is_asked_for_in_another_process(write, survey, capfd):
+    """Nothing of it is imported here; it may print what it likes, and leave threads behind."""
+    write(
+        "mine.py",
+        """
+        import threading
+        class Data:
+            def __init__(self, n):
+                self.n = n
+                threading.Thread(target=threading.Event().wait).start()
+            def __len__(self):
+                print("a word " * 100_000)
+                return self.n
+            def __getitem__(self, i): ...
+        """,
+    )
+
+    index = scan_python(survey)
+
+    assert len(index) == 5
+    assert "mine" not in __import__("sys").modules
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_digest_knows_source_options_length_and_the_text(write, survey):
+    """Whatever of these changes, a saved position is refused."""
+    text = "def Data(n): return range(n)"
+    write("mine.py", text)
+    changes = [
+        {},
+        {"options": {"n": 6}},
+        {"digest": "second edition"},
+        {"fields": {"label": "int64", "image": "uint8[2,2]"}},
+    ]
+    digests = [scan_python(survey, **change).digest for change in changes]
+    write("mine.py", text + "\n# changed")
+    digests.append(scan_python(survey).digest)
+    write("mine.py", text)
+
+    assert len(set(digests)) == 5
+    assert scan_python(survey, length_timeout_s=5.0).digest == digests[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "def Data(n): return 1 / 0",
+            r"asking mine:Data for its length: .* exit status 1:\nZeroDivisionError",
+        ),
+        ("def Data(n): return iter([])", "TypeError: object of type 'list_iterator' has no len"),
+        ("import os\ndef Data(n): os._exit(9)", "its process ended with exit status 9"),
+        ("import os\ndef Data(n): os.kill(os.getpid(), 11)", "its process was ended by signal 11"),
+        (
+            "import sys\nsys.stderr.write('the last words')\nimport gone",
+            "(?s)last words.*No module named 'gone'",
+        ),
+        ("def Data(n): return []", "gives an object with 0 samples"),
+        ("import os\ndef Data(n): os._exit(0)", "gives an object with None samples"),
+    ],
+)
+def test_an_object_without_a_length_is_refused_with_its_last_words(write, survey, text, message):
+    """Whatever its process does."""
+    write("mine.py", text)
+
+    with pytest.raises(SourceInvalid, match=message):
+        scan_python(survey)
+
+
+def test_options_may_be_called_anything(write, survey):
+    """Also what our own functions call theirs."""
+    write("mine.py", "def Data(function, source, self): return range(function)")
+
+    assert len(scan_python(survey, options={"function": 3, "source": 1, "self": 2})) == 3
+
+
+def test_functions_within_other_sources_are_looked_for(write, code):
+    """With the key of the part, and their digests go to workers as well."""
+    write("mine.py", "def Data(): ...")
+    parts = [PythonSource(function=f"mine:{name}", fields=FIELDS) for name in ("Data", "Date")]
+    source = SubsetSource(of=ConcatSource(sources=tuple(parts)))
+    stream = StreamConfig(source=source, batch_size=1)
+
+    (problem,) = code_problems("a", stream, [code])
+
+    assert problem.path == "streams.a.source.of.sources[1].function"
+    assert "does not define 'Date'" in problem.message
+    assert problem.meaning.startswith("What makes the object")
+    assert code_of(stream, [code]).digests == {"mine": find_module("mine", [code]).digest}
+
+
+def test_an_object_that_never_answers_is_given_up(write, survey):
+    """With everything that it has started."""
+    write(
+        "mine.py",
+        "import subprocess, time\ndef Data(n):\n    subprocess.Popen(['sleep', '1000'])\n    time.sleep(1000)",
+    )
+
+    with pytest.raises(SourceInvalid, match=r"it took longer than length_timeout_s = 0\.5"):
+        scan_python(survey, length_timeout_s=0.5)
+
+
+def test_a_module_that_is_gone_is_refused(survey):
+    """It was there when the configuration was checked."""
+    with pytest.raises(SourceInvalid, match="there is no module mine"):
+        scan_python(survey)
+
+
+# --- generator -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_generator_gives_the_next_whatever_number_is_asked_for(write):
+    """Numbers count; they name nothing."""
+    write("mine.py", "def generate(first=0):\n    yield from ({'label': n, 'x': 0.5} for n in range(first, 100))")
+    reader = open_generator({"label": "int64", "x": "float32"}, options={"first": 5})
+
+    assert [int(reader.read(number)["label"]) for number in (0, 17, 3, 3)] == [5, 6, 7, 8]
+    assert reader.name(17) == "mine:generate, number 17"
+    assert reader.known(17) == {}
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_generator_that_ends_is_begun_anew_with_another_seed(write):
+    """And so is each instance."""
+    write("mine.py", "seeds = []\ndef generate(rng):\n    seeds.append(rng.integers(1 << 62))\n    yield from (1, 2)")
+    import mine  # noqa: PLC0415  it is there by now
+
+    readers = [open_generator({"x": "int64"}) for _ in range(3)]
+    values = [[int(reader.read(0)["x"]) for _ in range(5)] for reader in readers]
+
+    assert values == [[1, 2, 1, 2, 1]] * 3
+    assert len(set(mine.seeds)) == 9
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("signature", "gets"), [("rng", True), ("**options", True), ("*, rng=None", True), ("", False), ("other=1", False)]
+)
+def test_random_numbers_are_given_to_who_takes_them(write, signature, gets):
+    """A generator that was written for something else need not be changed."""
+    write("mine.py", f"def generate({signature}):\n    given = dict(locals())\n    yield int('rng' in str(given))")
+
+    assert bool(open_generator({"x": "int64"}).read(0)["x"]) is gets
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_generator_that_raises_is_a_bad_sample_and_begun_anew(write):
+    """So the next one that is asked for is a good one."""
+    write(
+        "mine.py",
+        """
+        count = [0]
+        def generate():
+            yield 1
+            count[0] += 1
+            if count[0] < 3: raise ValueError("wrong")
+            yield 2
+        """,
+    )
+    reader = open_generator({"x": "int64"})
+
+    for _ in range(2):
+        assert reader.read(0)["x"] == 1
+        with pytest.raises(SampleUnreadable, match=r"(?s)^ValueError: wrong\n  at .*so the generator was begun anew$"):
+            reader.read(0)
+    assert [int(reader.read(0)["x"]) for _ in range(3)] == [1, 2, 1]
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return\n    yield", "ended before it had yielded anything"),
+        ("yield (1, 2)", "'x' is int64"),
+        ("raise SystemExit\n    yield", "SystemExit"),
+        ("yield 'a'", "'x' is str instead of int64"),
+    ],
+)
+def test_what_is_no_sample_is_a_bad_one(write, body, message):
+    """Without end, where it is always so; nothing is waited for."""
+    write("mine.py", f"def generate():\n    {body}")
+    reader = open_generator({"x": "int64"})
+
+    for _ in range(3):
+        with pytest.raises(SampleUnreadable, match=message):
+            reader.read(0)
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_function_that_returns_no_generator_is_told(write):
+    """Anything that can be gone through will do."""
+    write("mine.py", "def generate(): return 3\ndef many(): return [1, 2]")
+
+    with pytest.raises(SampleUnreadable, match="TypeError: 'int' object is not iterable"):
+        open_generator({"x": "int64"}).read(0)
+    reader = open_generator({"x": "int64"}, function="mine:many")
+    assert [int(reader.read(0)["x"]) for _ in range(3)] == [1, 2, 1]
+
+
+@pytest.mark.usefixtures("importable")
+def test_batches_are_taken_apart(write):
+    """As Keras's generators give them: arrays with the samples in front, in tuples or dicts, the last one shorter."""
+    write(
+        "mine.py",
+        """
+        import numpy as np
+        def generate():
+            for first, count in ((0, 3), (3, 1)):
+                numbers = np.arange(first, first + count)
+                yield np.repeat(numbers, 4).astype(np.uint8).reshape(count, 2, 2), numbers
+        """,
+    )
+    reader = open_generator(yields="batch")
+
+    samples = [dict(reader.read(0)) for _ in range(5)]
+
+    assert [int(sample["label"]) for sample in samples] == [0, 1, 2, 3, 0]
+    assert [sample["image"].tolist() for sample in samples[:2]] == [[[0, 0], [0, 0]], [[1, 1], [1, 1]]]
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            "(np.zeros((2, 2, 2), np.uint8), np.zeros(3, np.int64))",
+            "have different lengths: {'image': 2, 'label': 3}",
+        ),
+        ("(np.zeros((0, 2, 2), np.uint8), np.zeros(0, np.int64))", "a batch without samples"),
+        ("(np.zeros((2, 2), np.uint8), 7)", "TypeError: object of type 'int' has no len"),
+    ],
+)
+def test_a_batch_that_cannot_be_taken_apart_is_a_bad_sample(write, batch, message):
+    """With what is wrong with it."""
+    write("mine.py", f"import numpy as np\ndef generate():\n    while True: yield {batch}")
+
+    with pytest.raises(SampleUnreadable, match=message):
+        open_generator(yields="batch").read(0)
+
+
+def test_an_endless_epoch_costs_nothing(write, survey):
+    """Neither an index nor a plan knows each sample."""
+    write("mine.py", "def generate(): yield 1")
+    source = GeneratorSource(function="mine:generate", fields={"x": "int64"})
+
+    index = kind_of(source).scan(source, survey)
+
+    assert len(index) == SAMPLES_MAX
+    assert index.sections()[1] < 4096
+    plan = Plan(len(index), 256, 0, shuffle=False, drop_last=False)
+    assert plan.indices(Position(0, plan.steps - 1), 0, 2).tolist() == [SAMPLES_MAX - 256, SAMPLES_MAX - 255]
+    assert (
+        len(
+            kind_of(source).scan(
+                GeneratorSource(function="mine:generate", fields={"x": "int64"}, epoch_samples=9), survey
+            )
+        )
+        == 9
+    )
+
+
+def test_a_generator_is_no_part_of_another_source():
+    """Its samples have no numbers that could be mixed or chosen."""
+    generator = GeneratorSource(function="mine:generate", fields={"x": "int64"})
+    for make in (lambda: ConcatSource(sources=(generator,)), lambda: SubsetSource(of=generator)):
+        with pytest.raises(ValueError, match="samples of a generator have no numbers"):
+            make()
+
+
+def test_functions_that_failed_are_no_errors_of_ours():
+    """What people's code raises reaches the reader's caller as a bad sample alone."""
+    assert not issubclass(FunctionFailed, (SampleUnreadable, ValueError))
