@@ -93,7 +93,7 @@ def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
 
 
 class Patterns(NamedTuple):
-    """Patterns of the paths of files below ``root``. ``key``: where they stand. ``allow_outside_root``: whether links may lead out."""
+    """Patterns of the paths of files below ``root``, and the ``key`` that they stand under. ``allow_outside_root``: of links."""
 
     root: Path
     texts: Sequence[str]
