@@ -16,14 +16,13 @@ from batchd.config.composed_sources import SubsetSource, share_of
 from batchd.errors import SourceInvalid
 from batchd.sources.index import NUMBER, SourceIndex, readable
 from batchd.sources.kinds import SourceKind, kind_of, source_problems
+from batchd.sources.npy import read_array
 from batchd.sources.parts import ComposedReader, PartReaders, join, places_in, scan_parts
 from batchd.sources.places import file_problems, reading
 from batchd.sources.survey import Survey
 
 INDICES_BYTES_MAX = 8 << 30
 DIGITS_MAX = 18
-_DAMAGED = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, EOFError)
-"""What numpy's parser raises for a header that is none."""
 _NPY = b"\x93NUMPY"
 _MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
 """The constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
@@ -78,14 +77,11 @@ def _read_indices(file: Path, samples: int, survey: Survey) -> NDArray[np.int64]
 
 def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
     """The numbers of a .npy file, and where each stands in it."""
-    stream = BytesIO(content)
-    try:
-        major, _minor = np.lib.format.read_magic(stream)
-        read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        shape, _is_fortran, dtype = read_header(stream)
-        found = np.frombuffer(content, dtype, math.prod(shape), stream.tell()).reshape(shape)
-    except _DAMAGED as error:
-        raise SourceInvalid(f"{file} is no whole .npy file of numbers: {error}") from None
+    stored = read_array(str(file), BytesIO(content))
+    count = math.prod(stored.shape)
+    if len(content) < stored.first + count * stored.dtype.itemsize:
+        raise SourceInvalid(f"{file} is cut: it ends at byte {len(content)}, within its numbers; copy it again")
+    found = np.frombuffer(content, stored.dtype, count, stored.first).reshape(stored.shape)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise SourceInvalid(f"{file} holds {found.dtype}{list(found.shape)}, not a list of whole numbers")
     return found, np.arange(len(found), dtype=NUMBER)

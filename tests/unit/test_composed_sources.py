@@ -276,6 +276,10 @@ def test_a_file_says_which(content, tmp_path: Path, folders) -> None:
 PICKLED = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128) + b"x"
 
 
+PICKLED = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(127) + b"\nx"
+CUT = b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }".ljust(127) + b"\n" + bytes(12)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -288,11 +292,9 @@ PICKLED = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape
         (np.array([0.5]), r"float64\[1\], not a list of whole numbers"),
         (np.array([[0]]), r"int64\[1, 1\], not a list"),
         (np.array([2**63], np.uint64), "9223372036854775808 is no sample"),
-        (b"\x93NUMPY\x01", "no whole .npy file"),
-        (
-            b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128) + b"x",
-            "no whole .npy file",
-        ),
+        (b"\x93NUMPY\x01", "damaged header"),
+        (CUT, "is cut: it ends at byte 140, within its numbers"),
+        (PICKLED, "Python objects, which are never loaded"),
     ],
 )
 def test_indices_that_make_no_sense_are_refused(content, message, tmp_path: Path, folders) -> None:
