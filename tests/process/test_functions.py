@@ -126,7 +126,7 @@ def test_a_function_that_never_returns_costs_its_sample(start_daemon, code, writ
     write("mine.py", DATA)
     write("slow.py", "import time\ndef fn(sample, rng):\n    if sample['label'] == 9: time.sleep(1000)\n    return {}")
     stream = {**NUMBERS, "pipeline": [{"op": "call", "function": "slow:fn"}]}
-    daemon = start_daemon({"numbers": stream}, python_path=[str(code)], sample_timeout_s=1)
+    daemon = start_daemon({"numbers": stream}, python_path=[str(code)], sample_timeout_s=2)
     with batchd_client.connect(daemon.address) as connection:
         seen = see(connection.stream("numbers", epochs=1))
         (bad,) = connection.bad("numbers").samples
