@@ -39,6 +39,8 @@ def command(address: str | None, as_json: bool) -> None:
         console.print(_trainers(status))
     console.print(_workers(status))
     for stream in status["streams"]:
+        if stream["live"]:
+            console.print(f"stream {stream['name']}: {_mailbox(stream['live'])}", soft_wrap=True)
         if stream["mismatched_batches"]:
             text = f"{stream['mismatched_batches']:,} batches came to trainers other than they were written"
             console.print(f"stream {stream['name']}: {text}", style="bold red", soft_wrap=True)
@@ -61,8 +63,8 @@ def _streams(status: Any) -> Table:
     for stream in status["streams"]:
         table.add_row(
             stream["name"],
-            f"{stream['samples']:,}",
-            f"{stream['steps']:,} x {stream['batch_size']}",
+            "live" if stream["live"] else f"{stream['samples']:,}",
+            f"x {stream['batch_size']}" if stream["live"] else f"{stream['steps']:,} x {stream['batch_size']}",
             f"{stream['ready_slots']} ready, {stream['leased_slots']} leased of {stream['slots']} (max {stream['slots_max']})",
             f"{stream['decoded_batches']:,}",
             f"{stream['delivered_batches']:,}",
@@ -71,6 +73,28 @@ def _streams(status: Any) -> Table:
             f"{stream['sample_s'] * 1000:.2f}",
         )
     return table
+
+
+def _mailbox(live: Any) -> str:
+    """What producers did, and how full the mailbox is."""
+    facts = [
+        f"{live['producers']} producers"
+        + (f" ({live['waiting_producers']} wait)" if live["waiting_producers"] else ""),
+        f"{live['pushed_samples']:,} samples pushed",
+        f"{live['queued_samples'] + live['bound_samples']:,} of {live['capacity']:,} places taken",
+        *(
+            f"{live[key]:,} {meaning}"
+            for key, meaning in (
+                ("dropped_oldest", "dropped as the oldest"),
+                ("dropped_newest", "dropped as they came"),
+                ("refused_pushes", "refused"),
+            )
+            if live[key]
+        ),
+    ]
+    if live["lost_batches"]:
+        facts.append(f"{live['lost_batches']:,} batches that not all trainers got")
+    return ", ".join(facts)
 
 
 def _trainers(status: Any) -> Table:

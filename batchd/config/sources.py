@@ -15,6 +15,7 @@ from batchd.config.arrow_sources import ParquetSource
 from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.live_sources import PushSource
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
@@ -33,6 +34,7 @@ Source = (
     | TFRecordSource
     | ParquetSource
     | LmdbSource
+    | PushSource
     | ConcatSource
     | MixSource
     | SubsetSource
@@ -52,6 +54,7 @@ SOURCE_KINDS: dict[str, type[Source]] = {
     "tfrecord": TFRecordSource,
     "parquet": ParquetSource,
     "lmdb": LmdbSource,
+    "push": PushSource,
     "concat": ConcatSource,
     "mix": MixSource,
     "subset": SubsetSource,

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from batchd.config.cpus import available_cpus
+from batchd.config.live_sources import PushSource
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
 from batchd.config.sources import Source
 from batchd.config.steps import Step
@@ -29,6 +30,9 @@ BATCH_SIZE_MAX = 65_536
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 STREAM_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
+
+PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
+"""In a stream whose samples are pushed."""
 
 OnError = Literal["substitute", "mask", "fail"]
 Lag = Literal["independent", "lockstep"]
@@ -157,7 +161,7 @@ class StreamConfig(_Branch):
     """Decides the shuffle and every random step; the same seed gives the same bytes."""
 
     shuffle: bool = True
-    """Whether each epoch has an order of its own; false keeps the order of the source."""
+    """Whether each epoch has an order of its own; false keeps the order of the source. A push source has no other."""
 
     drop_last: bool = False
     """Whether an epoch ends with its last whole batch; false keeps the samples that are left as a smaller last batch."""
@@ -168,7 +172,8 @@ class StreamConfig(_Branch):
 
     on_error: OnError = "substitute"
     """What stands for a sample that cannot be read or decoded: "substitute" another sample (always the same one), "mask" it
-    with zeros (a padded field with its fill) and valid = false, or "fail" and stop the stream."""
+    with zeros (a padded field with its fill) and valid = false, or "fail" and stop the stream. With a push source "mask", or
+    "fail"."""
 
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Share of bad samples among those seen above which the stream stops."""
@@ -178,7 +183,8 @@ class StreamConfig(_Branch):
 
     lag: Lag = "independent"
     """Whether a trainer may run ahead of the others that read the same batches: "independent" lets it, "lockstep" makes it wait
-    so that each batch is decoded once; a trainer that starts later is waited for until it has come near."""
+    so that each batch is decoded once; a trainer that starts later is waited for until it has come near. With a push source
+    always "lockstep"."""
 
     max_skew: Annotated[int, Field(ge=1, le=1024)] = 8
     """With lag = "lockstep": how many batches the first trainer may be ahead of the last."""
@@ -199,6 +205,29 @@ class StreamConfig(_Branch):
             raise ValueError(
                 f"samples of a {self.source.type} come in their own order, so shuffle = true cannot be done; leave it out, and "
                 "have them made in random order"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_pushed_comes_once(self) -> Self:
+        """Refuse what needs samples that can be had again; it is not the default either."""
+        if not isinstance(self.source, PushSource):
+            return self
+        self.__dict__.update(
+            (name, value) for name, value in PUSH_DEFAULTS.items() if name not in self.model_fields_set
+        )
+        if self.lag != "lockstep":
+            raise ValueError(
+                f'lag = "{self.lag}" needs samples that can be had again: what is pushed comes once, so trainers go in "lockstep"'
+            )
+        if self.on_error == "substitute":
+            raise ValueError(
+                'on_error = "substitute" needs another sample: what is pushed comes once, to one batch; use "mask" or "fail"'
+            )
+        if self.source.capacity < self.batch_size:
+            raise ValueError(
+                f"a batch of {self.batch_size} samples never comes together in a mailbox of {self.source.capacity}: capacity "
+                "must be batch_size or more, and is better several times that"
             )
         return self
 

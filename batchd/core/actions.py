@@ -49,7 +49,7 @@ class CommitSlot:
 
 @dataclass(frozen=True, slots=True)
 class OrderChunk:
-    """Have ``worker`` fill rows of ``position`` into ``slot``."""
+    """Have ``worker`` fill rows of ``position`` into ``slot``. ``places``: of a live stream, where each row's sample is."""
 
     worker: int
     order: int
@@ -58,6 +58,7 @@ class OrderChunk:
     position: Position
     first: int
     count: int
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,33 @@ class GrantLease:
     first: int
     count: int
     is_remote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitProducer:
+    """Hand a producer the stream's mailbox."""
+
+    session: int
+    request: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class LendPlace:
+    """Tell a producer where to write its sample; None: the mailbox is full, and the sample is dropped."""
+
+    session: int
+    request: int
+    place: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSample:
+    """Tell a producer that its sample is in the queue. ``next_place`` is lent to it as well, unless it is None."""
+
+    session: int
+    request: int
+    next_place: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +176,9 @@ Action = (
     | OrderChunk
     | AdmitSubscription
     | GrantLease
+    | AdmitProducer
+    | LendPlace
+    | TakeSample
     | Refuse
     | ReportBad
     | ReportMismatch

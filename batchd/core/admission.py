@@ -30,6 +30,14 @@ def unknown_stream(name: str, served: Iterable[str]) -> Refusal:
     )
 
 
+def not_live(name: str) -> Refusal:
+    """Nobody can push samples into this stream."""
+    return (
+        ErrorCode.NOT_LIVE,
+        f'the source of stream {name!r} is not of type "push": its samples are not pushed by anybody',
+    )
+
+
 def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: str) -> Refusal | None:
     """The reason to refuse, with its code; None where nothing stands against it."""
     if not 0 < asked.world_size <= WORLD_SIZE_MAX or asked.rank >= asked.world_size:

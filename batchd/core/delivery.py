@@ -10,6 +10,10 @@ claims of subscription i, each claim and each admission keeps
 Slots that several trainers share are counted once for each, so the slots in use are never more than that sum, and every
 claim finds a slot that is idle, or will be as soon as the workers' present orders end. A subscription below its two
 slots may always claim. So each admitted subscription goes on, even if all the others stand still: no deadlock.
+
+In a live stream a position has no content until its samples are there (see ``mailbox``), and what is evicted can never be had
+again. So there nobody claims what is so far from the slowest that the ring could not hold all positions between them beside
+what is leased behind it; and a subscription begins behind all that is gone, and so near to the others that this stays so.
 """
 
 from collections.abc import Callable
@@ -28,7 +32,8 @@ from batchd.core.actions import (
 from batchd.core.admission import refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
-from batchd.core.pace import Pace
+from batchd.core.mailbox import LiveSpec, Mailbox
+from batchd.core.pace import Pace, place_of
 from batchd.core.plan import Plan, Position
 from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
@@ -59,6 +64,8 @@ class StreamSpec:
     slots_max: int
     on_error: str
     bad_fraction_max: float
+    live: LiveSpec | None = None
+    """For a stream whose samples are pushed by producers."""
 
 
 class Delivery:
@@ -75,6 +82,12 @@ class Delivery:
         self.delivered_samples = 0
         self.shared_batches = 0
         self.mismatched_batches = 0
+        self.mailbox = None if spec.live is None else Mailbox(spec.number, spec.live, spec.plan.batch_size)
+        self.lost_batches = 0
+        self._kept_from = self._claimed_to = 0
+        """Of a live stream, counted in its batches: from where on what any trainer has got is in the ring, and the end of what
+        was claimed."""
+        self._has_released = False
         self._new_slot = new_slot
         self._committed = 0
         self._refilled_s = -REFILL_INTERVAL_S
@@ -92,7 +105,8 @@ class Delivery:
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
         """Admit a claim or refuse it with a reason; a refused one leaves nothing behind."""
-        course = Course(self.spec.plan, asked.rank, asked.world_size, asked.epoch, asked.step, asked.end_epoch)
+        start = self._beginning(asked)
+        course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
         problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
             self.spec.name, self.ring.slots_max, len(self._active()), self._promised()
         )
@@ -153,6 +167,8 @@ class Delivery:
             return
         self.mismatched_batches += 1
         actions.append(ReportMismatch(self.spec.number, event.session, share.position))
+        if self.mailbox is not None:
+            return  # it cannot be filled again, and may be sound for others, or when it is sent once more
         slot = self.ring.find(self._key(share.position))
         if slot is None or not slot.is_ready or slot.generation != event.generation:
             return
@@ -176,7 +192,7 @@ class Delivery:
         """Every row is in the slot: hand it to those who claimed it."""
         assert slot.position is not None
         slot.fill = None
-        self.ring.let_go(slot)
+        self.let_go(slot)
         self.decoded_batches += 1
         rows = self.spec.plan.rows(slot.position.step)
         actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
@@ -186,6 +202,8 @@ class Delivery:
 
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
         """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
+        if self.mailbox is not None and slot.position is not None:
+            self.mailbox.unbind(slot.position)
         self.ring.remove(slot)
         self._pace.fit(self.ring.slots_max)
         self._claim_elsewhere(slot)
@@ -212,7 +230,7 @@ class Delivery:
         """
         best = None
         for subscription in self.subscriptions.values():
-            found = subscription.first_unfilled()
+            found = self._first_fillable(subscription)
             if found is None:
                 continue
             ahead, slot = found
@@ -223,14 +241,83 @@ class Delivery:
                 best = (need, subscription, slot)
         return best
 
+    def bind(self, slot: Slot) -> None:
+        """Rows of a slot are about to be filled: in a live stream it gets its samples, if it has none."""
+        if self.mailbox is not None:
+            assert slot.position is not None
+            if not self.mailbox.is_bound(slot.position):
+                self.mailbox.bind(slot.position, self.spec.plan.rows(slot.position.step))
+
+    def let_go(self, slot: Slot) -> None:
+        """A lease, a claim, an order or the filling of a slot has ended.
+
+        In a live stream, what nobody has got and nobody claims is not kept: its samples are the next ones again.
+        """
+        self.ring.let_go(slot)
+        if self.mailbox is not None and slot.position is not None and not slot.grants and slot.is_idle:
+            self.mailbox.unbind(slot.position)
+            self.ring.empty(slot)
+
     def wake(self, actions: list[Action]) -> None:
         """Something may have become free: let those who want more try again, whoever is below its fair share first."""
         free = self._committed < self.ring.slots_max
         self._try_again(self._unplaced | self._stalled if free else self._unplaced, actions)
         if self._kept and self._has_spare_slot:
             self._try_again(self._kept, actions)
-        while self._ahead and self._pace.has_moved():
+        while self._ahead and (self._pace.has_moved() or (self._has_released and self.mailbox is not None)):
+            self._has_released = False
             self._try_again(self._ahead, actions)
+
+    # --- live streams -------------------------------------------------------------------------------------------------
+
+    def _beginning(self, asked: SubscriptionAsked) -> Position:
+        """Where a subscription begins: where it asks to, but behind what is gone, and in step with its fellow ranks."""
+        start, steps = Position(asked.epoch, asked.step), self.spec.plan.steps
+        if self.mailbox is None or not 0 < asked.world_size <= steps:
+            return start
+        nearest = self._claimed_to - self.ring.slots_max + self._leased_before(self._claimed_to - self.ring.slots_max)
+        first = max(self._kept_from, nearest)
+        if place_of(self.spec.plan, start) >= first:
+            return start
+        epoch, first_step = divmod(first, steps)
+        base = asked.step if asked.epoch == epoch else 0
+        step = base + -(-(first_step - base) // asked.world_size) * asked.world_size
+        return Position(epoch, step) if step <= steps - asked.world_size else Position(epoch + 1, 0)
+
+    def _fits(self, position: Position) -> bool:
+        """Could a live stream's ring hold this position with all those that the slowest still needs?"""
+        slowest = self._pace.slowest
+        if self.mailbox is None or slowest is None:
+            return True
+        ahead = place_of(self.spec.plan, position) - slowest
+        return ahead <= 0 or ahead + self._leased_before(slowest) < self.ring.slots_max
+
+    def _leased_before(self, place: int) -> int:
+        """How many slots somebody reads that hold what is before a place."""
+        plan = self.spec.plan
+        return sum(
+            slot.leases > 0 and slot.position is not None and place_of(plan, slot.position) < place
+            for slot in self.ring.slots.values()
+        )
+
+    def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
+        """The nearest claim with rows for a worker; in a live stream, of those that have samples or can get them now."""
+        for ahead, slot in subscription.unfilled():
+            if self.mailbox is None:
+                return ahead, slot
+            assert slot.position is not None
+            waits = subscription.waiting and ahead == 0
+            rows = self.spec.plan.rows(slot.position.step)
+            if self.mailbox.is_bound(slot.position) or self.mailbox.may_bind(rows, waits=waits):
+                return ahead, slot
+        return None
+
+    def _note_gone(self, slot: Slot) -> None:
+        """What was in a slot is about to be forgotten; in a live stream it can never be filled again."""
+        if self.mailbox is None or slot.position is None or not slot.grants:
+            return
+        self._kept_from = max(self._kept_from, place_of(self.spec.plan, slot.position) + 1)
+        self.lost_batches += self._readers.nearest(slot.position) is not None
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
@@ -260,13 +347,14 @@ class Delivery:
             share = subscription.course.at(subscription.next_sequence)
             if share is None:
                 return
-            if not self._pace.allows(subscription.course, share.position):
+            if not self._pace.allows(subscription.course, share.position) or not self._fits(share.position):
                 self._ahead.add(subscription.number)
                 return
             if not self._may_claim(subscription):
                 self._stalled.add(subscription.number)
                 return
             claim = Claim(subscription.next_sequence, share)
+            self._claimed_to = max(self._claimed_to, place_of(self.spec.plan, share.position) + 1)
             subscription.claims.append(claim)
             self._next_is(subscription)
             self._recount(subscription)
@@ -320,6 +408,7 @@ class Delivery:
             if slot is None:
                 self._unplaced.add(subscription.number)
                 return
+            self._note_gone(slot)
             self.ring.take(slot, position, self.spec.plan.rows(position.step))
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
@@ -356,6 +445,8 @@ class Delivery:
                 subscription.is_remote,
             )
         )
+        if self.mailbox is not None and slot.grants == 1:
+            self.mailbox.release(claim.share.position, actions)
 
     def _consume(self, subscription: Subscription, consumed: int) -> None:
         """The trainer has got so far; what says less has been overtaken."""
@@ -388,7 +479,8 @@ class Delivery:
         del subscription.leases[sequence]
         self._recount(subscription)
         lease.slot.leases -= 1
-        self.ring.let_go(lease.slot)
+        self._has_released = True
+        self.let_go(lease.slot)
         subscription.released += 1
 
     def _end(self, subscription: Subscription, leases_from: int | None) -> None:
@@ -414,7 +506,7 @@ class Delivery:
             self._next_is(subscription)
             if claim.slot is not None:
                 claim.slot.unclaim(subscription.number)
-                self.ring.let_go(claim.slot)
+                self.let_go(claim.slot)
         self._recount(subscription)
 
     def _recount(self, subscription: Subscription) -> None:

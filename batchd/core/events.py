@@ -69,6 +69,42 @@ class SubscriptionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerAsked:
+    """A session wants to push samples into a stream. See ``messages.Produce``."""
+
+    session: int
+    request: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAsked:
+    """A producer wants to write a sample. See ``messages.AskPlace``."""
+
+    session: int
+    request: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceWithdrawn:
+    """A producer does not want to write just now. See ``messages.WithdrawAsk``."""
+
+    session: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePushed:
+    """A producer has written a sample. See ``messages.Pushed``."""
+
+    session: int
+    request: int
+    stream: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """The kernel closed a trainer's lifeline: it reads nothing any more."""
 
@@ -154,6 +190,10 @@ Event = (
     | BatchSent
     | BatchMismatched
     | SubscriptionEnded
+    | ProducerAsked
+    | PlaceAsked
+    | PlaceWithdrawn
+    | SamplePushed
     | SessionEnded
     | SessionCutOff
     | WorkerReady

@@ -10,7 +10,7 @@ Invariant: the slowest may always go on. A trainer at the end of its course, or 
 """
 
 from batchd.core.course import Course
-from batchd.core.plan import Position
+from batchd.core.plan import Plan, Position
 
 BESIDE_SKEW_SLOTS = 3
 
@@ -39,7 +39,7 @@ class Pace:
         if share is None:
             self._places.pop(subscription, None)
         else:
-            self._places[subscription] = _place(course, share.position)
+            self._places[subscription] = place_of(course.plan, share.position)
         self._look()
 
     def forget(self, subscription: int) -> None:
@@ -51,7 +51,12 @@ class Pace:
         """May a trainer of this course have ``position`` already?"""
         if self._max_skew is None or self._slowest is None:
             return True
-        return (_place(course, position) - self._slowest) // course.world_size <= self._limit
+        return (place_of(course.plan, position) - self._slowest) // course.world_size <= self._limit
+
+    @property
+    def slowest(self) -> int | None:
+        """Where the slowest stands, counted in the stream's batches; None where nobody is waited for."""
+        return self._slowest
 
     def has_moved(self) -> bool:
         """Is the slowest somewhere else than when this was last asked?"""
@@ -65,6 +70,6 @@ class Pace:
             self._has_moved = True
 
 
-def _place(course: Course, position: Position) -> int:
+def place_of(plan: Plan, position: Position) -> int:
     """Count the stream's batches up to a position."""
-    return position.epoch * course.plan.steps + position.step
+    return position.epoch * plan.steps + position.step

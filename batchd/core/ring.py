@@ -157,6 +157,14 @@ class Ring:
         del self._by_position[slot.position]
         slot.position = None
 
+    def empty(self, slot: Slot) -> None:
+        """What is in an idle slot, or was to be filled into it, is of no use to anybody."""
+        assert slot.is_idle, f"slot {slot.number} is in use"
+        if slot.position is not None:
+            del self._by_position[slot.position]
+        slot.position = slot.fill = None
+        self.let_go(slot)
+
     def claim(self, slot: Slot, subscription: int) -> None:
         """A subscription will read what is in a slot, which is idle no more."""
         slot.claim(subscription)

@@ -9,8 +9,8 @@ without any process, and the same events always give the same actions.
 from collections.abc import Callable
 from typing import Any
 
-from batchd.core.actions import Action, OrderChunk, Refuse
-from batchd.core.admission import unknown_stream
+from batchd.core.actions import Action, AdmitProducer, OrderChunk, Refuse
+from batchd.core.admission import Refusal, not_live, unknown_stream
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import (
     BatchMismatched,
@@ -18,7 +18,11 @@ from batchd.core.events import (
     ChunkDone,
     DrainAsked,
     Event,
+    PlaceAsked,
+    PlaceWithdrawn,
+    ProducerAsked,
     Pulled,
+    SamplePushed,
     SessionCutOff,
     SessionEnded,
     SlotLost,
@@ -30,6 +34,7 @@ from batchd.core.events import (
     WorkerReady,
 )
 from batchd.core.fleet import Fleet, Order, WorkerState
+from batchd.core.mailbox import Mailbox
 from batchd.core.statistics import DaemonStatistics
 from batchd.core.stream import Stream
 from batchd.core.subscription import Subscription
@@ -39,6 +44,9 @@ TICK_S = 0.5
 """How often ``Ticked`` comes."""
 GAP_S = 2.0
 """A longer pause between two ticks was not ours, so it is not held against anybody."""
+
+
+DRAINING: Refusal = (ErrorCode.DRAINING, "the daemon is shutting down")
 
 
 class DaemonState:
@@ -62,6 +70,10 @@ class DaemonState:
             BatchSent: self._sent,
             BatchMismatched: self._mismatched,
             SubscriptionEnded: self._end_subscription,
+            ProducerAsked: self._produce,
+            PlaceAsked: self._place_asked,
+            PlaceWithdrawn: self._place_withdrawn,
+            SamplePushed: self._pushed,
             SessionEnded: self._end_session,
             SessionCutOff: self._end_session,
             WorkerReady: self._worker_ready,
@@ -99,7 +111,7 @@ class DaemonState:
     def _subscribe(self, event: SubscriptionAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
         if self.draining:
-            problem = ErrorCode.DRAINING, "the daemon is shutting down"
+            problem = DRAINING
         elif number is None:
             problem = unknown_stream(event.stream, self._numbers)
         else:
@@ -147,6 +159,12 @@ class DaemonState:
                 stream.delivery.end(ended, actions, leases_from=leases_from)
             for subscription in ended:
                 self._forget_if_over(subscription.number)
+            mailbox = stream.delivery.mailbox
+            if mailbox is not None:
+                if leases_from is None:
+                    mailbox.dismiss(event.session)
+                else:
+                    mailbox.end(event.session, actions)
 
     def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
         """Only the session that made a subscription may speak for it."""
@@ -159,6 +177,57 @@ class DaemonState:
     def _forget_if_over(self, number: int) -> None:
         if number not in self._stream_of[number].delivery.subscriptions:
             del self._stream_of[number]
+
+    # --- producers ----------------------------------------------------------------------------------------------------
+
+    def _produce(self, event: ProducerAsked, _now: float, actions: list[Action]) -> None:
+        number = self._numbers.get(event.stream)
+        mailbox = self.streams[number].delivery.mailbox if number is not None else None
+        if self.draining:
+            problem = DRAINING
+        elif number is None:
+            problem = unknown_stream(event.stream, self._numbers)
+        elif mailbox is None:
+            problem = not_live(event.stream)
+        else:
+            mailbox.admit(event.session)
+            actions.append(AdmitProducer(event.session, event.request, number))
+            return
+        actions.append(Refuse(event.session, event.request, 0, *problem))
+
+    def _place_asked(self, event: PlaceAsked, _now: float, actions: list[Action]) -> None:
+        mailbox, stopped = self._mailbox(event.session, event.stream)
+        if self.draining:
+            problem = DRAINING
+        elif mailbox is None:
+            problem = _not_yours(event.stream)
+        elif stopped is not None:
+            problem = ErrorCode.STREAM_STOPPED, stopped
+        else:
+            mailbox.ask(event.session, event.request, actions)
+            return
+        actions.append(Refuse(event.session, event.request, 0, *problem))
+
+    def _place_withdrawn(self, event: PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
+        mailbox, _stopped = self._mailbox(event.session, event.stream)
+        if mailbox is not None:
+            mailbox.withdraw(event.session, actions)
+
+    def _pushed(self, event: SamplePushed, _now: float, actions: list[Action]) -> None:
+        mailbox, _stopped = self._mailbox(event.session, event.stream)
+        if mailbox is None:
+            actions.append(Refuse(event.session, event.request, 0, *_not_yours(event.stream)))
+        elif not mailbox.push(event.session, event.request, event.place, actions):
+            text = f"place {event.place} of the mailbox was not lent to this producer"
+            actions.append(Refuse(event.session, event.request, 0, ErrorCode.PLACE_NOT_LENT, text))
+
+    def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, str | None]:
+        """The mailbox of which a session is a producer, and why its stream has stopped, if it has."""
+        stream = self.streams.get(number)
+        mailbox = stream.delivery.mailbox if stream is not None else None
+        if stream is None or mailbox is None or not mailbox.has(session):
+            return None, None
+        return mailbox, stream.delivery.stopped
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -221,14 +290,23 @@ class DaemonState:
             fill, position = slot.fill, slot.position
             assert fill is not None
             assert position is not None
+            stream.delivery.bind(slot)
             self._last_order += 1
             rows_max = stream.chunk_rows(fill.pending_rows, self.fleet.ready if distance == 0 else None)
             first, rows = fill.cut(self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
             self.fleet.give(worker, order, now)
-            actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows))
+            mailbox = stream.delivery.mailbox
+            places = mailbox.places(position, first, rows) if mailbox is not None else ()
+            actions.append(
+                OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows, places)
+            )
 
     def _new_slot(self) -> int:
         self._last_slot += 1
         return self._last_slot
+
+
+def _not_yours(stream: int) -> Refusal:
+    return ErrorCode.PLACE_NOT_LENT, f"this session is no producer of stream number {stream}"

@@ -36,10 +36,34 @@ class SubscriptionStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveStatistics:
+    """The mailbox of a live stream. ``queued_samples`` wait for a batch; ``bound_samples`` are in one that no trainer has yet.
+
+    ``dropped_oldest`` and ``dropped_newest``: where a sample found the mailbox full, by what was dropped. ``refused_pushes``:
+    samples said to be in places that their producer did not have. ``lost_batches``: what one trainer got, and another that
+    wanted it did not, because the ring could not keep it.
+    """
+
+    capacity: int
+    when_full: str
+    producers: int
+    waiting_producers: int
+    queued_samples: int
+    bound_samples: int
+    lent_places: int
+    pushed_samples: int
+    dropped_oldest: int
+    dropped_newest: int
+    refused_pushes: int
+    lost_batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamStatistics:
     """One stream and its ring.
 
     ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer other than they were written.
+    ``live``: its mailbox, where producers push its samples; such a stream has no end, and ``samples`` and ``steps`` say nothing.
     """
 
     name: str
@@ -62,6 +86,7 @@ class StreamStatistics:
     quarantined_samples: int
     sample_s: float
     stopped: str | None
+    live: LiveStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...]
 
 

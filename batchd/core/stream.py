@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from batchd.core.actions import Action, QuarantineSample, ReportBad, ReportStopped
+from batchd.core.actions import Action, QuarantineSample, Refuse, ReportBad, ReportStopped
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
+from batchd_wire.codes import ErrorCode
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
@@ -27,7 +28,7 @@ class Stream:
         self.spec = spec
         self.delivery = Delivery(spec, new_slot)
         self.bad = BadSamples(spec.plan.samples, spec.bad_fraction_max)
-        self.suspects = Suspects(spec.plan.samples)
+        self.suspects = Suspects(spec.plan.samples if spec.live is None else 0)
         self.decoded_samples = 0
         self.sample_s = 0.0
         self._chunk_rows_max = chunk_rows_max
@@ -45,14 +46,14 @@ class Stream:
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.finish(order.number)
-        self.delivery.ring.let_go(order.slot)
+        self.delivery.let_go(order.slot)
         self._blank_deaths = 0
         self._measure(order, done.busy_us)
         if self.suspects.has_open:
             self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
         self._record_bad(done.bad, actions)
         self._stop_if(done.hopeless, actions)
-        if fill.is_done:
+        if fill.is_done and order.slot.fill is fill:
             self.delivery.filled(order.slot, actions)
         else:
             self.delivery.wake(actions)
@@ -119,6 +120,7 @@ class Stream:
             quarantined_samples=len(self.suspects.quarantined),
             sample_s=self.sample_s,
             stopped=delivery.stopped,
+            live=None if delivery.mailbox is None else delivery.mailbox.statistics(delivery.lost_batches),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
 
@@ -126,7 +128,7 @@ class Stream:
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.put_back(order.number, parts)
-        self.delivery.ring.let_go(order.slot)
+        self.delivery.let_go(order.slot)
         self.delivery.wake(actions)
 
     def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
@@ -164,6 +166,9 @@ class Stream:
         if text and self.delivery.stopped is None:
             self.delivery.stop(text, actions)
             actions.append(ReportStopped(self.spec.number, text))
+            waiting = self.delivery.mailbox.forget_waiting() if self.delivery.mailbox is not None else []
+            for session, request in waiting:
+                actions.append(Refuse(session, request, 0, ErrorCode.STREAM_STOPPED, text))
 
     def _sample(self, order: Order, row: int) -> int:
         return int(self.spec.plan.indices(order.position, row, 1)[0])

@@ -9,6 +9,7 @@ at least its entitlement of two slots, within the ring. So every claim has a slo
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,10 +83,9 @@ class Subscription:
         """The first place of its course that is not claimed."""
         return self.granted + len(self.claims)
 
-    def first_unfilled(self) -> tuple[int, Slot] | None:
-        """The nearest claim that has rows for a worker: (how many claims stand before it, its slot)."""
+    def unfilled(self) -> Iterator[tuple[int, Slot]]:
+        """The claims that have rows for a worker, the nearest first: (how many claims stand before it, its slot)."""
         for ahead, claim in enumerate(self.claims):
             slot = claim.slot
             if slot is not None and slot.fill is not None and slot.fill.has_pending:
-                return ahead, slot
-        return None
+                yield ahead, slot

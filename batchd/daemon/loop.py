@@ -20,13 +20,16 @@ import structlog
 import zmq
 
 from batchd import failpoints
+from batchd.config.live_sources import PushSource
 from batchd.core.actions import (
     Action,
+    AdmitProducer,
     AdmitSubscription,
     CommitSlot,
     CreateSlot,
     GrantLease,
     KillWorker,
+    LendPlace,
     OrderChunk,
     QuarantineSample,
     Refuse,
@@ -35,6 +38,7 @@ from batchd.core.actions import (
     ReportStopped,
     ReserveSlot,
     SpawnWorker,
+    TakeSample,
 )
 from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
@@ -46,7 +50,7 @@ from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers import WorkerProcesses
 from batchd_wire.codec import Message
-from batchd_wire.messages import Handle, Refused, Subscribed
+from batchd_wire.messages import Handle, PlaceLent, Producing, PushTaken, Refused, Subscribed
 from batchd_wire.orders import FillChunk, Quarantine, UseSlot
 from batchd_wire.slot import SlotHeader
 
@@ -74,6 +78,9 @@ class Loop:
             OrderChunk: self._order_chunk,
             AdmitSubscription: self._admit,
             GrantLease: self._grant,
+            AdmitProducer: self._admit_producer,
+            LendPlace: self._lend_place,
+            TakeSample: self._take_sample,
             Refuse: self._refuse,
             ReportBad: self._report_bad,
             ReportMismatch: self._report_mismatch,
@@ -200,7 +207,7 @@ class Loop:
             return  # its memory could not be had; SlotLost is in the queue
         stream, worker = self._streams[action.stream], action.worker
         if not self._workers.knows(worker, stream=action.stream):
-            self._workers.tell_stream(worker, action.stream, stream.serve_stream(), stream.index_descriptor)
+            self._workers.tell_stream(worker, action.stream, stream.serve_stream(), *stream.descriptors)
             for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
                 part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
                 self._workers.tell(worker, Quarantine(action.stream, part))
@@ -208,9 +215,9 @@ class Loop:
             message = UseSlot(action.slot, self._memory.slot_bytes(action.slot))
             self._workers.tell_slot(worker, action.slot, message, self._memory.writable(action.slot))
         epoch, step = action.position
-        self._workers.tell(
-            worker, FillChunk(action.order, action.stream, action.slot, epoch, step, action.first, action.count)
-        )
+        rows = action.first, action.count
+        places = list(action.places)
+        self._workers.tell(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
         failpoints.passing("daemon.order.sent")
 
     def _admit(self, action: AdmitSubscription) -> None:
@@ -221,6 +228,8 @@ class Loop:
             Subscribed(
                 request=action.request,
                 subscription=action.subscription,
+                epoch=course.epoch,
+                step=course.base,
                 fingerprint=stream.spec.fingerprint,
                 samples=course.plan.samples,
                 batch_size=course.plan.batch_size,
@@ -263,6 +272,24 @@ class Loop:
             ),
         )
         failpoints.passing("daemon.handle.sent")
+
+    def _admit_producer(self, action: AdmitProducer) -> None:
+        stream = self._streams[action.stream]
+        source, mailbox = stream.config.source, stream.mailbox
+        assert isinstance(source, PushSource), "the core admits producers to live streams alone"
+        assert mailbox is not None
+        self._sessions.share_mailbox(action.session, action.stream, mailbox)
+        layout = source.layout.to_wire()
+        self._sessions.send(action.session, Producing(action.request, action.stream, source.capacity, layout))
+        failpoints.passing("daemon.producer.admitted")
+
+    def _lend_place(self, action: LendPlace) -> None:
+        self._sessions.send(action.session, PlaceLent(action.request, action.place))
+        failpoints.passing("daemon.place.lent")
+
+    def _take_sample(self, action: TakeSample) -> None:
+        failpoints.passing("daemon.push.received")
+        self._sessions.send(action.session, PushTaken(action.request, action.next_place))
 
     def _refuse(self, action: Refuse) -> None:
         self._send(action.session, Refused(action.request, action.subscription, action.error, action.text))

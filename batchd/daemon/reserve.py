@@ -33,6 +33,8 @@ OWN_DESCRIPTORS = 64
 """Standard streams, ZeroMQ's threads and sockets, the directory's lock, signals, what is read now and then."""
 WORKER_DESCRIPTORS = 6
 """Its channel and its pidfd, and what it takes to start one."""
+MAILBOX_DESCRIPTORS = 2
+"""To write and to read the mailbox of a live stream."""
 LOCAL_SESSION_DESCRIPTORS = 2
 """Its lifeline, and its connection to ZeroMQ."""
 TCP_OVERSHOOT = 2_048
@@ -180,7 +182,10 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
         connections += 2 * limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT  # as many may join sessions
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        own=OWN_DESCRIPTORS + WORKER_DESCRIPTORS * daemon.worker_count() + len(config.streams),
+        own=OWN_DESCRIPTORS
+        + WORKER_DESCRIPTORS * daemon.worker_count()
+        + len(config.streams)
+        + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values()),
         slots=per_slot * sum(ring.slots_max for ring in rings.values()),
         connections=connections,
         per_slot=per_slot,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from batchd.config.columns import Column
+from batchd.config.live_sources import PushSource
 from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
@@ -33,12 +34,13 @@ MEBIBYTE = 1 << 20
 class RingSize:
     """What one stream's ring may take: up to ``slots_max`` slots of ``layout.slot_bytes`` bytes.
 
-    ``columns``: what the samples of its source consist of.
+    ``columns``: what the samples of its source consist of. ``mailbox_bytes``: what is taken by samples that are pushed.
     """
 
     columns: tuple[Column, ...]
     layout: SlotLayout
     slots_max: int
+    mailbox_bytes: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -47,8 +49,8 @@ class RingSize:
 
     @property
     def ring_bytes(self) -> int:
-        """The most memory that the ring takes."""
-        return self.slots_max * self.slot_bytes
+        """The most memory that the ring takes, with the mailbox before it."""
+        return self.slots_max * self.slot_bytes + self.mailbox_bytes
 
 
 def plan_rings(config: Config) -> dict[str, RingSize]:
@@ -78,15 +80,21 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
     if memory_problems:
         raise MemoryTooSmall(memory_problems)
     shares = _shares(config)
-    return {
-        name: RingSize(columns[name], layout, min(SLOTS_MAX, shares[name] // layout.slot_bytes))
-        for name, layout in layouts.items()
-    }
+    rings = {}
+    for name, layout in layouts.items():
+        mailbox_bytes = _mailbox_bytes(config.streams[name])
+        slots_max = min(SLOTS_MAX, (shares[name] - mailbox_bytes) // layout.slot_bytes)
+        rings[name] = RingSize(columns[name], layout, slots_max, mailbox_bytes)
+    return rings
 
 
 def _row_fields(stream: StreamConfig, columns: tuple[Column, ...]) -> tuple[Field, ...]:
     sample = sample_fields(columns, stream.pipeline, stream.on_error)
     return (*sample, CHECKSUM) if stream.verify else sample
+
+
+def _mailbox_bytes(stream: StreamConfig) -> int:
+    return stream.source.mailbox_bytes if isinstance(stream.source, PushSource) else 0
 
 
 def _shares(config: Config) -> dict[str, int]:
@@ -101,7 +109,8 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
     """Find the rings without room for two slots, and own memory that adds up to more than there is."""
     own_bytes = sum(stream.memory or 0 for stream in config.streams.values())
     sharing = [name for name, stream in config.streams.items() if stream.memory is None]
-    needs = {name: SLOTS_MIN * layout.slot_bytes for name, layout in layouts.items()}
+    mailboxes = {name: _mailbox_bytes(config.streams[name]) for name in layouts}
+    needs = {name: SLOTS_MIN * layout.slot_bytes + mailboxes[name] for name, layout in layouts.items()}
     daemon_need = own_bytes + len(sharing) * max((needs[name] for name in sharing if name in needs), default=0)
     problems = []
     if own_bytes > config.daemon.memory:
@@ -118,10 +127,12 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
             remedy = f"set memory = {_setting(daemon_need)} in [daemon]"
         else:
             remedy = f"set memory = {_setting(needs[name])} in [{path_text(('streams', name))}]"
-        text = f"need {round_bytes(needs[name], ceil)} for {SLOTS_MIN} slots of {layouts[name].rows} samples, {have}; {remedy}"
+        slots = f"{SLOTS_MIN} slots of {layouts[name].rows} samples" + (" and the mailbox" if mailboxes[name] else "")
+        text = f"need {round_bytes(needs[name], ceil)} for {slots}, {have}; {remedy}"
         varying = [field.name for field in layouts[name].fields if field.varying]
-        smaller = f" or a smaller max_shape of {' and '.join(varying)}," if varying else ""
-        problems.append(_problem(name, "memory", f"{text},{smaller} or a smaller batch_size"))
+        smaller = [f"a smaller max_shape of {' and '.join(varying)}"] if varying else []
+        smaller += ["a smaller capacity"] if mailboxes[name] else []
+        problems.append(_problem(name, "memory", f"{text}, or {', or '.join([*smaller, 'a smaller batch_size'])}"))
     return problems
 
 

@@ -98,6 +98,8 @@ def serve(config: Config, options: ServeOptions) -> None:
         }
         for stream in streams.values():
             stack.callback(os.close, stream.index_descriptor)
+            if stream.mailbox is not None:
+                stack.callback(stream.mailbox.close)
 
         state = DaemonState(
             [stream.spec for stream in streams.values()],

@@ -22,6 +22,7 @@ import zmq
 from batchd import __version__
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.peers import Peer, may_connect, peer_of, why_not
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.speech import (
@@ -44,6 +45,7 @@ from batchd_wire.messages import (
     AskBad,
     AskStatus,
     Hello,
+    MailboxShared,
     Open,
     Opened,
     Refused,
@@ -72,6 +74,8 @@ class Session:
     routing: bytes | None = None
     slots: set[int] = field(default_factory=set)
     """Slots whose memory it was handed."""
+    mailboxes: set[int] = field(default_factory=set)
+    """Streams whose mailbox it was handed."""
     is_cut_off: bool = False
     """It was sent away, and has not gone yet."""
 
@@ -169,8 +173,19 @@ class Sessions:
         if session is None or session.is_cut_off or slot in session.slots:
             return
         session.slots.add(slot)
+        self._hand_over(session, SlotShared(slot, slot_bytes), descriptor)
+
+    def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
+        """Hand a producer a stream's mailbox, once. It is on this host, and may connect, so it may write."""
+        session = self._by_number.get(number)
+        if session is None or session.is_cut_off or stream in session.mailboxes:
+            return
+        session.mailboxes.add(stream)
+        self._hand_over(session, MailboxShared(stream, mailbox.mailbox_bytes), mailbox.writable)
+
+    def _hand_over(self, session: Session, message: Message, descriptor: int) -> None:
         try:
-            send_message(session.lifeline, SlotShared(slot, slot_bytes), (descriptor,))
+            send_message(session.lifeline, message, (descriptor,))
         except ChannelClosed:
             return
         except BlockingIOError:

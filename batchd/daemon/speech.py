@@ -7,11 +7,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchd import failpoints
-from batchd.core.events import BatchMismatched, Event, Pulled, SubscriptionAsked, SubscriptionEnded
+from batchd.core.events import (
+    BatchMismatched,
+    Event,
+    PlaceAsked,
+    PlaceWithdrawn,
+    ProducerAsked,
+    Pulled,
+    SamplePushed,
+    SubscriptionAsked,
+    SubscriptionEnded,
+)
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import AskBad, AskStatus, Mismatched, Pull, Refused, Subscribe, Unsubscribe
+from batchd_wire.messages import (
+    AskBad,
+    AskPlace,
+    AskStatus,
+    Mismatched,
+    Produce,
+    Pull,
+    Pushed,
+    Refused,
+    Subscribe,
+    Unsubscribe,
+    WithdrawAsk,
+)
 
 NAME_CHARACTERS_MAX = 64
 UNREAD_MAX = 4_096
@@ -64,6 +86,14 @@ def event_of(session: int, message: Message, numbers: Numbers, *, is_remote: boo
             return BatchMismatched(session, message.subscription, message.sequence, message.generation)
         case Unsubscribe():
             return SubscriptionEnded(session, message.subscription, message.consumed)
+        case AskPlace():
+            return PlaceAsked(session, message.request, message.stream)
+        case Pushed():
+            return SamplePushed(session, message.request, message.stream, message.place)
+        case WithdrawAsk():
+            return PlaceWithdrawn(session, message.stream)
+        case Produce():
+            return ProducerAsked(session, message.request, message.stream)
         case _:
             return None
 

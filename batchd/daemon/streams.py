@@ -18,11 +18,14 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from batchd.config.columns import Column
+from batchd.config.live_sources import PushSource
 from batchd.config.sources import Source, source_to_plain
 from batchd.config.steps import Step, step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.core.delivery import StreamSpec
+from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
+from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
 from batchd.functions.named import StreamCode, code_of
@@ -35,6 +38,8 @@ from batchd_wire.orders import ServeStream
 CONTENT_VERSION = 2
 """Grows when the same configuration begins to give other bytes."""
 FINGERPRINT_DIGITS = 32
+LIVE_STEPS = 1 << 40
+"""Batches in an epoch of a live stream, which never ends: at a million in a second this one lasts twelve days."""
 REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
 """A trainer on another host has so many bytes of a stream waiting in its memory, or two batches, whatever its window is."""
@@ -66,10 +71,17 @@ class ServedStream:
     classes: list[str]
     digests: Digests
     code: StreamCode
+    mailbox: MailboxMemory | None = None
+    """Of a live stream."""
     quarantined: list[int] = field(default_factory=list)
 
+    @property
+    def descriptors(self) -> list[int]:
+        """What goes to a worker with ``serve_stream``: the index, and the mailbox of a live stream."""
+        return [self.index_descriptor] + ([self.mailbox.readable] if self.mailbox is not None else [])
+
     def serve_stream(self) -> ServeStream:
-        """What a worker is told; goes with the index's descriptor."""
+        """What a worker is told; goes with ``descriptors``."""
         return ServeStream(
             stream=self.number,
             name=self.name,
@@ -101,7 +113,10 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         digests = {path: digest_of(path) for step in config.pipeline for path in step.files}
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
-    plan = Plan(len(index), config.batch_size, config.seed, config.is_shuffled, config.drop_last)
+    source = config.source
+    live = LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None
+    samples = len(index) if live is None else config.batch_size * LIVE_STEPS
+    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
     if plan.steps == 0:
         raise SourceInvalid(
             f"streams.{name}: {len(index)} samples make no batch of {config.batch_size}, and drop_last = true drops the rest; "
@@ -119,6 +134,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         slots_max=ring.slots_max,
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
+        live=live,
     )
     return ServedStream(
         number=number,
@@ -131,6 +147,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         classes=_classes(index),
         digests=digests,
         code=code,
+        mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
     )
 
 

@@ -110,10 +110,10 @@ class WorkerProcesses:
         process = self._processes.get(number)
         return process is None or stream in process.streams or slot in process.slots
 
-    def tell_stream(self, number: int, stream: int, message: Message, index_descriptor: int) -> None:
+    def tell_stream(self, number: int, stream: int, message: Message, *descriptors: int) -> None:
         """Send what a worker must know of a stream, before its first order for it."""
         self._processes[number].streams.add(stream)
-        self.tell(number, message, index_descriptor)
+        self.tell(number, message, *descriptors)
 
     def tell_slot(self, number: int, slot: int, message: Message, descriptor: int) -> None:
         """Hand a worker a slot, before its first order for it."""

@@ -65,6 +65,7 @@ _MODULES = {
     "tfrecord": "batchd.sources.tfrecord",
     "parquet": "batchd.sources.parquet",
     "lmdb": "batchd.sources.lmdb",
+    "push": "batchd.sources.push",
     "concat": "batchd.sources.concat",
     "mix": "batchd.sources.mix",
     "subset": "batchd.sources.subset",

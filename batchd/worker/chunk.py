@@ -29,7 +29,8 @@ from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import kind_of
+from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.push import PushReader
 from batchd.worker.note import Note
 from batchd.worker.slots import Arrays
 from batchd_wire.checksum import RowChecksums
@@ -50,9 +51,9 @@ SUBSTITUTES_MAX = 32
 
 
 class ServedStream:
-    """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptor."""
+    """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors."""
 
-    def __init__(self, told: ServeStream, index_descriptor: int, note: Note) -> None:
+    def __init__(self, told: ServeStream, index_descriptor: int, mailbox: list[int], note: Note) -> None:
         steps = [step_from_plain(step) for step in told.steps]
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]
@@ -68,6 +69,7 @@ class ServedStream:
         self._hopeless: str | None = None
         try:
             self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
+            self._mailbox = _attached(self._reader, mailbox)
             self._pipeline = Pipeline(columns, steps, told.seed)
         except FunctionUnusable as error:
             self._hopeless = str(error)
@@ -93,6 +95,8 @@ class ServedStream:
         begun_ns = perf_counter_ns()
         self._note.begin(order.order)
         samples = self._plan.indices(Position(order.epoch, order.step), order.first, order.count)
+        if self._mailbox is not None:
+            self._mailbox.expect(int(samples[0]), tuple(order.places))
         arrays[INDEX][rows] = samples
         if VALID in arrays:
             arrays[VALID][rows] = True
@@ -148,6 +152,15 @@ class ServedStream:
         if len(shown) > PATH_BYTES_MAX:
             shown = b"..." + shown[3 - PATH_BYTES_MAX :]
         return shown.decode("utf-8", "ignore")
+
+
+def _attached(reader: Reader, mailbox: list[int]) -> PushReader | None:
+    """The reader of a mailbox, with the mailbox; None where the samples are not pushed."""
+    if not isinstance(reader, PushReader):
+        return None
+    (descriptor,) = mailbox
+    reader.attach(descriptor)
+    return reader
 
 
 def _shorten(text: str, bytes_max: int) -> str:

@@ -49,8 +49,8 @@ class WorkerLoop:
                 failpoints.passing("worker.done.sent")
             case UseSlot(), [descriptor]:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
-            case ServeStream(), [descriptor]:
-                self._streams[message.stream] = ServedStream(message, descriptor, self._note)
+            case ServeStream(), [index, *mailbox]:
+                self._streams[message.stream] = ServedStream(message, index, mailbox, self._note)
             case Quarantine(), []:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:

@@ -14,6 +14,7 @@ from batchd_client.batch import Batch, text
 from batchd_client.course import StreamState
 from batchd_client.daemon import BadReport, BadSample, Daemon, connect
 from batchd_client.errors import BatchdClientError
+from batchd_client.producer import Producer, ProducerStatistics, push
 from batchd_client.ragged import CompactRagged, Ragged
 from batchd_client.stream import FieldSchema, Stream, StreamStatistics
 
@@ -27,11 +28,14 @@ __all__ = [
     "CompactRagged",
     "Daemon",
     "FieldSchema",
+    "Producer",
+    "ProducerStatistics",
     "Ragged",
     "Stream",
     "StreamState",
     "StreamStatistics",
     "connect",
     "errors",
+    "push",
     "text",
 ]

@@ -19,6 +19,7 @@ from batchd_client.errors import (
     DaemonNotFound,
     KeyInvalid,
     PermissionDenied,
+    PushNotLocal,
 )
 from batchd_client.lifeline import DaemonBusy
 from batchd_client.opening import Context, Place, Target
@@ -61,6 +62,16 @@ def find_daemon(
             failures.append(_Failure(reason, isinstance(error, PermissionError)))
     tried = "no batchd daemon could be reached; tried " + "; ".join(failure.reason for failure in failures)
     raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
+
+
+def find_local_daemon(context: Context, address: str | None, connect_timeout_s: float) -> tuple[Target, Session]:
+    """The same on this host alone. Raises ``PushNotLocal`` for an address in the network."""
+    for place in _places(address):
+        if isinstance(place, TcpAddress):
+            raise PushNotLocal(
+                f"{place.address} is an address in the network, and samples can be pushed on its host alone"
+            )
+    return find_daemon(context, address, None, CONNECTIONS, connect_timeout_s)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:

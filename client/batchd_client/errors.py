@@ -4,17 +4,18 @@
 
     BatchdClientError
     +-- Closed                   you closed it: stop using it
-    |   +-- DaemonClosed         BatchReleased         StreamClosed
+    |   +-- DaemonClosed         BatchReleased         StreamClosed          ProducerClosed
     +-- DaemonUnavailable        the other side is not there or broke: start it, or try later
     |   +-- DaemonNotFound       VersionMismatch
     |   +-- PermissionDenied
     |   |   +-- KeyRefused
-    |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout
+    |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout          PushTimeout
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
     |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
     |   +-- ForkedConnection      ReentrantCall
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
+    |   +-- StreamNotLive        PushNotLocal          SampleInvalid
     |   +-- RingTooSmall
     |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
@@ -58,6 +59,13 @@ class StreamClosed(Closed):
     """This stream has been closed.
 
     Open it again with ``daemon.stream(...)``; ``state=`` takes the state of the closed one.
+    """
+
+
+class ProducerClosed(Closed):
+    """This producer has been closed.
+
+    Make another one with ``batchd_client.push(...)``.
     """
 
 
@@ -129,6 +137,14 @@ class BatchTimeout(DaemonUnavailable):
     """
 
 
+class PushTimeout(DaemonUnavailable):
+    """The daemon lives, but the mailbox stayed full: trainers take samples more slowly than producers push them, or none does.
+
+    The sample was not pushed. `batchd status` tells who reads the stream. Allow more time (put(timeout_s=...)), or have samples
+    dropped when the mailbox is full (when_full = "drop_oldest" or "drop_newest" in batchd.toml).
+    """
+
+
 # --- the program asks for what cannot be -----------------------------------------------------------------------------
 
 
@@ -175,6 +191,28 @@ class StreamUnknown(Misused):
     """The daemon serves no stream of this name.
 
     `batchd status` lists the streams; they are named by [streams.NAME] in the daemon's batchd.toml.
+    """
+
+
+class StreamNotLive(Misused):
+    """Samples cannot be pushed into this stream: they come from somewhere else.
+
+    Push into a stream that has source = { type = "push", ... } in batchd.toml.
+    """
+
+
+class PushNotLocal(Misused):
+    """Samples can be pushed on the daemon's own host alone, and this is an address in the network.
+
+    Run the producer there, with ipc:///run/batchd (or the daemon's other runtime directory) as its address. Trainers may be on
+    any host.
+    """
+
+
+class SampleInvalid(Misused):
+    """The sample is not what the stream takes.
+
+    ``producer.fields`` says which fields it must have: their dtype and shape, or "image" (the bytes of an image file) or "text".
     """
 
 
@@ -291,9 +329,11 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.RING_BUSY: RingBusy,
     ErrorCode.TOO_FEW_BATCHES: TooFewBatches,
     ErrorCode.WINDOW_OUT_OF_RANGE: WindowInvalid,
+    ErrorCode.NOT_LIVE: StreamNotLive,
     ErrorCode.RING_EXHAUSTED: RingExhausted,
     ErrorCode.STREAM_STOPPED: StreamStopped,
     ErrorCode.UNKNOWN_SUBSCRIPTION: ProtocolError,
+    ErrorCode.PLACE_NOT_LENT: ProtocolError,
     ErrorCode.DRAINING: DaemonUnavailable,
 }
 assert set(_BY_CODE) == set(ErrorCode), "an error code without an exception"

@@ -16,12 +16,12 @@ from pathlib import Path
 from weakref import finalize
 
 from batchd_client.errors import ConnectTimeout, DaemonUnavailable, ProtocolError, error_for_code
-from batchd_client.memory import SlotMemory
+from batchd_client.memory import Mailbox, SlotMemory
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Refused, SlotShared, Welcome
+from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, MailboxShared, Refused, SlotShared, Welcome
 
 PROGRAM_CHARACTERS_MAX = 100
 SECRET_BYTES = 16
@@ -58,8 +58,8 @@ class Lifeline:
         poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
-    def receive_slots(self, slots: dict[int, SlotMemory]) -> None:
-        """Map all the slots that have been shared until now. Raises ``SessionLost`` at the end of file, and ``ProtocolError``."""
+    def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
+        """Take all the memory that has been shared by now. Raises ``SessionLost`` at the end of file, and ``ProtocolError``."""
         while True:
             try:
                 message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
@@ -69,10 +69,16 @@ class Lifeline:
                 raise SessionLost("the daemon is gone: end of file on the lifeline") from None
             except MalformedMessage as error:
                 raise ProtocolError(f"on the lifeline: {error}") from None
-            if type(message) is not SlotShared or len(descriptors) != 1:
-                _close(descriptors)
-                raise ProtocolError(f"on the lifeline: {type(message).__name__} with {len(descriptors)} descriptors")
-            slots[message.slot] = SlotMemory(descriptors[0], message.slot_bytes)
+            match message, descriptors:
+                case SlotShared(), [descriptor]:
+                    slots[message.slot] = SlotMemory(descriptor, message.slot_bytes)
+                case MailboxShared(), [descriptor]:
+                    mailboxes[message.stream] = Mailbox(descriptor, message.mailbox_bytes)
+                case _:
+                    _close(descriptors)
+                    raise ProtocolError(
+                        f"on the lifeline: {type(message).__name__} with {len(descriptors)} descriptors"
+                    )
 
     def introduce(self, deadline: float) -> bytes:
         """Say who we are and get the secret that opens the session; see ``open_lifeline``."""

@@ -1,4 +1,6 @@
-"""The memory of one slot, mapped read-only once and for as long as anybody looks at it. Runs in the trainer.
+"""Memory that came over the lifeline: slots to read, mailboxes to write into. Runs in the trainer, and in producers.
+
+A slot is mapped read-only once, and for as long as anybody looks at it. A mailbox is not mapped.
 
 Invariant: nothing is believed of a descriptor that came over the lifeline: its size, its seals and its kind are asked from
 the kernel before it is mapped, so the daemon cannot shrink it under a reader (that is how SIGBUS is made).
@@ -26,7 +28,7 @@ class SlotMemory:
     def __init__(self, descriptor: int, slot_bytes: int) -> None:
         """Map what ``descriptor`` names, and close it. Raises ``ProtocolError`` where it is not a sealed slot of this size."""
         try:
-            _check(descriptor, slot_bytes)
+            _check(descriptor, slot_bytes, "slot")
             self.page = memoryview(_map(descriptor, slot_bytes))
         finally:
             os.close(descriptor)
@@ -34,18 +36,47 @@ class SlotMemory:
         self.address: int = np.frombuffer(self.page, dtype=np.uint8).__array_interface__["data"][0]
 
 
-def _check(descriptor: int, slot_bytes: int) -> None:
+class Mailbox:
+    """The places of one live stream, to write samples into. Writing by system calls needs no mapping, and cannot fault."""
+
+    __slots__ = ("_descriptor", "mailbox_bytes")
+
+    def __init__(self, descriptor: int, mailbox_bytes: int) -> None:
+        """Take the descriptor, which belongs to it. Raises ``ProtocolError`` where it is not a sealed mailbox of this size."""
+        try:
+            _check(descriptor, mailbox_bytes, "mailbox")
+        except ProtocolError:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        self.mailbox_bytes = mailbox_bytes
+
+    def write(self, start: int, data: memoryview) -> None:
+        """Copy bytes into the mailbox; they must fit."""
+        assert start + data.nbytes <= self.mailbox_bytes, "a place is within its mailbox"
+        while data:
+            written = os.pwrite(self._descriptor, data, start)
+            data, start = data[written:], start + written
+
+    def close(self) -> None:
+        """Close it. Closing twice does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _check(descriptor: int, size: int, what: str) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise ProtocolError("a slot was shared as something that is no memory")
-    if status.st_size != slot_bytes:
-        raise ProtocolError(f"a slot of {slot_bytes} bytes was shared as {status.st_size} bytes")
+        raise ProtocolError(f"a {what} was shared as something that is no memory")
+    if status.st_size != size:
+        raise ProtocolError(f"a {what} of {size} bytes was shared as {status.st_size} bytes")
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:
-        raise ProtocolError(f"a slot was shared as a file without seals ({error.strerror})") from None
+        raise ProtocolError(f"a {what} was shared as a file without seals ({error.strerror})") from None
     if not seals & fcntl.F_SEAL_SHRINK:
-        raise ProtocolError("a slot was shared that is not sealed against shrinking")
+        raise ProtocolError(f"a {what} was shared that is not sealed against shrinking")
 
 
 def _map(descriptor: int, slot_bytes: int) -> mmap.mmap:

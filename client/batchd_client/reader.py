@@ -41,6 +41,8 @@ ANNOUNCE_AGAIN_S = 1.0
 BUSY_PAUSE_S = 0.1
 """How long a trainer waits before it asks again for the memory that others hold just now."""
 
+BEGINNING = Position(0, 0)
+
 MISMATCHES_MAX = 5
 """How often one batch may come other than it was written before the trainer is told."""
 MISMATCH_PAUSE_S = 0.1
@@ -118,10 +120,19 @@ class Reader:
         message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
         while True:
             try:
-                return Subscription(self.claim, position, session.request(message, Subscribed, deadline))
+                subscription = Subscription(self.claim, position, session.request(message, Subscribed, deadline))
             except RingBusy:
                 if time.monotonic() + BUSY_PAUSE_S >= deadline:
                     raise
+            else:
+                if subscription.course.start != position != BEGINNING:
+                    _log.info(
+                        "stream %r is live: it goes on at %s, not %s",
+                        self.claim.stream,
+                        subscription.position,
+                        position,
+                    )
+                return subscription
             time.sleep(random.uniform(BUSY_PAUSE_S / 2, BUSY_PAUSE_S))  # noqa: S311  trainers that come together ask apart
 
     def _move(self, session: Session, position: Position) -> None:

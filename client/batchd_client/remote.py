@@ -17,7 +17,7 @@ import zmq
 
 from batchd_client.errors import ProtocolError
 from batchd_client.lifeline import SessionLost
-from batchd_client.memory import SlotMemory
+from batchd_client.memory import Mailbox, SlotMemory
 from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import Parcel
@@ -133,8 +133,8 @@ class RemoteLink:
         self.is_put_off = False
         """Let in by nobody, for reasons that are the daemon's own and may pass."""
 
-    def receive_slots(self, _slots: dict[int, SlotMemory]) -> None:
-        """No slot comes this way. Raises ``SessionLost`` where the connection has ended."""
+    def receive_shared(self, _slots: dict[int, SlotMemory], _mailboxes: dict[int, Mailbox]) -> None:
+        """No memory comes this way. Raises ``SessionLost`` where the connection has ended."""
         try:
             event, value = unpack_monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
         except zmq.Again:

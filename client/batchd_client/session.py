@@ -22,7 +22,7 @@ import zmq
 
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
 from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, program
-from batchd_client.memory import SlotMemory
+from batchd_client.memory import Mailbox, SlotMemory
 from batchd_client.remote import RemoteLink
 from batchd_client.subscription import OwnerToken, Subscription
 from batchd_wire import PROTOCOL_VERSION
@@ -55,6 +55,7 @@ OPENING = 0
 
 
 M = TypeVar("M", bound=Message)
+V = TypeVar("V")
 
 
 class Session:
@@ -81,6 +82,7 @@ class Session:
         self.endpoint = endpoint
         self.daemon_version = ""
         self._slots: dict[int, SlotMemory] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
         self.torn = False
         self.heard_s = time.monotonic()
 
@@ -121,6 +123,8 @@ class Session:
         self._lost = self._lost or "the session has been closed"
         if isinstance(self.link, RemoteLink):
             self.link.close()
+        for mailbox in self._mailboxes.values():
+            mailbox.close()
         self._socket.close(linger=linger_ms)
         for socket, link in self._lanes:
             link.close()
@@ -235,12 +239,12 @@ class Session:
         poll.poll(max(0.0, seconds) * 1000)
 
     def check_link(self) -> None:
-        """Take the slots that were shared. Raises ``SessionLost`` where the daemon is gone."""
+        """Take the memory that was shared. Raises ``SessionLost`` where the daemon is gone."""
         was_torn, self.torn = self.torn, True  # who looks for a slot has a handle in hand
         try:
-            self.link.receive_slots(self._slots)
+            self.link.receive_shared(self._slots, self._mailboxes)
             for _socket, link in self._lanes:
-                link.receive_slots(self._slots)
+                link.receive_shared(self._slots, self._mailboxes)
         except SessionLost as lost:
             self._lost = str(lost)
             raise
@@ -248,12 +252,19 @@ class Session:
 
     def slot(self, number: int) -> SlotMemory:
         """Give the memory of a slot that a handle names; it may be on its way still, as the two sockets are not in step."""
-        memory = self._slots.get(number)
+        return self._shared(self._slots, number, f"a handle names slot {number}")
+
+    def mailbox(self, stream: int) -> Mailbox:
+        """Give the mailbox of a stream that this session is a producer of; it may be on its way still."""
+        return self._shared(self._mailboxes, stream, f"there is a mailbox of stream number {stream}")
+
+    def _shared(self, memories: dict[int, V], number: int, named: str) -> V:
+        memory = memories.get(number)
         if memory is None:
             deadline = time.monotonic() + SLOT_WAIT_S
-            while (memory := self._slots.get(number)) is None:
+            while (memory := memories.get(number)) is None:
                 if not isinstance(self.link, Lifeline) or not self.link.wait(deadline):
-                    raise ProtocolError(f"a handle names slot {number}, whose memory never came on the lifeline")
+                    raise ProtocolError(f"{named}, whose memory never came on the lifeline")
                 self.check_link()
         return memory
 

@@ -98,7 +98,10 @@ class Subscription:
         "window",
     )
 
-    def __init__(self, claim: Claim, start: Position, admitted: Subscribed) -> None:
+    def __init__(self, claim: Claim, asked: Position, admitted: Subscribed) -> None:
+        start = Position(admitted.epoch, admitted.step)
+        if start < asked:
+            raise ProtocolError(f"the daemon begins at {start}, before {asked} that was asked for")
         self.number = admitted.subscription
         self.window = admitted.window
         self.terms = _terms(admitted)

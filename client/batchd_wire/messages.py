@@ -32,6 +32,18 @@ The bytes travel behind their header:
 The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is not
 looked at.
 
+A producer pushes samples into a live stream, on the daemon's host alone. Its session is like a trainer's:
+
+    producer                                             daemon
+       |  -- Produce --------------------------------->    |
+       |  <== lifeline: MailboxShared + descriptor =====   |   the mailbox, to read and write
+       |  <-- Producing | Refused ---------------------    |
+       |  -- AskPlace --------------------------------->   |   again and again, if it has to wait
+       |  <-- PlaceLent | Refused ---------------------    |   none: the sample is dropped
+       |     writes a sample into its place                |   see ``batchd_wire.mailbox``
+       |  -- Pushed ----------------------------------->   |
+       |  <-- PushTaken | Refused ---------------------    |   from here on it is in the queue, whoever dies
+
 ``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never differences, so it may be
 repeated or overtaken without harm.
 """
@@ -64,6 +76,17 @@ class SlotShared(Message):
 
     slot: int
     slot_bytes: int
+
+
+@message(4)
+class MailboxShared(Message):
+    """Travels with one descriptor, opened for reading and writing: the mailbox of ``stream``, ``mailbox_bytes`` long.
+
+    It is sealed against shrinking, and comes before the ``Producing`` that names it.
+    """
+
+    stream: int
+    mailbox_bytes: int
 
 
 # --- trainer to daemon, over ZeroMQ ----------------------------------------------------------------------------------
@@ -167,6 +190,38 @@ class Join(Message):
     secret: bytes
 
 
+@message(40)
+class Produce(Message):
+    """The session will push samples into ``stream``, by name."""
+
+    request: int
+    stream: str
+
+
+@message(41)
+class AskPlace(Message):
+    """Give me a place to write a sample into. Whoever has one gets the same again; who waits keeps its turn."""
+
+    request: int
+    stream: int
+
+
+@message(42)
+class WithdrawAsk(Message):
+    """I want no place just now. One that I have, or that is on its way to me, I shall not write into."""
+
+    stream: int
+
+
+@message(43)
+class Pushed(Message):
+    """A whole sample is in ``place``, which I shall not write into again."""
+
+    request: int
+    stream: int
+    place: int
+
+
 # --- daemon to trainer, over ZeroMQ ----------------------------------------------------------------------------------
 
 
@@ -182,12 +237,14 @@ class Subscribed(Message):
     """The claim is admitted.
 
     ``layout`` is a ``SlotLayout``; ``rounds`` is how many batches each rank gets in a whole epoch, ``first_rounds`` how many
-    in the epoch where this subscription starts. ``classes`` are the names of the labels; empty where the source has none,
-    or more than a message holds.
+    in the epoch where this subscription starts, at (``epoch``, ``step``): where it was asked to, but in a live stream, of which
+    that may be gone. ``classes`` are the names of the labels; empty where the source has none, or more than a message holds.
     """
 
     request: int
     subscription: int
+    epoch: int
+    step: int
     fingerprint: str
     samples: int
     batch_size: int
@@ -276,9 +333,40 @@ class Joined(Message):
     """The connection is one of the session's now."""
 
 
+@message(50)
+class Producing(Message):
+    """The session is a producer of ``stream``, by number. ``capacity``: how many places its mailbox has.
+
+    ``layout`` is a ``PlaceLayout``: what a sample consists of, and how it lies in its place.
+    """
+
+    request: int
+    stream: int
+    capacity: int
+    layout: object
+
+
+@message(51)
+class PlaceLent(Message):
+    """Write your sample into ``place``, and nobody else will. None: there is none, so the sample is dropped and counted."""
+
+    request: int
+    place: int | None
+
+
+@message(52)
+class PushTaken(Message):
+    """The sample is in the queue. ``next_place`` is for the next one, if there is plenty of room; else it has to be asked for."""
+
+    request: int
+    next_place: int | None
+
+
 TO_DAEMON_LIFELINE = Vocabulary(Hello)
-TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, Refused)
-TO_DAEMON = Vocabulary(Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
-TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples)
+TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, MailboxShared, Refused)
+TO_DAEMON = Vocabulary(
+    Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, Produce, AskPlace, WithdrawAsk, Pushed
+)
+TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples, Producing, PlaceLent, PushTaken)
 TO_DAEMON_REMOTE = Vocabulary(Greet, Join, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER_REMOTE = Vocabulary(Greeted, Joined, Subscribed, Parcel, Refused, Status, BadSamples)

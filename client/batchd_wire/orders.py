@@ -3,6 +3,7 @@
     daemon                                        worker
        |  <-----------------------------------------  |   Ready
        |  -- ServeStream (+ fd: the source's index) -> |   once for each stream, before its first order
+       |        (live: + fd of the mailbox, to read)   |
        |  -- UseSlot (+ fd, read and write) --------->  |   once for each slot, before its first order
        |  -- FillChunk ------------------------------>  |   at most two at a time
        |  <-----------------------------------------  |   ChunkFilled
@@ -39,6 +40,8 @@ class Ready(Message):
 class ServeStream(Message):
     """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
 
+    For a live stream there is a second one: the mailbox that its samples are pushed into, read-only.
+
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
     (name, type as people write it); ``layout`` is a ``SlotLayout``; ``files``: the files that steps read, as (path, SHA-256 of
     what the daemon found in it). ``modules``: the same of the modules of people's own functions, by name, and ``python_path``:
@@ -71,7 +74,10 @@ class UseSlot(Message):
 
 @message(34)
 class FillChunk(Message):
-    """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``."""
+    """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``.
+
+    ``places``: of a live stream, in which place of the mailbox the sample of each of these rows lies; else empty.
+    """
 
     order: int
     stream: int
@@ -80,6 +86,7 @@ class FillChunk(Message):
     step: int
     first: int
     count: int
+    places: list[int]
 
 
 @message(35)

@@ -368,11 +368,15 @@ class World:
         )
         window = asked.window or spec.window
         assert action.window == (min(window, spec.remote_window_max) if asked.is_remote else window)
-        start = Position(asked.epoch, asked.step)
+        start = self._start(asked, action)
         course = reading(spec.plan, asked.rank, asked.world_size, start, asked.end_epoch)
         trainer = Trainer(action.subscription, action.session, spec, action.window, course, next(course, None))
         trainer.is_remote = asked.is_remote
         self.trainers[trainer.number] = trainer
+
+    def _start(self, asked: ev.SubscriptionAsked, _action: act.AdmitSubscription) -> Position:
+        """Where a trainer must begin that asked for this."""
+        return Position(asked.epoch, asked.step)
 
     def _perform_GrantLease(self, lease: act.GrantLease) -> None:  # noqa: N802
         trainer, slot = self.trainers[lease.subscription], self.slots[lease.slot]

@@ -62,6 +62,8 @@ class FakeStream:
         return Subscribed(
             asked.request,
             number,
+            asked.epoch,
+            asked.step,
             self.fingerprint,
             self.steps * self.rows,
             self.rows,

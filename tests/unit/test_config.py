@@ -17,6 +17,7 @@ from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
+from batchd.config.live_sources import PushSource
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.load import load_config
 from batchd.config.plugin_source import PluginSource
@@ -183,6 +184,8 @@ def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
         FolderSource(path=Path("/data"), path_bytes=64),
         GlobSource(root=Path("/data"), patterns=("**/*.jpg", "b/*.png")),
         GlobSource(root=Path("/data"), patterns=("*",), classes="folder", path_bytes=9),
+        PushSource(fields={"image": "image", "label": "int64", "wave": "float32[?,2]"}),
+        PushSource(fields={"x": "uint8[2,2]"}, capacity=9, sample_bytes_max="1MiB", when_full="drop_oldest"),
         WebDatasetSource(root=Path("/data"), shards=("a-{00..11}.tar", "b.tar")),
         WebDatasetSource(root=Path("/data"), shards=("*.tar",), image=("png",), label="json:label", path_bytes=9),
         ParquetSource(root=Path("/data"), shards=("*.parquet",), fields={"image": "image", "label": "int64"}),

@@ -1,0 +1,76 @@
+"""Sources whose samples come while they are read. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from batchd.config.columns import Column, parse_column
+from batchd.config.sizes import parse_bytes
+from batchd.config.source import SourceOptions
+from batchd_wire.fields import FIELDS_MAX
+from batchd_wire.mailbox import MAILBOX_BYTES_MAX, MailColumn, PlaceLayout
+
+CAPACITY_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushSource(SourceOptions):
+    """Live data: programs on the daemon's host push samples with `batchd_client.push`, as cameras, sensors and simulators do."""
+
+    is_live: ClassVar[bool] = True
+
+    type: Literal["push"] = "push"
+    """Kind of source."""
+
+    fields: dict[str, str]
+    """What a sample consists of: for each field a type such as "float32", "uint8[480,640,3]", "int32[?]" where a length differs
+    from sample to sample, "image" for the bytes of an image file, or "text"."""
+
+    capacity: int = 256
+    """How many samples may wait. At least a batch of them; less than two leaves no batch to be read ahead."""
+
+    sample_bytes_max: str = "4MiB"
+    """How large all that has no fixed size may be in one sample: what is "image", "text" or has a length "?". Each of the
+    `capacity` places has so much memory. Counts only where there is such a field."""
+
+    when_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
+    """What happens when a sample comes and no place is free: "block" lets its producer wait, "drop_oldest" drops the sample that
+    has waited longest, "drop_newest" drops the one that comes. Dropped samples are counted."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.fields) <= FIELDS_MAX:
+            raise ValueError(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}")
+        if not 1 <= self.capacity <= CAPACITY_MAX:
+            raise ValueError(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}")
+        if not 1 <= parse_bytes(self.sample_bytes_max) <= MAILBOX_BYTES_MAX:
+            raise ValueError(f"sample_bytes_max must be from 1 byte to 1TiB, not {self.sample_bytes_max}")
+        if self.mailbox_bytes > MAILBOX_BYTES_MAX:
+            raise ValueError(f"{self.capacity} places of {self.layout.place_bytes} bytes are more than 1TiB")
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"into {self.capacity} places"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What a sample consists of. Raises ``ValueError`` where a type is none."""
+        return tuple(parse_column(name, text) for name, text in self.fields.items())
+
+    @property
+    def layout(self) -> PlaceLayout:
+        """How a sample lies in its place."""
+        return PlaceLayout(tuple(_mail_column(column) for column in self.columns), parse_bytes(self.sample_bytes_max))
+
+    @property
+    def mailbox_bytes(self) -> int:
+        """The memory of all places."""
+        return self.capacity * self.layout.place_bytes
+
+
+def _mail_column(column: Column) -> MailColumn:
+    if column.kind == "array":
+        return MailColumn(column.name, column.dtype, column.shape)
+    return MailColumn(column.name, {"encoded": "image", "text": "text"}[column.kind], (None,))

@@ -1,0 +1,310 @@
+"""Pushes samples into a live stream, one after the other, whatever happens to the daemon. Runs in the producer.
+
+    put:  have a place?  -- no --> ask for one, and wait (or hear that the sample is dropped)
+               |
+               +-- yes --> write the sample into it -- Pushed --> taken: it is in the queue, whatever becomes of us
+
+The daemon never sees a byte of a sample: it says which place is whose, and workers read what was written there.
+
+Invariant: a place is written into only between the daemon's word that it is ours and our word that a sample is in it.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from batchd_client.connection import Connection, Deadlines
+from batchd_client.discovery import find_local_daemon
+from batchd_client.errors import (
+    ConnectTimeout,
+    ProducerClosed,
+    ProtocolError,
+    PushTimeout,
+    SampleInvalid,
+    StreamChanged,
+)
+from batchd_client.lifeline import SessionLost
+from batchd_client.opening import make_context
+from batchd_client.session import Session
+from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
+from batchd_wire.messages import AskPlace, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
+
+ANSWER_S = 0.05
+"""How long a put waits at least: so long the daemon may take to say that there is room."""
+ASK_AGAIN_S = 1.0
+"""How often a producer that waits asks again; a daemon that lost track of the session must then admit it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStatistics:
+    """What one producer did so far.
+
+    ``pushed``: samples that are in the queue, or were. ``dropped``: those for which there was no room (``when_full =
+    "drop_newest"``). ``unconfirmed``: those among ``pushed`` over which the daemon was lost, and they perhaps with it.
+    ``wait_s``: seconds spent waiting for room.
+    """
+
+    pushed: int
+    dropped: int
+    unconfirmed: int
+    wait_s: float
+
+
+class _Terms(NamedTuple):
+    """What the daemon said of the stream."""
+
+    stream: int
+    capacity: int
+    layout: PlaceLayout
+
+
+def push(
+    stream: str,
+    address: str | None = None,
+    *,
+    connect_timeout_s: float = 10.0,
+    reconnect_timeout_s: float = 60.0,
+    put_timeout_s: float = 300.0,
+) -> "Producer":
+    """Connect to the daemon on this host, to push samples into ``stream``, whose source is of type "push".
+
+    ``address`` is the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for ``connect``. ``put_timeout_s``
+    bounds how long ``put`` waits for room, ``reconnect_timeout_s`` how long a daemon may be away meanwhile.
+
+    Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
+    """
+    deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, put_timeout_s)
+    context = make_context(1)
+    connection = None
+    try:
+        target, session = find_local_daemon(context, address, connect_timeout_s)
+        connection = Connection(target, session, deadlines)
+    finally:
+        if connection is None:
+            context.destroy()
+    return Producer(connection, stream)
+
+
+class Producer:
+    """A connection that pushes samples into one stream; ``push`` makes it. Use it in a ``with``, or close it.
+
+    One thread at a time may put samples. A producer belongs to the process that made it: after a fork, make another one.
+    """
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        """Introduce ourselves as a producer; where that is refused, the connection ends."""
+        self._connection = connection
+        self._name = stream
+        self._session: Session | None = None
+        self._terms: _Terms | None = None
+        self._place: int | None = None
+        self._closed = False
+        self._pushed = self._dropped = self._unconfirmed = 0
+        self._wait_s = 0.0
+        try:
+            connection.run(self._introduce)
+        except BaseException:
+            connection.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The stream's name in the daemon's configuration."""
+        return self._name
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """What a sample must have: field names, and their types as they stand in the configuration."""
+        return MappingProxyType({column.name: column.text for column in self._layout.columns})
+
+    @property
+    def capacity(self) -> int:
+        """How many samples may wait in the stream's mailbox."""
+        assert self._terms is not None
+        return self._terms.capacity
+
+    def put(self, sample: Mapping[str, Any], timeout_s: float | None = None) -> bool:
+        """Push one sample: arrays and numbers of exactly the fields' types, ``bytes`` for "image", ``str`` for "text".
+
+        True once it is in the queue: from then on nothing that happens to this program takes it away. False where it was dropped
+        because the mailbox is full, by the stream's ``when_full``. With ``"block"`` this waits for room, up to ``timeout_s``
+        (default: ``push(put_timeout_s=)``). A put that a signal interrupts may have pushed its sample.
+
+        Raises ``SampleInvalid``, ``PushTimeout``, ``ReconnectTimeout``, ``StreamStopped``, ``StreamChanged``, ``ProducerClosed``.
+        """
+        if self._closed:
+            raise ProducerClosed(f"the producer of stream {self._name!r} has been closed")
+        values, lengths = pack_sample(self._layout, sample)
+        limit_s = self._connection.deadlines.batch_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + max(limit_s, ANSWER_S)
+        attempt = partial(self._attempt, deadline=deadline, values=values, lengths=lengths)
+        while (is_pushed := self._connection.run(attempt)) is None:
+            pass
+        return is_pushed
+
+    def statistics(self) -> ProducerStatistics:
+        """What happened so far, as a frozen value."""
+        return ProducerStatistics(self._pushed, self._dropped, self._unconfirmed, self._wait_s)
+
+    def close(self) -> None:
+        """End the connection. What was pushed stays. Closing twice does nothing."""
+        self._closed = True
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Producer {self._name} pushed={self._pushed}{' [closed]' if self._closed else ''}>"
+
+    @property
+    def _layout(self) -> PlaceLayout:
+        assert self._terms is not None
+        return self._terms.layout
+
+    # --- each of these has the session to itself ----------------------------------------------------------------------
+
+    def _introduce(self, session: Session) -> _Terms:
+        """Be a producer of the stream in this session."""
+        if session is self._session and self._terms is not None:
+            return self._terms
+        deadline = self._connection.deadlines.request_deadline()
+        told = session.request(lambda request: Produce(request, self._name), Producing, deadline)
+        try:
+            layout = place_layout_from_wire(told.layout)
+        except ValueError as error:
+            raise ProtocolError(f"the daemon describes its mailbox wrongly: {error}") from None
+        if self._terms is not None and layout != self._terms.layout:
+            raise StreamChanged(f"the daemon was restarted with other fields for stream {self._name!r}")
+        if session.mailbox(told.stream).mailbox_bytes != told.capacity * layout.place_bytes:
+            raise ProtocolError(f"the mailbox of stream {self._name!r} is not {told.capacity} places long")
+        self._terms = _Terms(told.stream, told.capacity, layout)
+        self._place = None  # that of the last session went with it
+        self._session = session
+        return self._terms
+
+    def _attempt(
+        self, session: Session, deadline: float, values: list[tuple[int, memoryview]], lengths: bytes
+    ) -> bool | None:
+        """Push a sample: was it taken, or dropped? None where there is no room yet."""
+        session.check_link()  # a place that was lent ahead of time is worth nothing once the daemon is gone
+        terms = self._introduce(session)
+        if not self._has_place(session, terms, deadline):
+            return None
+        if self._place is None:
+            self._dropped += 1
+            return False
+        self._hand_in(session, terms, self._place, values, lengths)
+        self._pushed += 1
+        return True
+
+    def _has_place(self, session: Session, terms: _Terms, deadline: float) -> bool:
+        """Ask for a place, for a while; true where we have one, or there is none for us."""
+        if self._place is not None:
+            return True
+        begun_s = time.monotonic()
+        try:
+            answer = session.request(
+                lambda request: AskPlace(request, terms.stream), PlaceLent, min(deadline, begun_s + ASK_AGAIN_S)
+            )
+        except ConnectTimeout:
+            if time.monotonic() < deadline:
+                return False
+            session.send(WithdrawAsk(terms.stream))
+            raise PushTimeout(
+                f"no place of the {terms.capacity} in the mailbox of stream {self._name!r} became free in time"
+            ) from None
+        finally:
+            self._wait_s += time.monotonic() - begun_s
+        self._place = self._checked(answer.place, terms)
+        return True
+
+    def _hand_in(
+        self, session: Session, terms: _Terms, place: int, values: list[tuple[int, memoryview]], lengths: bytes
+    ) -> None:
+        """Write the sample into our place and say so. A session that is lost over it may have taken the sample with it."""
+        mailbox, start = session.mailbox(terms.stream), place * terms.layout.place_bytes
+        mailbox.write(start, memoryview(lengths))
+        for offset, value in values:
+            mailbox.write(start + offset, value)
+        self._place = None
+        deadline = self._connection.deadlines.request_deadline()
+        try:
+            taken = session.request(lambda request: Pushed(request, terms.stream, place), PushTaken, deadline)
+        except SessionLost:
+            self._unconfirmed += 1
+            return
+        self._place = self._checked(taken.next_place, terms)
+
+    def _checked(self, place: int | None, terms: _Terms) -> int | None:
+        if place is not None and place >= terms.capacity:
+            raise ProtocolError(f"place {place} was lent of a mailbox that has {terms.capacity}")
+        return place
+
+
+def pack_sample(layout: PlaceLayout, sample: Mapping[str, Any]) -> tuple[list[tuple[int, memoryview]], bytes]:
+    """What to write into a place: bytes with their offsets, and the lengths before them. Raises ``SampleInvalid``."""
+    names = [column.name for column in layout.columns]
+    if set(names) != set(sample):
+        raise SampleInvalid(f"the sample has the fields {sorted(map(str, sample))}, and has to have {sorted(names)}")
+    arrays = [_bytes_of(column, sample[column.name]) for column in layout.columns]
+    shapes = zip(layout.columns, arrays, strict=True)
+    lengths = [
+        have for column, array in shapes for want, have in zip(column.shape, array.shape, strict=True) if want is None
+    ]
+    try:
+        extents = layout.extents(lengths)
+    except ValueError as error:
+        raise SampleInvalid(f"the sample is too large: {error}") from None
+    values = [
+        (extent.start, array.reshape(-1).view(np.uint8).data) for extent, array in zip(extents, arrays, strict=True)
+    ]
+    return values, layout.pack_lengths(lengths)
+
+
+def _bytes_of(column: MailColumn, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """A value as an array of the column's type, its elements one after the other."""
+    if column.kind in BYTES_KINDS:
+        return np.frombuffer(_raw(column, value), np.uint8)
+    dtype = np.dtype(column.kind)
+    array = value if isinstance(value, np.ndarray) else _array_of(column, value, dtype)
+    fits = len(array.shape) == len(column.shape) and all(
+        want in (None, have) for want, have in zip(column.shape, array.shape, strict=True)
+    )
+    if array.dtype != dtype or not fits:
+        raise SampleInvalid(f"{column.name!r} is {array.dtype}{list(array.shape)}, and has to be {column.text}")
+    return np.asarray(array, order="C")
+
+
+def _array_of(column: MailColumn, value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Plain numbers, or lists of them, where the column's type can hold them; what is no fraction may be one."""
+    try:
+        made = np.asarray(value)
+        array = made.astype(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SampleInvalid(f"{column.name!r} cannot be {column.text}: {error}") from None
+    if made.size and (made.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.array_equal(array, made))):
+        raise SampleInvalid(f"{column.name!r} has to be {column.text}, which cannot hold {str(value)[:60]}")
+    return array
+
+
+def _raw(column: MailColumn, value: Any) -> bytes | memoryview:
+    wanted = "the bytes of an image file" if column.kind == "image" else "a str"
+    try:
+        if column.kind == "text" and isinstance(value, str):
+            return value.encode()
+        if column.kind == "image" and not isinstance(value, str):
+            return memoryview(value).cast("B")
+    except (TypeError, ValueError) as error:
+        raise SampleInvalid(f"{column.name!r} has to be {wanted}: {error}") from None
+    raise SampleInvalid(f"{column.name!r} is {type(value).__name__}, and has to be {wanted}")

@@ -1,0 +1,164 @@
+"""How samples lie in the mailbox that producers push them into. Every process; standard library only.
+
+    0            place_bytes      2 * place_bytes          capacity * place_bytes
+    +------------+----------------+------------------------+
+    | place 0    | place 1        | ...                    |      each holds one sample:
+    +------------+----------------+------------------------+
+
+    0                        values_start                                        place_bytes
+    +------------------------+----------+----------+-----------------------------+
+    | lengths, 8 bytes each  | value 1  | value 2  | ...                         |
+    +------------------------+----------+----------+-----------------------------+
+                             each value starts at a multiple of 64 bytes
+
+The values are those of the columns, in their order. The lengths are what the columns leave open, in the same order: how many
+bytes an image file or a text has, and each length of a shape that is ``?``.
+
+Every producer may write everywhere at any time, so a place is copied before anything in it is looked at.
+
+Invariant: ``extents`` gives no byte outside the place, whatever the lengths are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from struct import Struct
+from typing import NamedTuple
+
+from batchd_wire.fields import DIMENSIONS_MAX, FIELDS_MAX, ITEM_BYTES
+
+VALUE_ALIGNMENT_BYTES = 64
+PLACE_ALIGNMENT_BYTES = 4096
+MAILBOX_BYTES_MAX = 1 << 40
+LENGTH_BYTES = 8
+BYTES_KINDS = ("image", "text")
+
+
+class MailColumn(NamedTuple):
+    """One value of a sample. ``kind`` is a dtype, or what is bytes of any number: an "image" file, or "text" as UTF-8.
+
+    None in the shape differs from sample to sample.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int | None, ...]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES.get(self.kind, 1)
+
+    @property
+    def text(self) -> str:
+        """The column as people write it."""
+        if self.kind in BYTES_KINDS:
+            return self.kind
+        lengths = ",".join("?" if length is None else str(length) for length in self.shape)
+        return f"{self.kind}[{lengths}]" if self.shape else self.kind
+
+
+class Extent(NamedTuple):
+    """Where one value lies in its place, and the shape that it has there."""
+
+    start: int
+    size: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceLayout:
+    """The places for samples of such columns. ``sample_bytes_max``: how long all values without a fixed size may be together."""
+
+    columns: tuple[MailColumn, ...]
+    sample_bytes_max: int
+
+    def to_wire(self) -> list[object]:
+        """The layout as msgpack carries it; ``place_layout_from_wire`` is the way back."""
+        return [[[one.name, one.kind, list(one.shape)] for one in self.columns], self.sample_bytes_max]
+
+    @property
+    def open_lengths(self) -> int:
+        """How many lengths the columns leave open."""
+        return sum(column.shape.count(None) for column in self.columns)
+
+    @property
+    def values_start(self) -> int:
+        """Where the first value starts."""
+        return _round_up(LENGTH_BYTES * self.open_lengths, VALUE_ALIGNMENT_BYTES)
+
+    @property
+    def place_bytes(self) -> int:
+        """The size of one place."""
+        end = self.values_start
+        for column in self.columns:
+            fixed = 0 if None in column.shape else column.item_bytes * prod(_known(column.shape))
+            end = _round_up(end + fixed, VALUE_ALIGNMENT_BYTES)
+        if self.open_lengths:
+            end += self.sample_bytes_max + VALUE_ALIGNMENT_BYTES * len(self.columns)
+        return _round_up(end, PLACE_ALIGNMENT_BYTES)
+
+    def pack_lengths(self, lengths: Sequence[int]) -> bytes:
+        """What stands at the start of a place, up to its first value."""
+        return _lengths_struct(self.open_lengths).pack(*lengths).ljust(self.values_start, b"\0")
+
+    def unpack_lengths(self, place: bytes | bytearray | memoryview) -> list[int]:
+        """The lengths at the start of a place; anything may stand there."""
+        return list(_lengths_struct(self.open_lengths).unpack_from(place))
+
+    def extents(self, lengths: Sequence[int]) -> list[Extent]:
+        """Where the values of such lengths lie. Raises ``ValueError`` where they do not fit into a place."""
+        left = list(lengths)
+        end, open_bytes = self.values_start, 0
+        found = []
+        for column in self.columns:
+            shape = tuple(left.pop(0) if length is None else length for length in column.shape)
+            size = column.item_bytes * prod(shape)
+            if None in column.shape:
+                open_bytes += size
+                if open_bytes > self.sample_bytes_max:
+                    limit = f"sample_bytes_max = {self.sample_bytes_max}"
+                    raise ValueError(f"with {column.name!r} {list(shape)} it has {open_bytes} bytes, more than {limit}")
+            found.append(Extent(end, size, shape))
+            end = _round_up(end + size, VALUE_ALIGNMENT_BYTES)
+        return found
+
+
+def place_layout_from_wire(value: object) -> PlaceLayout:
+    """Check a layout that arrived from another process. Raises ``ValueError`` naming what is wrong with it."""
+    match value:
+        case [list(columns), int(sample_bytes_max)] if 0 < len(columns) <= FIELDS_MAX:
+            pass
+        case _:
+            raise ValueError("a layout of places is [columns, sample_bytes_max]")
+    layout = PlaceLayout(tuple(_column_from_wire(column) for column in columns), sample_bytes_max)
+    if len({column.name for column in layout.columns}) != len(layout.columns):
+        raise ValueError("two columns have the same name")
+    if not 0 <= sample_bytes_max <= MAILBOX_BYTES_MAX or layout.place_bytes > MAILBOX_BYTES_MAX:
+        raise ValueError(f"a place of {layout.place_bytes} bytes cannot be")
+    return layout
+
+
+def _column_from_wire(value: object) -> MailColumn:
+    match value:
+        case [str(name), str(kind), list(shape)] if len(shape) <= DIMENSIONS_MAX:
+            pass
+        case _:
+            raise ValueError("a column is [name, kind, shape]")
+    if not all(length is None or (type(length) is int and 0 < length <= MAILBOX_BYTES_MAX) for length in shape):
+        raise ValueError(f"column {name!r} cannot have the shape {shape}")
+    if (kind not in ITEM_BYTES and kind not in BYTES_KINDS) or (kind in BYTES_KINDS and shape != [None]):
+        raise ValueError(f"column {name!r} cannot be {kind} {shape}")
+    return MailColumn(name, kind, tuple(shape))
+
+
+def _lengths_struct(count: int) -> Struct:
+    return Struct(f"<{count}Q")
+
+
+def _known(shape: Sequence[int | None]) -> list[int]:
+    return [length for length in shape if length is not None]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,176 @@
+"""Producers that lie, write where they may not, or never answer: others lose a place at most, and workers live.
+
+Who may push can write into every place at any time, so what it can do is spoil samples, and no more.
+"""
+
+import os
+import signal
+import struct
+
+import pytest
+
+import batchd_client
+from batchd_wire.channel import receive_message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.mailbox import place_layout_from_wire
+from batchd_wire.messages import (
+    TO_TRAINER_LIFELINE,
+    AskPlace,
+    MailboxShared,
+    PlaceLent,
+    Produce,
+    Producing,
+    Pushed,
+    PushTaken,
+    Refused,
+    WithdrawAsk,
+)
+from support.producers import frame, push_stream, read
+from support.raw_peer import RawPeer
+from support.waiting import wait_until
+
+
+class Hostile:
+    """A producer without manners."""
+
+    def __init__(self, daemon, stream="live"):
+        self.peer = RawPeer(daemon.runtime_dir).open()
+        told = self.peer.ask(Produce(1, stream))
+        assert isinstance(told, Producing)
+        self.stream, self.layout = told.stream, place_layout_from_wire(told.layout)
+        shared, (self.mailbox,) = receive_message(self.peer.lifeline, TO_TRAINER_LIFELINE)
+        assert isinstance(shared, MailboxShared)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        os.close(self.mailbox)
+        self.peer.close()
+
+    def ask(self):
+        lent = self.peer.ask(AskPlace(2, self.stream))
+        assert isinstance(lent, PlaceLent)
+        return lent.place
+
+    def write(self, place, data):
+        os.pwrite(self.mailbox, data, place * self.layout.place_bytes)
+
+
+def test_places_that_were_not_lent_are_refused(start_daemon):
+    """By number, of another stream, twice; the daemon counts and goes on."""
+    daemon = start_daemon({"live": push_stream(), "other": push_stream()})
+    with Hostile(daemon) as hostile:
+        for stream, place in ((hostile.stream, 0), (hostile.stream, 1 << 62), (hostile.stream + 1, 0), (77, 0)):
+            refused = hostile.peer.ask(Pushed(3, stream, place))
+            assert isinstance(refused, Refused)
+            assert (refused.request, refused.error) == (3, ErrorCode.PLACE_NOT_LENT)
+        place = hostile.ask()
+        assert hostile.ask() == place, "who asks twice has one place"
+        assert isinstance(hostile.peer.ask(Pushed(4, hostile.stream, place)), PushTaken)
+        hostile.peer.dealer.send(WithdrawAsk(hostile.stream).encode())
+        assert isinstance(hostile.peer.ask(Pushed(5, hostile.stream, place)), Refused)
+    live = daemon.stream_status("live")["live"]
+    assert (live["pushed_samples"], live["refused_pushes"]) == (1, 3)
+
+
+def test_nobody_waits_for_producers_that_never_write(start_daemon):
+    """They hold a place each; what is left is enough for others, and all comes back with their deaths."""
+    daemon = start_daemon({"live": push_stream(capacity=16)})
+    hostile = [Hostile(daemon) for _ in range(5)]
+    try:
+        assert len({one.ask() for one in hostile}) == 5
+        with (
+            batchd_client.push("live", daemon.address) as producer,
+            batchd_client.connect(daemon.address) as connection,
+        ):
+            stream = connection.stream("live")
+            for number in range(40):
+                producer.put(frame(number))
+                if number % 4 == 3:
+                    assert read(stream, 1) == list(range(number - 3, number + 1))
+    finally:
+        for one in hostile:
+            one.__exit__()
+    wait_until(lambda: daemon.stream_status("live")["live"]["lent_places"] == 0, "the places came back")
+
+
+@pytest.mark.parametrize(
+    "lengths", [(1 << 63, 1 << 63), ((1 << 64) - 1, 0), (1 << 20, 5), (0, 0), (3, 1 << 40), (0xDEADBEEF, 0xDEADBEEF)]
+)
+def test_lengths_that_cannot_be_make_a_bad_sample(start_daemon, lengths):
+    """The worker looks at a copy, and lives."""
+    stream = push_stream(batch_size=1, sample_bytes_max="4KiB") | {
+        "pipeline": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}],
+        "max_bad_fraction": 1.0,
+    }
+    stream["source"]["fields"] = {"image": "image", "more": "image"}
+    stream["pipeline"] += [{"op": "decode", "field": "more"}, {"op": "resize", "size": [8, 8], "field": "more"}]
+    daemon = start_daemon({"live": stream})
+    workers = daemon.worker_pids()
+    with Hostile(daemon) as hostile, batchd_client.connect(daemon.address) as connection:
+        reads = connection.stream("live")
+        place = hostile.ask()
+        hostile.write(place, struct.pack("<2Q", *lengths) + os.urandom(4096))
+        assert isinstance(hostile.peer.ask(Pushed(3, hostile.stream, place)), PushTaken)
+        with next(iter(reads)) as batch:
+            assert batch["valid"].tolist() == [False]
+            assert batch["image"].max() == 0
+    assert daemon.worker_pids() == workers
+
+
+def test_who_writes_into_others_places_spoils_pixels_and_nothing_else(start_daemon):
+    """Batches keep coming, in their shape, while every place is overwritten again and again."""
+    daemon = start_daemon({"live": push_stream(capacity=8)})
+    workers = daemon.worker_pids()
+    with (
+        Hostile(daemon) as hostile,
+        batchd_client.push("live", daemon.address) as producer,
+        batchd_client.connect(daemon.address) as connection,
+    ):
+        stream = iter(connection.stream("live"))
+        for number in range(40):
+            for place in range(8):
+                hostile.write(place, os.urandom(hostile.layout.place_bytes))
+            producer.put(frame(number))
+            if number % 4 == 3:
+                with next(stream) as batch:
+                    assert batch["image"].shape == (4, 6, 8)
+    assert daemon.worker_pids() == workers
+
+
+def test_the_mailbox_can_neither_be_cut_nor_sealed_nor_grown(start_daemon):
+    """What a worker reads stays there."""
+    daemon = start_daemon({"live": push_stream()})
+    with Hostile(daemon) as hostile:
+        size = os.fstat(hostile.mailbox).st_size
+        for length in (0, size - 1, size + 4096):
+            with pytest.raises(PermissionError):
+                os.ftruncate(hostile.mailbox, length)
+        with pytest.raises(PermissionError):
+            os.pwrite(hostile.mailbox, b"x", size)
+        with batchd_client.push("live", daemon.address) as producer:
+            producer.put(frame(1))
+
+
+def test_a_stopped_producer_keeps_its_place_until_it_is_dead(start_daemon):
+    """It may be in the middle of its sample."""
+    daemon = start_daemon({"live": push_stream(capacity=8)})
+    child = os.fork()
+    if not child:
+        try:
+            with Hostile(daemon) as hostile:
+                hostile.ask()
+                signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        wait_until(lambda: daemon.stream_status("live")["live"]["lent_places"] == 1, "it has its place")
+        os.kill(child, signal.SIGSTOP)
+        with batchd_client.push("live", daemon.address) as producer:
+            assert [producer.put(frame(number)) for number in range(7)] == [True] * 7
+        assert daemon.stream_status("live")["live"]["lent_places"] == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    wait_until(lambda: daemon.stream_status("live")["live"]["lent_places"] == 0, "its place is free")

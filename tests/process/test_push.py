@@ -1,0 +1,354 @@
+"""Live data: what producers push arrives once, whoever dies on the way."""
+
+import os
+import signal
+import threading
+from collections import Counter
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd_client.errors import (
+    ForkedConnection,
+    PositionInvalid,
+    ProducerClosed,
+    PushNotLocal,
+    PushTimeout,
+    SampleInvalid,
+    StreamNotLive,
+    StreamUnknown,
+)
+from support.commands import batchd
+from support.images import jpeg
+from support.network import free_port
+from support.producers import ProducerProcess, frame, push_stream, read
+from support.settings import folder_stream
+from support.waiting import wait_until
+
+LIVE = {"live": push_stream()}
+
+
+@contextmanager
+def producing(address, stream, count, first=0):
+    """A thread that pushes frames; it has pushed them all in the end."""
+    failures = []
+
+    def run():
+        try:
+            with batchd_client.push(stream, address) as producer:
+                for number in range(first, first + count):
+                    assert producer.put(frame(number))
+        except BaseException as error:  # noqa: BLE001  to be shown where the test fails
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failures
+
+
+def test_every_sample_arrives_once_and_in_order(start_daemon):
+    """One producer, one trainer; far more samples than the mailbox holds."""
+    daemon = start_daemon(LIVE)
+    with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "live", 200):
+        assert read(connection.stream("live"), 50) == list(range(200))
+    live = wait_until(lambda: daemon.stream_status("live"), "there is a status")["live"]
+    assert (live["pushed_samples"], live["queued_samples"], live["lost_batches"]) == (200, 0, 0)
+
+
+def test_two_producers_and_two_mirrored_trainers(start_daemon):
+    """Both trainers get the same batches, with every sample of both producers once."""
+    daemon = start_daemon({"live": push_stream(capacity=64)})
+    with (
+        batchd_client.connect(daemon.address) as one,
+        batchd_client.connect(daemon.address) as other,
+        producing(daemon.address, "live", 120),
+        producing(daemon.address, "live", 120, first=1000),
+    ):
+        streams = one.stream("live"), other.stream("live")
+        seen = [[], []]
+        for _ in range(60):
+            for stream, found in zip(streams, seen, strict=True):
+                found.extend(read(stream, 1))
+    assert seen[0] == seen[1]
+    assert sorted(seen[0]) == [*range(120), *range(1000, 1120)]
+
+
+def test_two_ranks_share_what_is_pushed(start_daemon):
+    """Each sample goes to one rank; no batch waits for the other's."""
+    daemon = start_daemon({"live": push_stream(capacity=8)})
+    with (
+        batchd_client.connect(daemon.address) as one,
+        batchd_client.connect(daemon.address) as other,
+        producing(daemon.address, "live", 160),
+    ):
+        streams = one.stream("live", 0, 2), other.stream("live", 1, 2)
+        seen = [number for _ in range(20) for stream in streams for number in read(stream, 1)]
+    assert sorted(seen) == list(range(160))
+
+
+def test_killed_producers_killed_workers_and_a_killed_trainer_lose_no_sample(start_daemon, start_trainer):
+    """What a producer said it had pushed arrives once, and nothing arrives twice."""
+    daemon = start_daemon({"live": push_stream(capacity=48)})
+    producers = [ProducerProcess(daemon.address, "live", 1000 * number, 900) for number in range(2)]
+    mirror = start_trainer(daemon.address, "live")
+    mirror.begin(do="take", batches=1000)
+    got, said = [], []
+    try:
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("live")
+            for round_number in range(6):
+                got += read(stream, 6)
+                os.kill(next(iter(daemon.worker_pids())), signal.SIGKILL)
+                got += read(stream, 2)
+                if round_number == 2:
+                    mirror.kill()
+                if round_number in (3, 5):
+                    producers[0].kill()
+                    said += list(producers[0].said())
+                    producers[0].close()
+                    producers[0] = ProducerProcess(daemon.address, "live", 10_000 * round_number, 900)
+            for producer in producers:
+                producer.kill()
+                said += list(producer.said())
+            wait_until(lambda: daemon.stream_status("live")["live"]["producers"] == 0, "the producers are gone")
+            left = daemon.stream_status("live")["live"]
+            assert left["lent_places"] == 0
+            while len(got) + 3 < left["pushed_samples"]:
+                got += read(stream, 1)
+    finally:
+        for producer in producers:
+            producer.close()
+    assert max(Counter(got).values()) == 1
+    missing = set(said) - set(got)
+    assert len(missing) <= 3, "what was pushed and is in no batch is less than a batch"
+    assert len(set(got) - set(said)) <= 4, "each killed producer may have pushed one that it did not come to speak of"
+    assert daemon.stream_status("live")["live"]["lost_batches"] == 0
+
+
+def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(start_daemon):
+    """A put waits for room, up to its time-out, and says what to do."""
+    daemon = start_daemon(LIVE)
+    with batchd_client.push("live", daemon.address) as producer:
+        assert all(producer.put(frame(number)) for number in range(producer.capacity))
+        with pytest.raises(PushTimeout, match="32 in the mailbox"):
+            producer.put(frame(99), timeout_s=0.05)
+        assert daemon.stream_status("live")["live"]["waiting_producers"] == 0
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("live")
+            assert read(stream, 1) == [0, 1, 2, 3]
+            assert producer.put(frame(100))
+            assert producer.statistics().pushed == 33
+
+
+@pytest.mark.parametrize(
+    ("when_full", "counter", "kept"),
+    [("drop_oldest", "dropped_oldest", range(8, 40)), ("drop_newest", "dropped_newest", range(32))],
+)
+def test_a_full_mailbox_drops_by_policy_and_counts(start_daemon, when_full, counter, kept):
+    """Nobody waits; a dropped sample is told to its producer where it is the one."""
+    daemon = start_daemon({"live": push_stream(when_full=when_full)})
+    with batchd_client.push("live", daemon.address) as producer:
+        pushed = [producer.put(frame(number)) for number in range(40)]
+        assert pushed.count(False) == (8 if when_full == "drop_newest" else 0)
+        assert producer.statistics().dropped == pushed.count(False)
+    live = daemon.stream_status("live")["live"]
+    assert live[counter] == 8
+    with batchd_client.connect(daemon.address) as connection:
+        assert read(connection.stream("live"), 8) == list(kept)
+    assert "8 dropped" in batchd("status", address=daemon.address).stdout
+
+
+def test_a_daemon_restart_goes_on_with_what_is_pushed_from_then_on(start_daemon):
+    """Trainer and producer connect again by themselves; the trainer's position goes on, the old queue is gone."""
+    daemon = start_daemon(LIVE)
+    with batchd_client.connect(daemon.address) as connection, batchd_client.push("live", daemon.address) as producer:
+        stream = connection.stream("live")
+        for number in range(11):
+            producer.put(frame(number))
+        assert read(stream, 2) == list(range(8))
+        daemon.restart()
+        for number in range(100, 112):
+            producer.put(frame(number))
+        assert read(stream, 2) == list(range(100, 108))
+        assert (stream.epoch, stream.step) == (0, 4)
+
+
+def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(start_daemon):
+    """A live stream has no past: the position tells which samples were seen, not which can be had."""
+    daemon = start_daemon({"live": push_stream(capacity=64)})
+    with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "live", 200):
+        with closing(connection.stream("live")) as stream:
+            state = stream.state_dict()
+            seen = read(stream, 30)
+            middle = stream.state_dict()
+        with closing(connection.stream("live", state=middle)) as stream:
+            assert stream.step == 30
+            seen += read(stream, 10)
+        assert seen == list(range(160))
+        with closing(connection.stream("live", state=state)) as stream:
+            assert 0 < stream.step <= 40
+            with pytest.raises(PositionInvalid):
+                stream.seek(0, stream.steps + 1)
+            assert read(stream, 50 - stream.step)[-1] == 199
+
+
+def test_pushed_images_are_decoded_and_bad_ones_masked(start_daemon):
+    """An image is decoded as one from a file; one that is none is masked and named."""
+    fields = {"image": "image", "label": "int32"}
+    stream = {
+        "source": {"type": "push", "fields": fields, "sample_bytes_max": "64KiB", "capacity": 16},
+        "batch_size": 2,
+        "pipeline": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}],
+        "max_bad_fraction": 1.0,
+    }
+    daemon = start_daemon({"live": stream})
+    picture = jpeg(np.full((16, 16, 3), 200, np.uint8))
+    with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
+        assert producer.fields == fields
+        producer.put({"image": picture, "label": 1})
+        producer.put({"image": b"no image at all", "label": np.int32(2)})
+        with pytest.raises(SampleInvalid, match="sample_bytes_max"):
+            producer.put({"image": bytes(65 * 1024), "label": 1})
+        batch = next(iter(connection.stream("live")))
+        assert batch["valid"].tolist() == [True, False]
+        assert abs(batch["image"][0].astype(int) - 200).max() < 3
+        assert batch["image"][1].max() == 0
+        assert batch["index"].tolist() == [0, 1]
+        batch.release()
+        (bad,) = connection.bad("live").samples
+        assert bad.path == "pushed sample 1"
+
+
+def test_who_pushes_into_what_is_no_live_stream_is_told_so(start_daemon, photos):
+    """No such stream, one of files, and a daemon in the network."""
+    daemon = start_daemon({**LIVE, "photos": folder_stream(photos)})
+    with pytest.raises(StreamUnknown, match="live, photos"):
+        batchd_client.push("life", daemon.address)
+    with pytest.raises(StreamNotLive, match="photos"):
+        batchd_client.push("photos", daemon.address)
+    with pytest.raises(PushNotLocal, match="tcp://"):
+        batchd_client.push("live", "tcp://127.0.0.1:7070")
+    producer = batchd_client.push("live", daemon.address)
+    producer.close()
+    producer.close()
+    with pytest.raises(ProducerClosed):
+        producer.put(frame(1))
+
+
+def test_a_trainer_in_the_network_reads_what_is_pushed(start_daemon):
+    """Its batches come as bytes, like those of any stream; a mirror on the host gets the same."""
+    daemon = start_daemon({"live": push_stream(capacity=64)}, tcp=f"127.0.0.1:{free_port()}")
+    with (
+        batchd_client.connect(daemon.tcp_address) as remote,
+        batchd_client.connect(daemon.address) as local,
+        producing(daemon.address, "live", 80),
+    ):
+        streams = remote.stream("live"), local.stream("live")
+        seen = [[], []]
+        for _ in range(20):
+            for stream, found in zip(streams, seen, strict=True):
+                found.extend(read(stream, 1))
+    assert seen == [list(range(80))] * 2
+
+
+def test_a_put_that_is_interrupted_leaves_the_producer_as_it_was(start_daemon):
+    """A signal ends the wait; the next put pushes its own sample, once."""
+    daemon = start_daemon({"live": push_stream(batch_size=1, capacity=2)})
+    with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
+        assert producer.put(frame(0))
+        assert producer.put(frame(1))
+        with interrupted_soon(daemon), pytest.raises(KeyboardInterrupt):
+            producer.put(frame(2))
+        stream = connection.stream("live")
+        assert read(stream, 1) == [0]
+        assert producer.put(frame(3))
+        assert read(stream, 2) == [1, 3]
+
+
+@contextmanager
+def interrupted_soon(daemon):
+    """Once a producer waits, the main thread is interrupted as by Ctrl-C."""
+
+    def interrupt():
+        wait_until(lambda: daemon.stream_status("live")["live"]["waiting_producers"], "a producer waits")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_forked_child_makes_a_producer_of_its_own(start_daemon):
+    """That of its parent is not its to use, and goes on undisturbed."""
+    daemon = start_daemon(LIVE)
+    with batchd_client.push("live", daemon.address) as producer:
+        producer.put(frame(0))
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                producer.put(frame(1))
+            except ForkedConnection:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert producer.put(frame(2))
+    assert daemon.stream_status("live")["live"]["pushed_samples"] == 2
+
+
+@pytest.mark.parametrize("when_full", ["block", "drop_oldest", "drop_newest"])
+def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
+    """Producer and trainer go on with the next daemon, and no sample comes twice."""
+    daemon = start_daemon({"live": push_stream(when_full=when_full)}, faults={"daemon.push.received": "kill@50"})
+    with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("live")
+        seen = []
+        for number in range(48):
+            producer.put(frame(number))
+            if number % 4 == 3:
+                seen += read(stream, 1)
+        assert producer.put(frame(48))
+        assert producer.put(frame(49))
+        daemon.wait()
+        daemon.start()
+        for number in range(100, 108):
+            assert producer.put(frame(number))
+        seen += read(stream, 2)
+        assert producer.statistics().unconfirmed == 1
+    assert seen == [*range(48), *range(100, 108)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": np.zeros((6, 8), np.uint8)},
+        {"image": np.zeros((8, 6), np.uint16)},
+        {"label": 3.5},
+        {"label": "three"},
+        {"label": 1 << 70},
+        {"more": 1},
+    ],
+)
+def test_a_sample_of_other_fields_is_refused_before_it_is_written(shared, changes):
+    """With the field, what it is and what it has to be."""
+    with pytest.raises(SampleInvalid, match=r"has to|cannot be"):
+        shared.put(frame(1) | changes)
+    assert shared.statistics().pushed == 0
+
+
+@pytest.fixture(scope="module")
+def shared(start_shared_daemon):
+    """A producer for tests that push nothing."""
+    daemon = start_shared_daemon(LIVE)
+    with batchd_client.push("live", daemon.address) as producer:
+        yield producer

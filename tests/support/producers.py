@@ -1,0 +1,83 @@
+"""Producers of numbered frames, in this process or as processes of their own. For tests of processes.
+
+A frame is 6 x 8 pixels, all of which say its number, as its label does: whoever reads it sees whether it is whole.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import batchd_client
+from support.daemon_process import clean_environment
+from support.waiting import PATIENCE_S
+
+PROGRAM = Path(__file__).with_name("producer_program.py")
+FIELDS = {"image": "uint16[6,8]", "label": "int64"}
+
+
+def push_stream(batch_size: int = 4, **changes: Any) -> dict[str, Any]:
+    """A live stream of frames; ``changes`` are keys of its source."""
+    return {"source": {"type": "push", "fields": FIELDS, "capacity": 32, **changes}, "batch_size": batch_size}
+
+
+def frame(number: int) -> dict[str, Any]:
+    """The frame of this number."""
+    return {"image": np.full((6, 8), number, np.uint16), "label": number}
+
+
+def numbers_in(batch: batchd_client.Batch) -> list[int]:
+    """The numbers of the frames in a batch, which must be whole."""
+    labels: list[int] = batch["label"].tolist()
+    assert all((image == label).all() for image, label in zip(batch["image"], labels, strict=True)), "a frame is torn"
+    assert batch["valid"].all()
+    return labels
+
+
+def read(stream: batchd_client.Stream, batches: int) -> list[int]:
+    """The numbers of the frames in the next batches."""
+    found = []
+    for batch in islice(iter(stream), batches):
+        with batch:
+            found += numbers_in(batch)
+    return found
+
+
+class ProducerProcess:
+    """A producer that can be killed."""
+
+    def __init__(self, address: str, stream: str, first: int, count: int) -> None:
+        options = {"address": address, "stream": stream, "first": first, "count": count}
+        environment = {**clean_environment(), "PYTHONPATH": str(PROGRAM.parents[1])}
+        self.process = subprocess.Popen(
+            [sys.executable, PROGRAM, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def said(self) -> Iterator[int]:
+        """What it says that it pushed, as it comes; to its end, if it is dead."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield int(line)
+
+    def kill(self) -> None:
+        """Kill it, wherever it is."""
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """End it, however it is."""
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()

@@ -1,0 +1,365 @@
+"""Live streams: what becomes of a sample that is pushed, by policy, by who waits, and by who dies."""
+
+import random
+
+import pytest
+
+from batchd.core import actions as act
+from batchd.core import events as ev
+from batchd.core.plan import Position
+from batchd_wire.codes import ErrorCode
+from support.core_live import LiveWorld, live_spec
+from support.core_world import make_spec, pick
+
+ONE, OTHER = 1000, 1001
+"""Two producers."""
+
+
+def world_of(workers=1, **changes):
+    """One live stream with batches of 3 and two producers."""
+    world = LiveWorld([live_spec(**changes)], workers)
+    world.start_workers()
+    world.produce(ONE)
+    world.produce(OTHER)
+    return world
+
+
+def live(world):
+    return world.state.statistics().streams[0].live
+
+
+def read(world, number=1, turns=6):
+    """A good trainer reads what there is; the samples that it has got by now, in order."""
+    for _ in range(turns):
+        world.fill_all()
+        world.pull(number, release=max(0, len(world.trainers[number].leases) - 1))
+    return sorted(world.seen.get(number, set()))
+
+
+def test_a_batch_is_filled_when_there_are_samples_for_all_of_its_rows():
+    """Two of three are none; with the third, a worker is told where they lie."""
+    world = world_of()
+    world.subscribe()
+    world.pull(1)
+    world.push_all(ONE, 2)
+    assert not world.workers[1].orders
+    world.ask(ONE)
+    (order,) = pick(act.OrderChunk, world.push(ONE))
+    assert (order.position, order.first, order.count) == (Position(0, 0), 0, 3)
+    assert len(set(order.places)) == 3
+    assert read(world) == [1, 2, 3]
+
+
+def test_samples_wait_for_a_trainer():
+    """Nobody reads: they are queued, up to the capacity, and the first trainer gets them in their order."""
+    world = world_of(capacity=9)
+    assert world.push_all(ONE) == 9
+    assert live(world).queued_samples == 9
+    world.subscribe()
+    assert read(world) == list(range(1, 10))
+
+
+def test_block_lets_producers_wait_in_the_order_in_which_they_asked():
+    """And nobody is lent a place before he asks for one."""
+    world = world_of(capacity=3)
+    world.push_all(ONE)
+    world.ask(OTHER)
+    assert [world.producers[one].place for one in (ONE, OTHER)] == [None, None]
+    assert live(world).waiting_producers == 2
+    world.subscribe()
+    world.pull(1)
+    world.fill_all()
+    assert None not in [world.producers[one].place for one in (ONE, OTHER)]
+    assert world.push_all(ONE) == 2, "its own place, and one more"
+
+
+def test_block_keeps_the_turn_of_a_producer_that_asks_again():
+    """Who asks twice is not behind those who came later, and gets one place for both."""
+    world = world_of(capacity=4, batch_size=1)
+    world.push_all(ONE)
+    world.ask(OTHER)
+    world.ask(ONE)
+    world.subscribe(window=1)
+    world.fill_all()
+    assert world.producers[ONE].place is not None
+    assert world.producers[OTHER].place is None
+
+
+def test_a_producer_that_gave_up_waiting_is_lent_nothing():
+    """Its turn goes to the next one."""
+    world = world_of(capacity=3)
+    world.push_all(ONE)
+    world.ask(OTHER)
+    world.withdraw(ONE)
+    world.subscribe()
+    world.pull(1)
+    world.fill_all()
+    assert world.producers[ONE].place is None
+    assert world.producers[OTHER].place is not None
+
+
+def test_drop_newest_tells_the_producer_and_counts():
+    """What is queued stays."""
+    world = world_of(capacity=6, when_full="drop_newest")
+    assert world.push_all(ONE) == 6
+    assert not world.put(OTHER)
+    assert world.producers[OTHER].dropped == 1
+    assert live(world).dropped_newest == 2
+    world.subscribe()
+    assert read(world)[:6] == [1, 2, 3, 4, 5, 6]
+
+
+def test_drop_oldest_drops_what_has_waited_longest():
+    """The newest samples are those that a trainer gets."""
+    world = world_of(capacity=6, when_full="drop_oldest")
+    assert world.push_all(ONE, 10) == 10
+    assert live(world).dropped_oldest == 4
+    world.subscribe()
+    assert read(world)[:6] == [5, 6, 7, 8, 9, 10]
+
+
+def test_drop_oldest_never_takes_a_sample_that_is_part_of_a_batch():
+    """Where all of them are, it is the newest that is dropped."""
+    world = world_of(capacity=3, when_full="drop_oldest")
+    world.subscribe()
+    world.pull(1)
+    world.push_all(ONE, 3)
+    assert live(world).bound_samples == 3
+    assert not world.put(OTHER)
+    assert (live(world).dropped_oldest, live(world).dropped_newest) == (0, 1)
+    assert read(world) == [1, 2, 3]
+
+
+def test_a_dead_producers_place_goes_to_another_and_what_it_pushed_stays():
+    """The kernel's word is enough."""
+    world = world_of(capacity=3)
+    world.push_all(ONE, 2)
+    world.ask(ONE)
+    world.ask(OTHER)
+    assert world.producers[OTHER].place is None
+    world.end_producer(ONE)
+    assert world.producers[OTHER].place is not None
+    assert live(world).queued_samples == 2
+
+
+def test_a_producer_that_is_cut_off_keeps_its_place_until_it_is_dead():
+    """It may be writing into it."""
+    world = world_of(capacity=3)
+    world.ask(ONE)
+    world.state.handle(ev.SessionCutOff(ONE), 0.0)
+    assert (live(world).producers, live(world).lent_places) == (1, 1)
+    world.state.handle(ev.SessionEnded(ONE), 0.0)
+    assert live(world).lent_places == 0
+
+
+@pytest.mark.parametrize("note", ["in hand", "between samples"])
+def test_a_dead_workers_rows_are_filled_with_the_same_samples(note):
+    """Nothing is read twice, and nothing is lost."""
+    world = world_of()
+    world.subscribe()
+    world.push_all(ONE, 3)
+    places = world.workers[1].orders[0].places
+    if note == "in hand":
+        world.kill_at(1, 1)
+    else:
+        world.kill(1, ev.Note(0, 0, 0))
+    world.now += 10
+    world.start_workers()
+    (filled,) = [order.places for order in world.workers[2].orders if order.first == 0]
+    assert filled == places[: len(filled)]
+    assert read(world) == [1, 2, 3]
+
+
+def test_what_nobody_got_goes_back_to_the_head_of_the_queue():
+    """A trainer that goes leaves its unread batches to the next one."""
+    world = world_of(capacity=15, slots_max=7)
+    world.push_all(ONE)
+    world.subscribe(window=5)
+    world.fill_all()
+    got = set(world.seen[1])
+    assert live(world).bound_samples == 6
+    world.end_session(1)
+    assert live(world).bound_samples == 0
+    world.subscribe(step=len(got) // 3)
+    assert read(world, 2)[:3] == [max(got) + 1, max(got) + 2, max(got) + 3]
+
+
+def test_a_second_trainer_begins_with_what_is_still_there():
+    """And is told where that is, in the rounds of its world."""
+    world = world_of(slots_max=4, window=1)
+    world.subscribe()
+    for _ in range(10):
+        world.push_all(ONE)
+        read(world, turns=1)
+    (admitted,) = pick(act.AdmitSubscription, world.subscribe(session=2, rank=1, world_size=2))
+    assert admitted.course.base > 0
+    assert admitted.course.base % 2 == 0
+
+
+def test_a_trainer_goes_on_where_it_stood_with_a_daemon_that_knows_nothing():
+    """Its position is a number, for which no sample has come yet; others may come back before or after it."""
+    world = world_of(capacity=30)
+    world.subscribe(session=1, step=500 % 40)
+    world.subscribe(session=2, step=503 % 40)
+    world.push_all(ONE)
+    starts = [world.trainers[number].upcoming.position.step for number in (1, 2)]
+    assert starts[0] <= 500 % 40 + 3
+    read(world, 1)
+    assert read(world, 2, turns=12)
+    assert read(world, 1)[:3] == [1, 2, 3]
+
+
+def test_two_trainers_get_the_same_batches():
+    """Each sample is decoded once, and neither loses the other."""
+    world = world_of(capacity=12)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    for _ in range(12):
+        world.push_all(ONE)
+        read(world, 1, turns=1)
+        read(world, 2, turns=1)
+    assert world.seen[1] == world.seen[2]
+    assert live(world).lost_batches == 0
+
+
+def test_ranks_share_the_samples():
+    """Each sample goes to one of them."""
+    world = world_of(capacity=12)
+    world.subscribe(session=1, rank=0, world_size=2)
+    world.subscribe(session=2, rank=1, world_size=2)
+    for _ in range(12):
+        world.push_all(ONE)
+        read(world, 1, turns=1)
+        read(world, 2, turns=1)
+    assert not world.seen[1] & world.seen[2]
+    assert len(world.seen[1] | world.seen[2]) > 30
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_trainers_that_read_at_any_pace_lose_nothing(seed, world_size):
+    """Three mirrors, or three ranks, of which any may be slow for a while; and workers that die."""
+    dice = random.Random(seed)
+    world = world_of(workers=2, capacity=dice.choice([3, 7, 12, 30]), slots_max=dice.choice([6, 7, 9, 12]), window=4)
+    for number in range(3):
+        world.subscribe(session=number + 1, rank=number % world_size, world_size=world_size)
+    for _ in range(600):
+        number = dice.choice([1, 1, 1, 2, 2, 3])
+        world.push_all(dice.choice([ONE, OTHER]), dice.randrange(4))
+        for worker in [one for one, state in world.workers.items() if state.orders]:
+            if dice.random() < 0.7:
+                world.fill(worker)
+            elif dice.random() < 0.1:
+                world.kill(worker, ev.Note(0, 0, 0), from_outside=True)
+                world.now += 6
+                world.start_workers()
+        if dice.random() < 0.5:
+            world.pull(number, release=max(0, len(world.trainers[number].leases) - 1), waiting=dice.random() < 0.8)
+    assert live(world).lost_batches == 0
+    got = [world.seen[number] for number in (1, 2, 3)]
+    assert min(map(len, got)) > 30
+    if world_size == 3:
+        assert len(set().union(*got)) == sum(map(len, got)), "a sample went to two ranks"
+
+
+def test_what_is_ready_for_one_rank_leaves_room_for_another_that_waits():
+    """Rank 0 holds a batch and waits for rank 1, not for its own next ones; these must not take every place."""
+    world = world_of(capacity=3, slots_max=8, window=5)
+    world.subscribe(session=1, rank=0, world_size=2)
+    for _ in range(6):
+        world.push_all(ONE)
+        world.fill_all()
+    world.pull(1, consume=1, release=0, waiting=False)
+    world.subscribe(session=2, rank=1, world_size=2)
+    for _ in range(6):
+        world.pull(2)
+        world.push_all(ONE)
+        world.fill_all()
+    assert world.trainers[2].granted > 0
+
+
+def test_a_producer_of_a_stream_that_stops_is_told_why():
+    """One that waits at once, others when they ask."""
+    world = world_of(capacity=3, on_error="fail")
+    world.push_all(ONE)
+    world.subscribe()
+    world.pull(1)
+    sample = world.samples(world.workers[1].orders[0])[0]
+    assert world.producers[ONE].request is not None
+    world.fill(1, bad=(sample,))
+    assert ErrorCode.STREAM_STOPPED in world.producers[ONE].told
+    world.ask(OTHER)
+    assert ErrorCode.STREAM_STOPPED in world.producers[OTHER].told
+
+
+@pytest.mark.parametrize(("name", "code"), [("nothing", ErrorCode.UNKNOWN_STREAM), ("stream2", ErrorCode.NOT_LIVE)])
+def test_nobody_pushes_into_what_is_no_live_stream(name, code):
+    """There is none of this name, or it has files."""
+    world = LiveWorld([live_spec(1), make_spec(2)])
+    (refused,) = world.state.handle(ev.ProducerAsked(ONE, 5, name), 0.0)
+    assert (refused.request, refused.error) == (5, code)
+    assert name in refused.text
+
+
+def test_a_draining_daemon_takes_nothing_more():
+    """Producers then try again, until there is another one."""
+    world = world_of()
+    world.state.handle(ev.DrainAsked(), 0.0)
+    for event in (ev.ProducerAsked(ONE, 5, "stream1"), ev.PlaceAsked(ONE, 5, 1)):
+        (refused,) = world.state.handle(event, 0.0)
+        assert refused.error == ErrorCode.DRAINING
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.SamplePushed(ONE, 9, 1, 0),
+        ev.SamplePushed(ONE, 9, 1, 1 << 60),
+        ev.SamplePushed(ONE, 9, 3, 0),
+        ev.SamplePushed(77, 9, 1, 0),
+        ev.PlaceAsked(77, 9, 1),
+        ev.PlaceAsked(ONE, 9, 1 << 60),
+    ],
+)
+def test_who_speaks_of_places_that_are_not_his_is_refused(event):
+    """And nothing changes."""
+    world = world_of()
+    before = live(world)
+    (refused,) = world.state.handle(event, 0.0)
+    assert (refused.request, refused.error) == (9, ErrorCode.PLACE_NOT_LENT)
+    after = live(world)
+    assert (before.queued_samples, before.lent_places) == (after.queued_samples, after.lent_places)
+
+
+def test_a_producer_has_its_next_place_ahead_of_time_while_there_is_plenty_of_room():
+    """But never so many together that a batch could not be filled without those who hold one."""
+    world = world_of(capacity=20, batch_size=3)
+    for session in range(1002, 1030):
+        world.produce(session)
+        world.put(session)
+        world.subscribe(session=1) if session == 1002 else None
+        world.fill_all()
+        world.pull(1)
+    assert 0 < live(world).lent_places <= 20 - 3
+
+
+def test_crashes_of_many_pushed_samples_stop_the_stream():
+    """However long an endless stream is, its decoder is broken when sample after sample ends its worker."""
+    world = world_of(capacity=30)
+    world.subscribe()
+    for _ in range(200):
+        world.push_all(ONE)
+        world.now += 10
+        world.start_workers()
+        for number in [number for number, worker in world.workers.items() if worker.orders]:
+            order = world.workers[number].orders[0]
+            sample = world.samples(order)[0]
+            if (1, sample) in world.quarantined:
+                world.fill(number)
+            else:
+                world.kill_at(number, order.first)
+        world.pull(1)
+        if world.stopped:
+            break
+    assert world.stopped
+    assert 10 < len(world.quarantined) < 15

@@ -1,0 +1,134 @@
+"""A daemon that tells a producer nonsense: it writes nowhere that it should not, and keeps nothing open."""
+
+import fcntl
+import os
+from dataclasses import replace
+
+import pytest
+
+import batchd_client
+from batchd_client.errors import ProtocolError, PushTimeout, StreamChanged
+from batchd_wire.channel import send_message
+from batchd_wire.mailbox import MailColumn, PlaceLayout
+from batchd_wire.messages import AskPlace, MailboxShared, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
+from support.fake_daemon import SEALS, FakeDaemon, make_slot
+
+LAYOUT = PlaceLayout((MailColumn("x", "uint8", (4,)),), 0)
+CAPACITY = 2
+SAMPLE = {"x": [1, 2, 3, 4]}
+
+
+class FakeLive:
+    """Answers what a producer asks, as a daemon with one live stream would, but for what a test alters."""
+
+    def __init__(self, fake):
+        self.fake = fake
+        self.mailbox_bytes = CAPACITY * LAYOUT.place_bytes
+        self.seals = SEALS
+        self.producing = Producing(0, 1, CAPACITY, LAYOUT.to_wire())
+        self.place, self.next_place = 0, None
+        self.is_full = False
+        self.written = []
+        fake.answer = self.answer
+
+    def answer(self, session, message):
+        """Answer a producer's messages, and leave the others to the fake daemon."""
+        match message:
+            case Produce():
+                descriptor = make_slot(self.mailbox_bytes, self.seals)
+                send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
+                self.mailbox = os.dup(descriptor)
+                os.close(descriptor)
+                self.fake.send(session, replace(self.producing, request=message.request))
+            case AskPlace():
+                if not self.is_full:
+                    self.fake.send(session, PlaceLent(message.request, self.place))
+            case Pushed():
+                self.written.append(os.pread(self.mailbox, 4, message.place * LAYOUT.place_bytes))
+                self.fake.send(session, PushTaken(message.request, self.next_place))
+            case WithdrawAsk():
+                pass
+            case _:
+                return False
+        return True
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeDaemon(tmp_path / "run") as fake:
+        yield fake
+
+
+@pytest.fixture
+def live(fake):
+    live = FakeLive(fake)
+    yield live
+    os.close(live.mailbox)
+
+
+def push(fake):
+    return batchd_client.push("live", fake.address, connect_timeout_s=5, reconnect_timeout_s=5)
+
+
+def test_an_honest_one_gets_the_sample(fake, live):
+    """For comparison."""
+    with push(fake) as producer:
+        assert producer.fields == {"x": "uint8[4]"}
+        assert producer.put(SAMPLE)
+        live.place = 1
+        assert producer.put({"x": [5, 6, 7, 8]})
+    assert live.written == [bytes([1, 2, 3, 4]), bytes([5, 6, 7, 8])]
+
+
+@pytest.mark.parametrize("where", ["lent", "next"])
+def test_a_place_that_is_not_in_the_mailbox_is_not_written(fake, live, where):
+    """However it was given."""
+    with push(fake) as producer:
+        if where == "lent":
+            live.place = CAPACITY
+        else:
+            live.next_place = 1 << 50
+        with pytest.raises(ProtocolError, match="was lent of a mailbox that has 2"):
+            producer.put(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mailbox_bytes": 4096}, "8192 bytes was shared as 4096"),
+        ({"seals": fcntl.F_SEAL_GROW}, "not sealed against shrinking"),
+        ({"producing": Producing(0, 1, 9, LAYOUT.to_wire())}, "is not 9 places long"),
+        ({"producing": Producing(0, 1, 2, [[["x", "object", []]], 0])}, "describes its mailbox wrongly"),
+    ],
+)
+def test_a_mailbox_that_cannot_be_is_not_used(fake, live, changes, said):
+    """Its size, its seals and its layout are checked; the connection ends."""
+    for name, value in changes.items():
+        setattr(live, name, value)
+    with pytest.raises(ProtocolError, match=said):
+        push(fake)
+
+
+def test_a_producer_that_waits_asks_again_and_withdraws_at_last(fake, live):
+    """So a daemon that lost its question hears it again, and one that answers late lends nothing in vain."""
+    live.is_full = True
+    with push(fake) as producer:
+        with pytest.raises(PushTimeout, match="no place of the 2"):
+            producer.put(SAMPLE, timeout_s=1.2)
+        fake.wait_until(lambda: fake.heard_of(WithdrawAsk))
+        assert len(fake.heard_of(AskPlace)) == 2
+        live.is_full = False
+        assert producer.put(SAMPLE)
+
+
+def test_a_stream_with_other_fields_is_another_stream(fake, live):
+    """After a restart the program must look at its fields again."""
+    with push(fake) as producer:
+        assert producer.put(SAMPLE)
+        os.close(live.mailbox)
+        fake.kill()
+        fake.start()
+        other = PlaceLayout((MailColumn("x", "uint8", (5,)),), 0)
+        live.producing = Producing(0, 1, CAPACITY, other.to_wire())
+        with pytest.raises(StreamChanged, match="other fields"):
+            producer.put(SAMPLE)
