@@ -1,0 +1,159 @@
+"""Frames of a video file pushed into a live stream, as those of a camera would be."""
+
+import re
+import signal
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd.pipeline.vision import cv2
+from batchd_client import camera as camera_module
+from support.daemon_process import clean_environment
+from support.producers import push_stream
+from support.settings import folder_stream
+from support.waiting import PATIENCE_S
+
+HEIGHT, WIDTH, FRAMES = 48, 64, 16
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """Sixteen frames, each brighter than the one before it; red, so that a change of the channels is seen."""
+    file = tmp_path_factory.mktemp("video") / "frames.avi"
+    writer = cv2.VideoWriter(str(file), cv2.VideoWriter.fourcc(*"MJPG"), 30, (WIDTH, HEIGHT))
+    for number in range(FRAMES):
+        frame = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        frame[:, :, 2] = 10 * number + 60
+        writer.write(frame)
+    writer.release()
+    return file
+
+
+PIXELS = f"uint8[{HEIGHT},{WIDTH},3]"
+
+
+def camera_stream(**fields):
+    """A live stream of these fields, four frames to a batch."""
+    pipeline = [{"op": "decode"}, {"op": "resize", "size": [HEIGHT, WIDTH]}] if fields["image"] == "image" else []
+    more = {"sample_bytes_max": "1MiB"} if pipeline else {}
+    return {"camera": {**push_stream(fields=fields, **more), "pipeline": pipeline, "on_error": "mask"}}
+
+
+def start(daemon, *options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "batchd_client.camera", "camera", "--address", daemon.address, *map(str, options)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+
+
+def finish(process):
+    told = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, *told
+
+
+def reds(batch):
+    """How red each frame is; JPEG rounds a little."""
+    image = batch["image"]
+    assert np.abs(image[..., 1:].astype(int)).max() < 12
+    return (image[..., 0].astype(float).mean(axis=(1, 2)) / 10 - 6).round().astype(int).tolist()
+
+
+@pytest.mark.parametrize("image", [PIXELS, "image"])
+def test_every_frame_of_a_file_arrives_once_and_in_order(image, start_daemon, video):
+    """RGB, as pixels or as JPEG files, with the time where the stream has a field for it; then the program says what it did."""
+    daemon = start_daemon(camera_stream(image=image, time="float64"))
+    with batchd_client.connect(daemon.address) as connection:
+        camera = start(daemon, "--device", video)
+        batches = list(islice(iter(connection.stream("camera")), FRAMES // 4))
+        seen = [red for batch in batches for red in reds(batch)]
+        times = [time for batch in batches for time in batch["time"].tolist()]
+
+        assert finish(camera) == (0, "16 frames pushed, 0 dropped\n", "")
+    assert seen == list(range(FRAMES))
+    assert times == sorted(times)
+    assert times[0] > 1.7e9, "seconds since 1970"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_file_begins_again_until_a_signal_comes(number, start_daemon, video):
+    """And the program ends in peace."""
+    daemon = start_daemon(camera_stream(image=PIXELS))
+    with batchd_client.connect(daemon.address) as connection:
+        camera = start(daemon, "--device", video, "--loop", "--bgr")
+        batches = list(islice(iter(connection.stream("camera")), 2 * FRAMES // 4))
+        blues = [blue for batch in batches for blue in (batch["image"][..., 2].mean(axis=(1, 2)) / 10 - 6).round()]
+        camera.send_signal(number)
+        status, said, complaint = finish(camera)
+
+    assert blues == 2 * list(range(FRAMES))
+    assert (status, complaint) == (0, "")
+    assert re.fullmatch(r"\d+ frames pushed, 0 dropped\n", said)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "message"),
+    [
+        ({"image": PIXELS}, ["--device", "/nowhere.avi"], "there is no file /nowhere.avi; a camera is a number"),
+        ({"image": PIXELS}, ["--device", "97"], "camera 97 cannot be opened"),
+        ({"image": PIXELS}, ["--device", __file__], "cannot be opened"),
+        ({"image": PIXELS}, ["--field", "frame"], "the stream has no field 'frame': it has image"),
+        ({"image": PIXELS, "label": "int64"}, [], "a camera has nothing for the fields label of the stream"),
+        (
+            {"image": "uint8[9,9,3]"},
+            ["--device", "VIDEO"],
+            r"'image' is uint8\[48, 64, 3\], and has to be uint8\[9,9,3\]",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(fields, options, message, start_daemon, video):
+    """And the exit status is 1."""
+    daemon = start_daemon(camera_stream(**fields))
+
+    camera = start(daemon, *(video if option == "VIDEO" else option for option in options))
+    status, said, complaint = finish(camera)
+
+    assert (status, said) == (1, "")
+    assert re.search(message, complaint)
+    assert "Traceback" not in complaint
+
+
+def test_a_stream_that_is_not_live_takes_no_frames(start_daemon, photos):
+    """Its source is said to be another one."""
+    daemon = start_daemon({"camera": folder_stream(photos)})
+
+    status, _, complaint = finish(start(daemon))
+
+    assert status == 1
+    assert "the source of stream 'camera' is not of type \"push\"" in complaint
+
+
+def test_frames_come_no_faster_than_they_are_asked_for(start_daemon, video, monkeypatch):
+    """The program sleeps until the next one is due."""
+    slept = []
+    monkeypatch.setattr(camera_module.time, "sleep", slept.append)
+    monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
+    daemon = start_daemon(camera_stream(image=PIXELS))
+
+    assert camera_module.main(["camera", "--address", daemon.address, "--device", str(video), "--fps", "10"]) == 0
+
+    assert len(slept) == FRAMES
+    assert slept == sorted(slept), "nobody slept, so each is due later"
+    assert 1.0 < slept[-1] <= (FRAMES - 1) / 10
+
+
+def test_without_opencv_the_program_says_what_to_install(start_daemon, monkeypatch, capsys):
+    """The client itself does without it."""
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
+    daemon = start_daemon(camera_stream(image=PIXELS))
+
+    assert camera_module.main(["camera", "--address", daemon.address]) == 1
+    assert "pip install opencv-python-headless" in capsys.readouterr().err
