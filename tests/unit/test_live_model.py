@@ -205,7 +205,9 @@ class LiveMachine(RuleBasedStateMachine):
             self.world.end_session(session)
         for session in list(self.world.producers):
             self.world.end_producer(session)
-        while self._at_work():
+        while self.world.losses or self._at_work():
+            while self.world.losses:
+                self.world.lose_next()
             self.world.fill_all()
         live = self.world.state.statistics().streams[0].live
         assert (live.bound_samples, live.lent_places, live.producers, live.waiting_producers) == (0, 0, 0, 0)
