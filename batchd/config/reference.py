@@ -35,6 +35,7 @@ _EXAMPLES = {
     "csv.fields": '{ age = "float32", label = "int64" }',
     "record": '{ label = "uint8", image = "uint8[3,32,32]" }',
     "tfrecord.fields": '{ image = "image", label = "int64" }',
+    "video.files": '["train/**/*.mp4"]',
     "csv.root": "",
     "csv.path": '"/data/table.csv"',
     "npy.root": "",

@@ -21,6 +21,7 @@ from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
 from batchd.config.table_sources import CsvSource
 from batchd.config.tfrecord_sources import TFRecordSource
+from batchd.config.video_sources import VideoSource
 
 Source = (
     FolderSource
@@ -35,6 +36,7 @@ Source = (
     | ParquetSource
     | LmdbSource
     | PushSource
+    | VideoSource
     | ConcatSource
     | MixSource
     | SubsetSource
@@ -55,6 +57,7 @@ SOURCE_KINDS: dict[str, type[Source]] = {
     "parquet": ParquetSource,
     "lmdb": LmdbSource,
     "push": PushSource,
+    "video": VideoSource,
     "concat": ConcatSource,
     "mix": MixSource,
     "subset": SubsetSource,

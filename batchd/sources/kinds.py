@@ -66,6 +66,7 @@ _MODULES = {
     "parquet": "batchd.sources.parquet",
     "lmdb": "batchd.sources.lmdb",
     "push": "batchd.sources.push",
+    "video": "batchd.sources.video",
     "concat": "batchd.sources.concat",
     "mix": "batchd.sources.mix",
     "subset": "batchd.sources.subset",
@@ -77,6 +78,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     "tfrecord": ("google_crc32c", "google", "tfrecord"),
     "parquet": ("pyarrow", "arrow"),
     "lmdb": ("lmdb", "lmdb"),
+    "video": ("av", "video"),
 }
 """What to install for a kind of source whose module needs more than batchd does: modules, and the extra that brings them."""
 

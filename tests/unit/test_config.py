@@ -26,6 +26,7 @@ from batchd.config.steps import STEP_KINDS
 from batchd.config.table_sources import CsvSource
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.tree import Config, DaemonConfig
+from batchd.config.video_sources import VideoSource
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
 from support.configs import STREAM, WHOLE, load
 from support.toml_values import SCALARS, TREES, written
@@ -228,6 +229,10 @@ def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
         ),
         GeneratorSource(function="a:g", fields={"x": "float32"}),
         GeneratorSource(function="a:g", fields={"x": "int8[?]"}, options={"n": 1}, epoch_samples=9, yields="batch"),
+        VideoSource(root=Path("/data"), files=("**/*.mp4",)),
+        VideoSource(
+            root=Path("/v"), files=("a.mkv",), every=3, frames=8, stride=2, size=(112, 96), color="gray", path_bytes=9
+        ),
     ],
 )
 def test_sources_survive_the_way_to_a_worker(source: Source) -> None:

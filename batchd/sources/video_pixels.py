@@ -1,0 +1,94 @@
+"""Frames as decoders make them become pixels. Workers only.
+
+swscale, FFmpeg's own, makes colours and sizes in one go. What its result depends on is fixed here: its bit-exact ways, which are
+the same on every processor, one thread, and 8 bits in full range. The tags of a frame choose its matrix and its range; those that
+are missing are BT.601 and limited range. Gray is the luma as it is, in full range.
+
+Invariant: the pixels are a function of the frame, its tags and the options.
+"""
+
+from typing import Any
+
+import av
+import numpy as np
+from av.sidedata.sidedata import Type
+from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
+from numpy.typing import NDArray
+
+from batchd.config.video_sources import SAMPLE_BYTES_MAX, VideoSource
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.video_files import reason_of
+
+_FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}
+_INTERPOLATIONS = {
+    "bilinear": Interpolation.BILINEAR,
+    "bicubic": Interpolation.BICUBIC,
+    "area": Interpolation.AREA,
+}
+_EXACT = Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+"""FULL_CHR_H_INT would be nearer to the exact colours, but wraps around at the most extreme ones, and takes six times as long."""
+_MATRIX_BYTES = 36
+
+
+class Pixels:
+    """Makes pixels of the frames of one source."""
+
+    def __init__(self, source: VideoSource) -> None:
+        self._source = source
+        self._flags = _INTERPOLATIONS[source.interpolation] | _EXACT
+        self._scaler = VideoReformatter()
+
+    def of(self, frame: av.VideoFrame) -> NDArray[np.uint8]:
+        """The pixels of a frame: [height, width, channels]. Raises ``SampleUnreadable``."""
+        turn = self._turn(frame)
+        if self._source.size is None:
+            height, width = frame.height, frame.width
+        else:
+            height, width = self._source.size[:: -1 if turn.swaps_sides else 1]
+        size = self._source.sample_bytes(height, width)
+        if size > SAMPLE_BYTES_MAX:
+            raise SampleUnreadable(f"its pixels are {size} bytes, more than {SAMPLE_BYTES_MAX}; scale it with size")
+        luma = Colorspace.ITU601 if self._source.color == "gray" and not frame.format.is_rgb else None
+        try:
+            made = self._scaler.reformat(
+                frame,
+                width,
+                height,
+                _FORMATS[self._source.color],
+                src_colorspace=luma,  # named on both sides, no matrix comes between a video's luma and gray
+                dst_colorspace=luma,
+                interpolation=self._flags,
+                dst_color_range=ColorRange.JPEG,
+                threads=1,
+            )
+        except av.FFmpegError as error:
+            raise SampleUnreadable(f"its colours cannot be made: {reason_of(error)}") from None
+        pixels: NDArray[Any] = made.to_ndarray()
+        return turn.of(pixels.reshape(height, width, self._source.channels))
+
+    def _turn(self, frame: av.VideoFrame) -> "Turn":
+        if self._source.rotation == "ignore":
+            return Turn(1, 0, 0, 1)
+        side_data: Any = frame.side_data
+        data = side_data.get(Type.DISPLAYMATRIX)
+        if data is not None and data.buffer_size >= _MATRIX_BYTES:
+            matrix = np.frombuffer(bytes(data)[:_MATRIX_BYTES], np.int32)
+            return Turn(*np.sign(matrix[[0, 1, 3, 4]]).tolist())
+        return Turn(1, 0, 0, 1)
+
+
+class Turn:
+    """One of the eight ways in which a picture may be turned and mirrored: (x, y) goes to (a x + c y, b x + d y)."""
+
+    def __init__(self, a: int, b: int, c: int, d: int) -> None:
+        if (bool(a), bool(b)) != (bool(d), bool(c)) or bool(a) == bool(b):
+            raise SampleUnreadable('its display matrix is no turn by 90 degrees; set rotation = "ignore"')
+        self.swaps_sides = not a
+        self._mirrors_x = (a or c) < 0
+        self._mirrors_y = (d or b) < 0
+
+    def of(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The picture, turned."""
+        if self.swaps_sides:
+            pixels = pixels.transpose(1, 0, 2)
+        return np.ascontiguousarray(pixels[:: -1 if self._mirrors_y else 1, :: -1 if self._mirrors_x else 1])

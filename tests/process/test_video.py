@@ -1,0 +1,89 @@
+"""Videos, served: the same frames from one worker and from two, and what a damaged file does."""
+
+import numpy as np
+import pytest
+
+import batchd_client
+from support.commands import batchd
+from support.seen import see
+from support.videos import Coding, number_in, write_video
+from support.waiting import wait_until
+
+FRAMES = 40
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    """Three files in two folders, which are classes; frames have the numbers that they show."""
+    folder = tmp_path_factory.mktemp("videos")
+    for number, (name, coding) in enumerate(
+        [("cats/a.mp4", Coding()), ("cats/b.webm", Coding("libvpx-vp9")), ("dogs/c.mkv", Coding(gop=250))]
+    ):
+        write_video(folder / name, FRAMES, coding, first=number * FRAMES)
+    return folder
+
+
+def streams_over(videos):
+    """Single frames that are shuffled, and cropped at random; and clips in their order."""
+    source = {"type": "video", "root": str(videos), "files": ["**/*.{mp4,webm,mkv}"], "classes": "folder"}
+    crop = {"op": "random_resized_crop", "size": [32, 32]}
+    return {
+        "frames": {"source": source, "batch_size": 8, "pipeline": [crop, {"op": "random_flip"}]},
+        "clips": {
+            "source": {**source, "frames": 4, "every": 4, "stride": 2, "size": [24, 32], "path_bytes": 16},
+            "batch_size": 4,
+            "shuffle": False,
+        },
+        "whole": {"source": source, "batch_size": 8, "pipeline": [{"op": "pad_batch", "max_shape": [48, 64, 3]}]},
+    }
+
+
+def test_one_worker_and_two_give_the_same_bytes(start_daemon, videos):
+    """In any order, over epochs."""
+    streams = streams_over(videos)
+    one, two = start_daemon(streams, workers=1), start_daemon(streams, workers=2, chunk_rows=3)
+    with batchd_client.connect(one.address) as alone, batchd_client.connect(two.address) as both:
+        for name in streams:
+            single, many = alone.stream(name, epochs=2), both.stream(name, epochs=2)
+            assert single.fingerprint == many.fingerprint
+            assert [see(single), see(single)] == [see(many), see(many)]
+
+
+def test_frames_and_clips_come_with_label_time_and_path(start_daemon, videos):
+    """Each sample is the one that its number says."""
+    daemon = start_daemon(streams_over(videos))
+    assert "image uint8[4, 4, 24, 32, 3]" in batchd("check", daemon.config).stdout
+    with batchd_client.connect(daemon.address) as connection:
+        for batch in connection.stream("whole", epochs=1):
+            shown = [number_in(image) for image in batch["image"]]
+            assert shown == batch["index"].tolist()
+            assert batch["label"].tolist() == [number // (2 * FRAMES) for number in shown]
+            assert batch["time"] == pytest.approx([number % FRAMES / 25 for number in shown], abs=1e-3)
+        starts = [file * FRAMES + first for file in range(3) for first in range(0, FRAMES - 6, 4)]
+        seen = []
+        for batch in connection.stream("clips", epochs=1):
+            for clip, times, path in zip(batch["image"], batch["time"], batchd_client.text(batch["path"]), strict=True):
+                numbers = [number_in(image) for image in clip]
+                assert np.diff(numbers).tolist() == [2, 2, 2]
+                assert times == pytest.approx([number % FRAMES / 25 for number in numbers], abs=1e-3)
+                assert path == ("cats/a.mp4", "cats/b.webm", "dogs/c.mkv")[numbers[0] // FRAMES]
+                seen.append(numbers[0])
+        assert seen == starts
+
+
+def test_a_file_that_changes_while_it_is_served_makes_bad_samples_that_are_named(start_daemon, tmp_path):
+    """With the file, the frame and its second."""
+    file = write_video(tmp_path / "a.mp4", FRAMES, Coding(muxer={"movflags": "faststart"}))
+    source = {"type": "video", "root": str(tmp_path), "files": ["*.mp4"], "size": [24, 32]}
+    stream = {"source": source, "batch_size": 8, "shuffle": False, "on_error": "mask", "max_bad_fraction": 1.0}
+    daemon = start_daemon({"frames": stream})
+    content = file.read_bytes()
+    with batchd_client.connect(daemon.address) as connection:
+        file.write_bytes(content[: len(content) // 2])
+        valid = np.concatenate([batch["valid"].copy() for batch in connection.stream("frames", epochs=1)])
+        assert valid.shape == (FRAMES,)
+        assert not valid[-12:].any()
+        wait_until(lambda: connection.bad("frames").total >= 12, "the samples are listed")
+        bad = connection.bad("frames").samples
+    assert any(one.path == f"{file}: frame {FRAMES - 1} at {(FRAMES - 1) / 25:.3f} s" for one in bad)
+    assert all("the file has changed since the source was scanned" in one.reason or "cut" in one.reason for one in bad)

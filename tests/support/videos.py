@@ -1,0 +1,70 @@
+"""Videos, made for tests. Every frame shows its own number in twelve blocks, which survive any codec."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+HEIGHT, WIDTH = 48, 64
+ROWS, COLUMNS = 3, 4
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How a video is written. ``times`` gives the time of a frame in units of 1 / ``units`` seconds."""
+
+    codec: str = "libx264"
+    options: Mapping[str, str] = field(default_factory=dict)
+    muxer: Mapping[str, str] = field(default_factory=dict)
+    units: int = 25
+    times: Callable[[int], int] = lambda number: number
+    gop: int = 12
+    b_frames: int = 2
+    pixels: str = "yuv420p"
+    turn: int = 0
+
+
+def picture(number: int, height: int = HEIGHT, width: int = WIDTH) -> NDArray[np.uint8]:
+    """What frame ``number`` shows: its bits as dark and bright blocks, and something that moves."""
+    bits = np.array([(number >> bit) & 1 for bit in range(ROWS * COLUMNS)]).reshape(ROWS, COLUMNS)
+    blocks = np.kron(40 + 160 * bits, np.ones((height // ROWS, width // COLUMNS), int))
+    y, x = np.mgrid[:height, :width]
+    return np.stack([blocks + (x + number) % 16, blocks + (y + 2 * number) % 16, blocks], -1).astype(np.uint8)
+
+
+def number_in(image: NDArray[np.uint8]) -> int:
+    """The number that a frame shows."""
+    height, width = image.shape[:2]
+    blocks = image[: height // ROWS * ROWS, : width // COLUMNS * COLUMNS]
+    means = blocks.reshape(ROWS, height // ROWS, COLUMNS, width // COLUMNS, -1).mean((1, 3, 4)).ravel()
+    return sum(int(mean > 120) << bit for bit, mean in enumerate(means))
+
+
+def write_video(path: Path, frames: int = 60, coding: Coding = Coding(), first: int = 0) -> Path:
+    """Write a video whose frames have the numbers from ``first`` on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(path, "w", container_options=dict(coding.muxer)) as container:
+        stream = container.add_stream(coding.codec, rate=25, options=dict(coding.options))
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, coding.pixels
+        context = stream.codec_context
+        context.thread_count, context.gop_size, context.max_b_frames = 1, coding.gop, coding.b_frames
+        context.time_base = stream.time_base = Fraction(1, coding.units)
+        if coding.turn:
+            stream.set_display_rotation(coding.turn)
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(picture(first + number), "rgb24").reformat(format=coding.pixels)
+            frame.pts, frame.time_base = coding.times(number), Fraction(1, coding.units)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def decoded_in_order(path: Path) -> list[av.VideoFrame]:
+    """All frames of a video, as FFmpeg gives them from its first packet to its last."""
+    with av.open(path) as container:
+        container.streams.video[0].codec_context.thread_count = 1
+        return list(container.decode(video=0))
