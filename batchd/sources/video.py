@@ -9,9 +9,8 @@ Invariant: no decoder runs in the daemon.
 import os
 from array import array
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import av
@@ -23,11 +22,12 @@ from numpy.typing import NDArray
 from batchd.config.columns import Column
 from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
+from batchd.sources.array_files import fingerprint
 from batchd.sources.index import NUMBER, SourceIndex, blob, readable
 from batchd.sources.kinds import SourceKind
 from batchd.sources.places import folder_problems, reading
 from batchd.sources.survey import Survey
-from batchd.sources.video_files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
+from batchd.sources.video_files import VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, PACKET
 from batchd.sources.video_reader import VideoReader
 from batchd.sources.walk import matching, pattern_problems
@@ -59,7 +59,7 @@ def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
         for name in names:
             path = source.root / os.fsdecode(folder) / os.fsdecode(name)
             with reading(path, survey) as stream:
-                growing.add(path, stream.fileno(), label if source.classes == "folder" else 0)
+                growing.add(path, stream, label if source.classes == "folder" else 0)
             survey.progress(growing.samples)
     if growing.samples == 0:
         raise SourceInvalid(f"no file of {source.place} has the {source.span} frames that a sample reaches over")
@@ -82,16 +82,17 @@ class _GrowingIndex:
         self._times = array("q")
         self._checksums = array("I")
 
-    def add(self, path: Path, descriptor: int, label: int) -> None:
+    def add(self, path: Path, file: BinaryIO, label: int) -> None:
         """Add the frames of one file, all of which have ``label``."""
         try:
-            container, stream = open_video(descriptor)
+            container, stream = open_video(file.fileno())
         except VideoUnreadable as error:
             raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
         with container:
             found = _read_packets(path, container, stream)
             unit = stream.time_base
         assert unit is not None, "as open_video found"
+        _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
         order, keys = _in_order(path, found)
         self.samples += max(0, -(-(len(order) - self._source.span + 1) // self._source.every))
         self._names += self._name(path)
@@ -99,7 +100,7 @@ class _GrowingIndex:
         self._keys.frombytes(keys.astype(PACKET).tobytes())
         self._times.extend(found.times)
         self._checksums.extend(found.checksums)
-        self._digests += found.digest.digest()
+        self._digests += bytes.fromhex(digest)
         self._units.extend((unit.numerator, unit.denominator))
         self._labels.append(label)
         self._files.extend((len(self._names), self.samples, len(self._order), len(self._times)))
@@ -108,10 +109,10 @@ class _GrowingIndex:
         """Make the index; nothing may be added afterwards."""
         arrays: dict[str, NDArray[Any]] = {
             "names": np.frombuffer(self._names, np.uint8),
-            "files": _numbers(self._files).reshape(-1, 4),
+            "files": _numbers(self._files).reshape(-1, 4).T,
             "units": _numbers(self._units).reshape(-1, 2),
             "labels": _numbers(self._labels),
-            "digests": np.frombuffer(self._digests, np.uint8).reshape(-1, sha256().digest_size),
+            "digests": np.frombuffer(self._digests, np.uint8).reshape(len(self._labels), -1),
             "classes": blob(class_names),
             "order": np.frombuffer(self._order, np.uint32).astype(PACKET, copy=False),
             "keys": np.frombuffer(self._keys, np.uint32).astype(PACKET, copy=False),
@@ -136,34 +137,27 @@ class _GrowingIndex:
 class _Packets:
     """What the packets of one file say, in the order in which they are decoded."""
 
-    digest: Any
     times: "array[int]" = field(default_factory=lambda: array("q"))
     checksums: "array[int]" = field(default_factory=lambda: array("I"))
     flags: bytearray = field(default_factory=bytearray)
     """1 where it is a key frame, plus 2 where its frame is shown."""
 
-    def add(self, packet: VideoPacket, time: int, *, is_shown: bool) -> None:
-        """Add the next one."""
-        data = memoryview(packet)
-        self.times.append(time)
-        self.checksums.append(crc32(data))
-        self.flags.append(packet.is_keyframe + 2 * is_shown)
-        self.digest.update(data)
-
 
 def _read_packets(path: Path, container: InputContainer, stream: VideoStream) -> _Packets:
+    found = _Packets()
     codec: Any = stream.codec_context
-    found = _Packets(sha256(repr((codec.name, codec.extradata, stream.time_base)).encode()))
     is_vp8 = codec.name == "vp8"
     try:
         for packet in packets_of(container, stream):
             if packet.pts is None:
                 raise SourceInvalid(f"{path}: packet {len(found.times)} does not say when it is shown; {_REMUX}")
-            is_hidden = packet.is_discard or (is_vp8 and packet.size > 0 and not memoryview(packet)[0] & _VP8_SHOWN)
-            found.add(packet, packet.pts, is_shown=not is_hidden)
+            data = memoryview(packet)
+            is_hidden = packet.is_discard or (is_vp8 and data and not data[0] & _VP8_SHOWN)
+            found.times.append(packet.pts)
+            found.checksums.append(crc32(data))
+            found.flags.append(packet.is_keyframe + 2 * (not is_hidden))
     except av.FFmpegError as error:
         raise SourceInvalid(f"{path} cannot be read behind packet {len(found.times)}: {reason_of(error)}") from None
-    found.digest.update(found.flags)
     if not any(flags & 2 for flags in found.flags):
         raise SourceInvalid(f"{path} has no frame in it: it is cut, or was never finished")
     return found

@@ -33,6 +33,7 @@ _LIMITS = {"format_whitelist": FORMATS, "protocol_whitelist": "none", "codec_whi
 VideoPacket: TypeAlias = "Packet[VideoStream]"
 
 av.logging.set_level(None)
+"""FFmpeg would write to the standard error about each damaged packet."""
 
 
 class VideoUnreadable(ValueError):  # noqa: N818  names what is wrong

@@ -1,10 +1,10 @@
 """Frames of videos: which packets of which file make them, and when they are shown. Daemon and workers.
 
     names       uint8 [bytes]         the paths of the files below the root, one right after the other
-    files       int64 [files + 1, 4]  where each file begins: in names, samples, frames, packets; and where the last one ends
+    files       int64 [4, files + 1]  where each file begins: in names, samples, frames, packets; and where the last one ends
     units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
     labels      int64 [files]
-    digests     uint8 [files, 32]     of what the file says of its video, and of all its packets
+    digests     uint8 [files, 32]     of the bytes of the file, or of some of them where it is long
     classes     uint8 [bytes]         the names of the labels, a NUL after each
     order       uint32 [frames]       the packet of each frame, in the order in which they are shown
     keys        uint32 [frames]       the packet at which decoding begins that gives the frame
@@ -32,7 +32,7 @@ from batchd.config.video_sources import VideoSource
 from batchd.sources.index import IndexMalformed, SourceIndex
 
 NAMES, SAMPLES, FRAMES, PACKETS = range(4)
-"""Columns of ``files``."""
+"""Rows of ``files``."""
 PACKET = np.dtype("<u4")
 NO_KEY = (1 << 32) - 1
 """In ``keys``: there is no key frame at or before this frame."""
@@ -75,7 +75,7 @@ class VideoIndex:
         self._index = index
         self._arrays: dict[str, NDArray[Any]] = dict(index.arrays)
         self._files: NDArray[np.int64] = self._arrays["files"]
-        self._samples = self._files[:, SAMPLES]
+        self._samples = self._files[SAMPLES]
         self._root = os.fsencode(index.place["root"])
         if self._samples[-1] != len(index):
             raise IndexMalformed(f"{self._samples[-1]} samples of {len(index)}")
@@ -111,5 +111,5 @@ class VideoIndex:
         """The label of all samples of a file."""
         return int(self._arrays["labels"][file])
 
-    def _part(self, file: int, column: int) -> slice:
-        return slice(*self._files[file : file + 2, column].tolist())
+    def _part(self, file: int, row: int) -> slice:
+        return slice(*self._files[row, file : file + 2].tolist())

@@ -18,7 +18,7 @@ from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
-from batchd.sources.video_files import READ_BYTES
+from batchd.sources.video_files import READ_BYTES, open_video, packets_of
 from batchd.sources.video_frames import VideoFrames
 from batchd.sources.video_pixels import Pixels
 from support.samples import opened, read_samples, reason, scan
@@ -285,7 +285,9 @@ def test_the_digest_names_the_content_and_the_options(classes, tmp_path) -> None
     assert scan(one).digest == scan(copy).digest
     others = [of(tmp_path / "a.mp4", **options) for options in ({"color": "bgr"}, {"size": (9, 9)}, {"every": 2})]
     write_video(tmp_path / "b/a.mp4", 10, first=1)
-    assert len({scan(other).digest for other in [one, *others, of(tmp_path / "b/a.mp4")]}) == 5
+    write_video(tmp_path / "c/a.mp4", 10, Coding(turn=90))
+    others += [of(tmp_path / "b/a.mp4"), of(tmp_path / "c/a.mp4")]
+    assert len({scan(other).digest for other in [one, *others]}) == 6
 
 
 # --- pixels -----------------------------------------------------------------------------------------------------------
@@ -426,6 +428,15 @@ def test_an_mp4_that_refers_to_another_file_opens_nothing(videos, tmp_path) -> N
 def test_a_transport_stream_is_refused(tmp_path) -> None:
     """Nothing in it says where a frame is."""
     assert "is no mp4, mov, mkv, webm or avi" in refused(of(write_video(tmp_path / "a.ts", 10)))
+
+
+def test_the_daemon_runs_no_decoder(videos) -> None:
+    """The size of MPEG-4 frames stands in their data alone, and FFmpeg would decode one to know it, if it were let."""
+    with (videos / "mpeg4.mp4").open("rb") as file:
+        container, stream = open_video(file.fileno())
+        with container:
+            assert len(list(packets_of(container, stream))) == FRAMES
+            assert (stream.codec_context.width, stream.codec_context.is_open) == (0, False)
 
 
 def test_sound_alone_is_refused(tmp_path) -> None:
