@@ -30,6 +30,9 @@ class VideoSource(SourceOptions):
     """The paths of the files below the root, or patterns of them, such as ["train/**/*.{mp4,mkv}"]. Each that is named has to be
     there."""
 
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root."""
+
     every: int = 1
     """Each so many-th frame of a file begins a sample: 1 is all of them."""
 

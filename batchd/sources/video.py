@@ -30,7 +30,7 @@ from batchd.sources.survey import Survey
 from batchd.sources.video_files import VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, PACKET
 from batchd.sources.video_reader import VideoReader
-from batchd.sources.walk import matching, pattern_problems
+from batchd.sources.walk import Patterns, matching, pattern_problems
 
 _VP8_SHOWN = 0x10
 """The bit of a VP8 frame's first byte that says whether it is shown: some are there for others to refer to alone."""
@@ -51,7 +51,7 @@ def _columns(source: VideoSource) -> tuple[Column, ...]:
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
     """Find the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
-    folders = matching(source.root, source.files, "files", survey)
+    folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     if not folders:
         raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.files))}")
     growing = _GrowingIndex(source)

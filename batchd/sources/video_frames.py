@@ -23,7 +23,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from batchd.sources.errors import SampleUnreadable
-from batchd.sources.shards import OPEN_FLAGS, blaming_the_sample
+from batchd.sources.shards import OPEN_FLAGS, blaming_the_sample, check_opened
 from batchd.sources.video_files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, FileFrames
 
@@ -35,9 +35,9 @@ _Timed: TypeAlias = tuple[int, av.VideoFrame]
 
 
 class VideoFrames:
-    """One open file. Belongs to one reader."""
+    """One open file. Belongs to one reader; the descriptor is its own."""
 
-    def __init__(self, path: bytes, frames: FileFrames, max_pixels: int, max_bytes: int) -> None:
+    def __init__(self, descriptor: int, frames: FileFrames, max_pixels: int, max_bytes: int) -> None:
         self.frames = frames
         self._max_pixels = max_pixels
         self._max_bytes = max_bytes
@@ -46,7 +46,7 @@ class VideoFrames:
         self._is_spoilt = False
         """Whether the decoder has met an error, or there is none."""
         self._container: InputContainer
-        self._descriptor = _open(path)
+        self._descriptor = descriptor
         try:
             self._prepare()
         except BaseException:
@@ -235,13 +235,17 @@ class VideoFrames:
         return None
 
 
-def _open(path: bytes) -> int:
-    """A file, open, if it is one."""
+def open_file(path: bytes, bound: bytes | None) -> int:
+    """A file, open, if it is one and lies within ``bound``. Raises ``SampleUnreadable``."""
     with blaming_the_sample():
         descriptor = os.open(path, OPEN_FLAGS)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        check_opened(descriptor, bound)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SampleUnreadable(f"is no regular file: {_CHANGED}")
+    except BaseException:
         os.close(descriptor)
-        raise SampleUnreadable(f"is no regular file: {_CHANGED}")
+        raise
     return descriptor
 
 

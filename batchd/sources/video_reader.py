@@ -12,8 +12,9 @@ from batchd.config.values import Value
 from batchd.config.video_sources import SAMPLE_BYTES_MAX, VideoSource
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
+from batchd.sources.places import bound_of
 from batchd.sources.reader import padded_text
-from batchd.sources.video_frames import VideoFrames
+from batchd.sources.video_frames import VideoFrames, open_file
 from batchd.sources.video_index import VideoIndex
 from batchd.sources.video_pixels import Pixels
 
@@ -27,6 +28,7 @@ class VideoReader:
         self._source = source
         self._index = VideoIndex(source, index)
         self._max_bytes = max_bytes
+        self._bound = bound_of(source.root, allow_outside_root=source.allow_outside_root)
         self._pixels = Pixels(source)
         self._open: dict[int, VideoFrames] = {}
         """By the numbers of their files; those used lately last."""
@@ -87,8 +89,7 @@ class VideoReader:
         if video is None:
             if len(self._open) >= OPEN_MAX:
                 self._open.pop(next(iter(self._open))).close()
-            video = VideoFrames(
-                self._index.path(file), self._index.frames(file), self._source.max_pixels, self._max_bytes
-            )
+            descriptor = open_file(self._index.path(file), self._bound)
+            video = VideoFrames(descriptor, self._index.frames(file), self._source.max_pixels, self._max_bytes)
         self._open[file] = video
         return video
