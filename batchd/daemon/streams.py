@@ -20,7 +20,7 @@ from typing import TypeAlias
 from batchd.config.columns import Column
 from batchd.config.live_sources import PushSource
 from batchd.config.sources import Source, source_to_plain
-from batchd.config.steps import Step, step_to_plain
+from batchd.config.steps import step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.core.delivery import StreamSpec
 from batchd.core.mailbox import LiveSpec
@@ -30,7 +30,7 @@ from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
 from batchd.functions.named import StreamCode, code_of
 from batchd.pipeline.fields import is_random
-from batchd.pipeline.step_files import StepFileInvalid, digest_of
+from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
 from batchd.sources.index import SourceIndex
 from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
@@ -51,8 +51,6 @@ Scan: TypeAlias = Callable[[Source], SourceIndex]
 """Finds all samples of a source."""
 
 
-Digests: TypeAlias = Mapping[Path, str]
-"""What is in the files that steps read, by path."""
 NO_FILES: Digests = MappingProxyType({})
 NO_MODULES: Mapping[str, str] = MappingProxyType({})
 
@@ -110,7 +108,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     try:
-        digests = {path: digest_of(path) for step in config.pipeline for path in step.files}
+        digests = digests_of(config.pipeline)
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     source = config.source
@@ -168,7 +166,7 @@ def fingerprint(
         "version": CONTENT_VERSION,
         "source": source_digest,
         "columns": [(column.name, column.text) for column in columns],
-        "steps": [_named_by_content(step, digests) for step in config.pipeline],
+        "steps": [named_by_content(step, digests) for step in config.pipeline],
         "batch_size": config.batch_size,
         "seed": config.seed,
         "shuffle": config.is_shuffled,
@@ -178,15 +176,6 @@ def fingerprint(
     if modules:
         content["modules"] = dict(modules)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
-
-
-def _named_by_content(step: Step, digests: Digests) -> dict[str, object]:
-    """The options of a step, with the digest of each file in the place of its path."""
-    paths = {str(path): digests[path] for path in step.files}
-    plain = step_to_plain(step)
-    return {
-        name: paths[str(value)] if isinstance(getattr(step, name), Path) else value for name, value in plain.items()
-    }
 
 
 def _classes(index: SourceIndex) -> list[str]:

@@ -14,13 +14,19 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeAlias
 
+from batchd.config.steps import Step, step_to_plain
 from batchd.pipeline.effects import StepInvalid
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
+
+
+Digests: TypeAlias = Mapping[Path, str]
+"""Of the files that steps read."""
 
 
 class StepFileInvalid(StepInvalid):
@@ -53,6 +59,20 @@ def digest_of(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise StepFileInvalid(f"{path} cannot be read: {error.strerror}") from None
+
+
+def digests_of(steps: Iterable[Step]) -> Digests:
+    """The digests of all files that steps read. Raises ``StepFileInvalid``."""
+    return {path: digest_of(path) for step in steps for path in step.files}
+
+
+def named_by_content(step: Step, digests: Digests) -> dict[str, object]:
+    """The options of a step, with the digest of each file in the place of its path."""
+    paths = {str(path): digests[path] for path in step.files}
+    plain = step_to_plain(step)
+    return {
+        name: paths[str(value)] if isinstance(getattr(step, name), Path) else value for name, value in plain.items()
+    }
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:

@@ -19,16 +19,16 @@ from time import monotonic
 from batchd.config.columns import Column
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.sources import source_to_plain
-from batchd.config.steps import step_to_plain
+from batchd.config.steps import Step, step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, ConfigInvalid, Problem
 from batchd.functions.named import code_of, code_problems
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.fields import columns_after
+from batchd.pipeline.step_files import Digests, digests_of, named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
 from batchd.prepare.writers import Writer, Writers
 from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
 from batchd_wire.codec import Message
@@ -90,46 +90,27 @@ class Work:
 
 def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
-    config = work.config
-    if config.source.is_live:
-        text = f"samples of a {config.source.type} come as they come, so they have no end and cannot be prepared"
-        raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
-    problems = code_problems(work.name, config, work.python_path)
-    if problems:
-        raise ConfigInvalid(problems)
-    code = code_of(config, work.python_path)
-    source_kind = kind_of(config.source)
-    columns = source_kind.columns(config.source)
-    steps = [
-        step for step in config.pipeline if not isinstance(step, (PadBatch, Ragged))
-    ]  # there is no batch to fit into
+    _check_source(work)
+    columns = kind_of(work.config.source).columns(work.config.source)
+    steps = [step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged))]  # no batch to fit into
     try:
         made = dict(columns_after(columns, steps))
+        digests = digests_of(steps)
     except StepInvalid as problem:
         raise ConfigInvalid([Problem(f"streams.{work.name}.pipeline", str(problem))]) from None
-    index = scan_source(config.source, lambda _found: None, work.cache, work.python_path)
-    told = PrepareStream(
-        seed=config.seed,
-        source=source_to_plain(config.source),
-        columns=[(column.name, column.text) for column in columns],
-        steps=[step_to_plain(step) for step in steps],
-        python_path=list(code.python_path),
-        modules={**code.digests},
-        folder=str(output.folder.absolute()),
-        image_format=output.image_format,
-        quality=output.quality,
-    )
-    count = -(-len(index) // output.shard_samples)
-    orders = [
-        WriteShard(
-            name=f"{work.name}-{number:06}.tar",
-            first=number * output.shard_samples,
-            count=min(output.shard_samples, len(index) - number * output.shard_samples),
-            skipped=[],
-        )
-        for number in range(count)
-    ]
-    with ShardFolder(output.folder, _about(work, output, index, told)) as folder:
+    index = scan_source(work.config.source, lambda _found: None, work.cache, work.python_path)
+    told = _told(work, output, columns, steps, digests)
+    orders = _orders(work.name, len(index), output.shard_samples)
+    about = {
+        "stream": work.name,
+        "source": index.digest,
+        "samples": len(index),
+        "steps": _digest([told.columns, [named_by_content(step, digests) for step in steps], told.seed, told.modules]),
+        "shard_samples": output.shard_samples,
+        "image_format": output.image_format,
+        "quality": output.quality,
+    }
+    with ShardFolder(output.folder, about) as folder:
         descriptor = index.to_memfd()
         try:
             _Run(work, folder, orders, told, descriptor, progress).run()
@@ -142,19 +123,46 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         return Prepared(len(index), names, size, folder.left_out, empty, made)
 
 
-def _about(work: Work, output: Output, index: SourceIndex, told: PrepareStream) -> dict[str, object]:
-    """What decides the bytes of the shards; the steps and the seed by their digest."""
-    modules = [told.modules] if told.modules else []
-    steps = dumps([told.columns, told.steps, told.seed, *modules], sort_keys=True)
-    return {
-        "stream": work.name,
-        "source": index.digest,
-        "samples": len(index),
-        "steps": sha256(steps.encode()).hexdigest(),
-        "shard_samples": output.shard_samples,
-        "image_format": output.image_format,
-        "quality": output.quality,
-    }
+def _check_source(work: Work) -> None:
+    """Raise ``ConfigInvalid`` where the source has no end, or names functions that are not there."""
+    source = work.config.source
+    if source.is_live:
+        text = f"samples of a {source.type} come as they come, so they have no end and cannot be prepared"
+        raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
+    problems = code_problems(work.name, work.config, work.python_path)
+    if problems:
+        raise ConfigInvalid(problems)
+
+
+def _told(
+    work: Work, output: Output, columns: Sequence[Column], steps: Sequence[Step], digests: Digests
+) -> PrepareStream:
+    """What every writer is told."""
+    code = code_of(work.config, work.python_path)
+    return PrepareStream(
+        seed=work.config.seed,
+        source=source_to_plain(work.config.source),
+        columns=[(column.name, column.text) for column in columns],
+        steps=[step_to_plain(step) for step in steps],
+        files=[(str(path), digest) for path, digest in digests.items()],
+        python_path=list(code.python_path),
+        modules={**code.digests},
+        folder=str(output.folder.absolute()),
+        image_format=output.image_format,
+        quality=output.quality,
+    )
+
+
+def _orders(name: str, samples: int, shard_samples: int) -> list[WriteShard]:
+    """All shards, each with its run of samples."""
+    return [
+        WriteShard(f"{name}-{number:06}.tar", first, min(shard_samples, samples - first), [])
+        for number, first in enumerate(range(0, samples, shard_samples))
+    ]
+
+
+def _digest(content: object) -> str:
+    return sha256(dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(slots=True)

@@ -20,8 +20,10 @@ from batchd.config.image_steps import Decode
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
 from batchd.functions.load import FunctionUnusable, expect
+from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.pipeline.step_files import changed_file
 from batchd.prepare.members import MemberEncoder
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
@@ -73,7 +75,7 @@ class ShardWriter:
         try:
             samples = self._write(stream, order, unfinished)
             size = unfinished.stat().st_size
-        except (OSError, FunctionUnusable) as error:
+        except (OSError, FunctionUnusable, StepInvalid) as error:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             reason = error.strerror if isinstance(error, OSError) else _shorten(str(error), HOPELESS_BYTES_MAX)
@@ -134,11 +136,17 @@ class _Stream:
 
 
 def _stream_or_problem(told: PrepareStream, index: SourceIndex) -> "_Stream | str":
-    """What is to be done, or why it cannot be: a function of somebody's own cannot be had."""
+    """What is to be done, or why it cannot be: a function of somebody's own cannot be had, or a file of a step has changed."""
+    problem: str | None
     try:
-        return _Stream(told, index)
-    except FunctionUnusable as error:
-        return _shorten(str(error), HOPELESS_BYTES_MAX)
+        stream = _Stream(told, index)
+    except (FunctionUnusable, StepInvalid) as error:
+        problem = changed_file(told.files) or str(error)
+    else:
+        problem = changed_file(told.files)
+        if problem is None:
+            return stream
+    return _shorten(problem, HOPELESS_BYTES_MAX)
 
 
 def _shorten(text: str, bytes_max: int) -> str:

@@ -114,14 +114,15 @@ class Quarantine(Message):
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
 
-    ``source``, ``columns``, ``steps``, ``python_path`` and ``modules`` as in ``ServeStream``. ``folder``: where its shards go.
-    Pixels are encoded as ``image_format`` with ``quality``.
+    ``source``, ``columns``, ``steps``, ``files``, ``python_path`` and ``modules`` as in ``ServeStream``. ``folder``: where its
+    shards go. Pixels are encoded as ``image_format`` with ``quality``.
     """
 
     seed: int
     source: dict[str, object]
     columns: list[tuple[str, str]]
     steps: list[dict[str, object]]
+    files: list[tuple[str, str]]
     python_path: list[str]
     modules: dict[str, object]
     folder: str

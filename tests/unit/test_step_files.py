@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from batchd.config.columns import Column
+from batchd.config.file_sources import FolderSource
 from batchd.config.load import load_config
+from batchd.config.sources import source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.pipeline.fields import check_steps, sample_fields
@@ -149,11 +151,13 @@ def worker(monkeypatch):
             batch_size=ROWS,
             shuffle=False,
             on_error="fail",
-            source={"type": "folder", "path": "/texts", "path_bytes": 0},
+            source=source_to_plain(FolderSource(path=Path("/texts"))),
             columns=[("text", "text")],
             steps=[step_to_plain(step) for step in steps],
             files=digests,
             layout=layout.to_wire(),
+            python_path=[],
+            modules={},
         )
         descriptor = index.to_memfd()
         try:
