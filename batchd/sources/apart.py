@@ -1,13 +1,14 @@
 """A scan in a process of its own, for files whose damage can end the process that looks at them. Daemon, once at the start.
 
     daemon   scan_apart   --- the source, JSON, stdin -->   python -m MODULE DESCRIPTOR      answer
-                          <-- lines of JSON, stdout ---     ["found", n], ["wrong", text], ["done", bytes]
+                          <-- lines of JSON, stdout ---     ["found", n], ["saw", ...], ["wrong", text], ["done", bytes]
                           <========== memfd ===========     the index
 
 A library that maps a file into memory dies of SIGBUS where the file is cut meanwhile, and may die of SIGSEGV where its pages are
 nonsense. That is then said as what it is: a source that cannot be used.
 
-What the survey has to see, such as the file, is the business of whoever calls ``scan_apart``.
+What the other process says that it saw, the survey has seen, and the last of it is named where the process dies. A module whose
+library opens files by itself leaves that to whoever calls ``scan_apart``.
 
 Invariant: nothing of the other process is left when ``scan_apart`` returns or raises.
 """
@@ -25,8 +26,8 @@ from typing import Any
 from batchd import failpoints
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex, write_all
-from batchd.sources.survey import Survey
+from batchd.sources.index import SourceIndex, readable, write_all
+from batchd.sources.survey import Survey, Witness
 
 
 def scan_apart(module: str, source: Source, survey: Survey) -> SourceIndex:
@@ -47,7 +48,7 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
         sys.stdout.flush()
 
     failpoints.passing("scan.apart")
-    survey = Survey(lambda found: say("found", found))
+    survey = _TellingSurvey(say)
     try:
         index = scan(source_from_plain(json.load(sys.stdin)), survey)
     except SourceInvalid as error:
@@ -60,6 +61,18 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
         write_all(memory, section, start)
     say("done", size)
     return 0
+
+
+class _TellingSurvey(Survey):
+    """Tells the daemon of everything."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        super().__init__(lambda found: say("found", found))
+        self._say = say
+
+    def add(self, seen: Witness) -> None:
+        """See ``Survey``; only the daemon keeps it."""
+        self._say("saw", *seen)
 
 
 def _start(module: str, source: Source, memory: int) -> "subprocess.Popen[str]":
@@ -80,7 +93,7 @@ def _start(module: str, source: Source, memory: int) -> "subprocess.Popen[str]":
 
 def _listen(popen: "subprocess.Popen[str]", source: Source, survey: Survey) -> int:
     """How many bytes the index has."""
-    size = 0
+    size, at = 0, source.place
     assert popen.stdout is not None
     try:
         for line in popen.stdout:
@@ -89,6 +102,10 @@ def _listen(popen: "subprocess.Popen[str]", source: Source, survey: Survey) -> i
             match json.loads(line):
                 case ["found", int(found)]:
                     survey.progress(found)
+                case ["saw", *fields]:
+                    seen = Witness(*fields)
+                    at = readable(os.fsencode(seen.path))
+                    survey.add(seen)
                 case ["wrong", str(text)]:
                     raise SourceInvalid(text)
                 case ["done", int(count)]:
@@ -100,7 +117,7 @@ def _listen(popen: "subprocess.Popen[str]", source: Source, survey: Survey) -> i
         popen.stdout.close()
     if status < 0:
         raise SourceInvalid(
-            f"{source.place} is damaged, or was changed while it was scanned: looking at it ended a process by signal "
+            f"{at} is damaged, or was changed while it was scanned: looking at it ended a process by signal "
             f"{-status} ({signal.Signals(-status).name}); copy it again"
         )
     if status or not size:

@@ -54,7 +54,11 @@ class Survey:
 
     def saw(self, path: bytes, status: os.stat_result) -> None:
         """The scan looked into this folder, or read this file; ``status`` is from before it did."""
-        self._seen.append(witness(path, status))
+        self.add(witness(path, status))
+
+    def add(self, seen: Witness) -> None:
+        """The scan looked at what this is the witness of."""
+        self._seen.append(seen)
 
 
 def witness(path: bytes, status: os.stat_result) -> Witness:

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from batchd.config.columns import Column
 from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
+from batchd.sources import video, video_scan
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
+from batchd.sources.survey import Survey
 from batchd.sources.video_files import READ_BYTES, open_video, packets_of
 from batchd.sources.video_frames import VideoFrames
 from batchd.sources.video_pixels import Pixels
 from support.samples import opened, read_samples, reason, scan
+from support.source_files import nothing
 from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, picture, write_video
 
 X265 = "log-level=none:pools=1:frame-threads=1"
@@ -41,6 +44,18 @@ KINDS = {
     "mjpeg.avi": Coding("mjpeg", {"strict": "-2"}, pixels="yuvj420p", b_frames=0),
 }
 FRAMES = 100
+
+
+@pytest.fixture(autouse=True)
+def scan_here(monkeypatch, request) -> None:
+    """Scan in this process, as starting another takes longer than most of these tests; ``apart`` marks those that do not."""
+    if "apart" not in request.fixturenames:
+        monkeypatch.setattr(video, "scan_apart", lambda _module, source, survey: video_scan.scan(source, survey))
+
+
+@pytest.fixture
+def apart() -> None:
+    """Scan as the daemon does."""
 
 
 @pytest.fixture(scope="module")
@@ -430,13 +445,35 @@ def test_a_transport_stream_is_refused(tmp_path) -> None:
     assert "is no mp4, mov, mkv, webm or avi" in refused(of(write_video(tmp_path / "a.ts", 10)))
 
 
-def test_the_daemon_runs_no_decoder(videos) -> None:
+def test_a_scan_runs_no_decoder(videos) -> None:
     """The size of MPEG-4 frames stands in their data alone, and FFmpeg would decode one to know it, if it were let."""
     with (videos / "mpeg4.mp4").open("rb") as file:
         container, stream = open_video(file.fileno())
         with container:
             assert len(list(packets_of(container, stream))) == FRAMES
             assert (stream.codec_context.width, stream.codec_context.is_open) == (0, False)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_scan_in_a_process_of_its_own_finds_the_same(classes) -> None:
+    """And says what it saw, so that the index can be kept as long as nothing has changed."""
+    source = VideoSource(root=classes, files=("**/*",), classes="folder")
+    survey = Survey(nothing)
+    index = kind_of(source).scan(source, survey)
+    here = Survey(nothing)
+    assert index.digest == video_scan.scan(source, here).digest
+    assert survey.witnesses == here.witnesses
+    assert {Path(one.path).name for one in survey.witnesses} == {"classes0", "cats", "dogs", "a.mp4", "b.mp4", "c.mkv"}
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_file_that_kills_whoever_looks_at_it_is_named(classes, monkeypatch) -> None:
+    """The daemon lives on."""
+    monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.video.opening=segv@2")
+    source = VideoSource(root=classes, files=("**/*",))
+    with pytest.raises(SourceInvalid) as caught:
+        kind_of(source).scan(source, Survey(nothing))
+    assert str(caught.value).startswith(f"{classes}/cats/b.mp4 is damaged, or was changed while it was scanned")
 
 
 def test_sound_alone_is_refused(tmp_path) -> None:
