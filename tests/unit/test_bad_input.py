@@ -23,6 +23,7 @@ from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.sources import Source
 from batchd.config.table_sources import CsvSource
 from batchd.config.tfrecord_sources import TFRecordSource
+from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
 from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
@@ -33,6 +34,7 @@ from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.source_files import nothing
 from support.tfrecords import example, write_records
+from support.videos import Coding, write_video
 
 IMAGES = [bytes([number]) * (40 + number) for number in range(4)]
 MAX_BYTES = 1000
@@ -98,15 +100,20 @@ def lmdb(root: Path) -> Made:
     return LmdbSource(path=file, fields={"image": "image"}), file
 
 
+def video(root: Path) -> Made:
+    file = write_video(root / "a.avi", 4, Coding("mjpeg", {"strict": "-2"}, pixels="yuvj420p", b_frames=0))
+    return VideoSource(root=root, files=("*.avi",), size=(24, 32)), file
+
+
 KINDS: dict[str, Callable[[Path], Made]] = {
     kind.__name__: kind
-    for kind in (folder, glob, list_of_files, webdataset, tfrecord, csv, npy, npz, raw, parquet, lmdb)
+    for kind in (folder, glob, list_of_files, webdataset, tfrecord, csv, npy, npz, raw, parquet, lmdb, video)
 }
 HELD = {"lmdb"}
 """Kinds that map their file, so that one which is cut under them ends the process; ``tests/process`` has what becomes of that."""
 
 
-PLACES = {"lmdb": 12}
+PLACES = {"lmdb": 12, "video": 6}
 """How many places of a file are tried, where it is not as many as elsewhere: its scan is a process of its own."""
 PLACES_USUAL = 150
 

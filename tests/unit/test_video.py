@@ -476,6 +476,13 @@ def test_a_file_that_kills_whoever_looks_at_it_is_named(classes, monkeypatch) ->
     assert str(caught.value).startswith(f"{classes}/cats/b.mp4 is damaged, or was changed while it was scanned")
 
 
+def test_a_link_out_of_the_root_is_refused_unless_it_is_meant(videos, tmp_path) -> None:
+    """As for every other source."""
+    (tmp_path / "a.mp4").symlink_to(videos / "h264.mp4")
+    assert "allow_outside_root" in refused(of(tmp_path / "a.mp4"))
+    assert len(scan(of(tmp_path / "a.mp4", allow_outside_root=True))) == FRAMES
+
+
 def test_sound_alone_is_refused(tmp_path) -> None:
     """By name."""
     with av.open(tmp_path / "a.mp4", "w") as container:
