@@ -29,7 +29,6 @@ from batchd.sources.video_index import NO_KEY, FileFrames
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 
-
 _Timed: TypeAlias = tuple[int, av.VideoFrame]
 """A frame, and when it is shown."""
 
@@ -57,7 +56,7 @@ class VideoFrames:
         """The key frame that the group belongs to."""
         self._shown = 0
         """The time of the frame of the group that was asked for last."""
-        self._trouble: SampleUnreadable | None = None
+        self._trouble = ""
         """Why the group has no more frames."""
 
     def frame(self, number: int) -> av.VideoFrame:
@@ -66,13 +65,13 @@ class VideoFrames:
         if key == NO_KEY:
             raise SampleUnreadable(f"{self.frames.text(number)} comes before the first key frame of the file")
         if key != self._key or self._shown >= time:
-            self._key, self._group, self._trouble = key, self._decode_group(key), None
+            self._key, self._group, self._trouble = key, self._decode_group(key), ""
         self._shown = time
         try:
             with blaming_the_sample():
                 return self._take(time)
         except SampleUnreadable as error:
-            if self._trouble is None:
+            if not self._trouble:
                 self._forget()
             raise SampleUnreadable(f"{self.frames.text(number)}: {error}") from None
         except BaseException:
@@ -87,8 +86,8 @@ class VideoFrames:
 
     def _take(self, time: int) -> av.VideoFrame:
         """The frame of this time, which the group has not come to yet. Raises ``SampleUnreadable`` where it has none."""
-        if self._trouble is not None:
-            raise self._trouble
+        if self._trouble:
+            raise SampleUnreadable(self._trouble)
         try:
             for its_time, frame in self._group:
                 if its_time == time:
@@ -96,7 +95,7 @@ class VideoFrames:
                 if its_time > time:
                     break
         except SampleUnreadable as error:
-            self._trouble = error
+            self._trouble = str(error)
             raise
         raise SampleUnreadable("the decoder has no frame of this time")
 
@@ -157,9 +156,8 @@ class VideoFrames:
         for number, packet in self._packets(start, last):
             if packet.is_corrupt:
                 raise SampleUnreadable(f"packet {number} is cut")
-            if (
-                self.frames.times[number] >= start_time
-            ):  # those of an open group refer to what came before the key frame
+            # What is shown before the key frame, but comes after it, refers to what came before.
+            if self.frames.times[number] >= start_time:
                 yield from self._decoded(packet, f"packet {number}")
         yield from self._decoded(None, f"packet {last}")
 
@@ -207,7 +205,7 @@ class VideoFrames:
             if not self._seek(first, from_the_start=from_the_start):
                 continue
             packets = packets_of(self._container, self._stream)
-            found = self._find(first, packets)
+            found = self._find(first, packets, from_the_start=from_the_start)
             if found is not None:
                 yield found
                 yield from packets
@@ -224,13 +222,15 @@ class VideoFrames:
             return False
         return True
 
-    def _find(self, wanted: int, packets: Iterator[VideoPacket]) -> "VideoPacket | None":
-        """The packet that is wanted; None where the seek went too far."""
+    def _find(self, wanted: int, packets: Iterator[VideoPacket], *, from_the_start: bool) -> "VideoPacket | None":
+        """The packet that is wanted; None where the seek went too far, or the file is not what it was."""
         time, checksum = int(self.frames.times[wanted]), int(self.frames.checksums[wanted])
-        for packet in packets:
+        for number, packet in enumerate(packets):
             if packet.pts == time and crc32(packet) == checksum:
                 return packet
-            if packet.is_keyframe and packet.pts is not None and packet.pts > time:
+            if from_the_start and (number >= wanted or packet.pts != self.frames.times[number]):
+                return None
+            if not from_the_start and packet.is_keyframe and packet.pts is not None and packet.pts > time:
                 return None
         return None
 

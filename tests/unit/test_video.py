@@ -153,9 +153,9 @@ def test_a_seek_begins_at_the_key_frame(videos, monkeypatch) -> None:
         with opened(of(videos / name)) as (reader, _index):
             find = VideoFrames._find
 
-            def counted(self, wanted, packets, find=find):
+            def counted(self, wanted, packets, *, find=find, **options):
                 walked = []
-                found = find(self, wanted, (walked.append(packet) or packet for packet in packets))
+                found = find(self, wanted, (walked.append(packet) or packet for packet in packets), **options)
                 sought.append(len(walked))
                 return found
 
