@@ -161,7 +161,7 @@ def worker(monkeypatch):
         )
         descriptor = index.to_memfd()
         try:
-            return chunk.ServedStream(told, descriptor, note)
+            return chunk.ServedStream(told, descriptor, None, note)
         finally:
             os.close(descriptor)
 
