@@ -161,7 +161,7 @@ def worker(monkeypatch):
         )
         descriptor = index.to_memfd()
         try:
-            return chunk.ServedStream(told, descriptor, None, note)
+            return chunk.ServedStream(told, descriptor, [], note)
         finally:
             os.close(descriptor)
 
@@ -171,7 +171,7 @@ def worker(monkeypatch):
 
 def fill(stream):
     arrays = {field.name: np.full((ROWS, *field.shape), 77, field.dtype) for field in stream.layout.fields}
-    done = stream.fill(FillChunk(1, 1, 1, 0, 0, 0, ROWS), arrays, memoryview(bytearray(stream.layout.slot_bytes)))
+    done = stream.fill(FillChunk(1, 1, 1, 0, 0, 0, ROWS, []), arrays, memoryview(bytearray(stream.layout.slot_bytes)))
     return done, arrays
 
 
