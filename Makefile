@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-wheels check format docs bench wheels clean
+.PHONY: help setup demo classics test test-slow test-wheels check format docs bench wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,6 +24,9 @@ $(STAMP): pyproject.toml client/pyproject.toml
 
 demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
+
+classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
+	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
 test: setup ## Run the tests (a few minutes on 2 cores)
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

@@ -1,0 +1,123 @@
+"""The examples of classic ways: each runs, gives the same as the old way, and leaves nothing behind."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.daemon_process import clean_environment
+from support.waiting import PATIENCE_S, wait_until
+
+CLASSICS = Path(__file__).parents[2] / "examples" / "classics"
+QUICK = ("--photographs", "16", "--rounds", "1", "--seconds", "0.1", "--warm-up", "1")
+RUNS_EVERYWHERE = {
+    "generator_enqueuer": ["pixels", "labels"],
+    "glob_imread": ["pixels, read from the files named", "names of files"],
+    "process_pool": ["sizes", "pixels, by their mean difference"],
+    "queue_runner": ["losses, step by step"],
+    "file_list": ["samples in each of n epochs"],
+    "tfrecords": ["labels as in the files"],
+}
+WITH_TENSORFLOW = {
+    "file_list": ["pixels minus means", "labels, one-hot"],
+    "tfrecords": ["pixels", "labels"],
+}
+
+
+@pytest.fixture
+def start(tmp_path, daemons_folder):
+    """Starts an example whose files would be left in ``tmp_path``; it is killed where the test fails."""
+    started = []
+
+    def start_example(name, *options):
+        started.append(
+            subprocess.Popen(
+                [sys.executable, CLASSICS / f"{name}.py", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**clean_environment(), "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(daemons_folder)},
+                process_group=0,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start_example
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finish(example):
+    """What an example said that ended well."""
+    said, complained = example.communicate(timeout=PATIENCE_S)
+    assert example.returncode == 0, said + complained
+    return said
+
+
+def compared(said):
+    """What was found to be the same."""
+    lines = [line.strip() for line in said.splitlines()]
+    return [line.removeprefix("same ").rpartition(":")[0] for line in lines if line.startswith("same ")]
+
+
+@pytest.mark.parametrize("name", RUNS_EVERYWHERE)
+def test_a_classic_way_gives_the_same_with_batchd(start, name, tmp_path):
+    """Everything that can be compared is, and a table says how fast both are; no file is left."""
+    said = finish(start(name, *QUICK))
+
+    assert set(RUNS_EVERYWHERE[name]) <= set(compared(said))
+    assert "\n  batchd" in said
+    assert "medians of 1 rounds" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow  # TensorFlow takes long to import
+@pytest.mark.skipif(
+    not importlib.util.find_spec("tensorflow"), reason="the old way needs TensorFlow: pip install tensorflow"
+)
+@pytest.mark.parametrize("name", WITH_TENSORFLOW)
+def test_what_tensorflow_reads_is_the_same_with_batchd(start, name):
+    """Pixels to within what each example says, labels exactly."""
+    said = finish(start(name, *QUICK))
+
+    assert set(WITH_TENSORFLOW[name]) <= set(compared(said))
+    assert "\n  tf.data" in said
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("tensorflow")), reason="TensorFlow is installed here")
+@pytest.mark.parametrize("name", WITH_TENSORFLOW)
+def test_without_tensorflow_an_example_says_what_it_leaves_out(start, name):
+    """With the command that would help, and goes on."""
+    said = finish(start(name, *QUICK))
+
+    assert "left out: the old way needs TensorFlow, which is not installed here (pip install tensorflow)" in said
+
+
+def test_classics_take_a_folder_of_photographs(start, photos):
+    """One sub-folder for each class, whose number is the label."""
+    said = finish(start("generator_enqueuer", "--data", str(photos), *QUICK))
+
+    assert "labels" in compared(said)
+
+
+@pytest.mark.parametrize("name", RUNS_EVERYWHERE)
+def test_ctrl_c_ends_a_classic_way_cleanly(start, name, tmp_path):
+    """In the middle of a round: without a traceback, and without leaving files or processes."""
+    example = start(name, "--photographs", "16", "--seconds", "60")
+    if name == "process_pool":
+        wait_until(lambda: list(tmp_path.glob("*/pool-0/*.jpg")), "the pool works")
+    else:
+        while not example.stdout.readline().startswith("  same "):
+            assert example.poll() is None, example.stderr.read()
+
+    os.killpg(example.pid, signal.SIGINT)
+
+    _said, complained = example.communicate(timeout=PATIENCE_S)
+    assert (example.returncode, complained) == (130, "")
+    assert list(tmp_path.iterdir()) == []
