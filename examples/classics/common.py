@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 BATCH_SIZE = 32
 WORKERS = len(os.sched_getaffinity(0))
 CLASSES = 10
-PUT_TIMEOUT_S = 0.1
+QUEUE_TIMEOUT_S = 0.1
 SUFFIXES = (".jpg", ".jpeg")
 
 Way = Callable[[], AbstractContextManager[Iterator[Any]]]
@@ -220,11 +220,21 @@ def put(batch: Any, into: Any, stop: Any) -> bool:
     """Put a batch into a queue of threads or processes; False where that was told to stop meanwhile."""
     while not stop.is_set():
         try:
-            into.put(batch, timeout=PUT_TIMEOUT_S)
+            into.put(batch, timeout=QUEUE_TIMEOUT_S)
         except queue.Full:
             continue
         return True
     return False
+
+
+def taken(filled: Any, runners: Sequence[Any]) -> Iterator[Any]:
+    """What threads or processes put into a queue, as long as all of them live: waiting for a dead one has no end."""
+    while True:
+        try:
+            yield filled.get(timeout=QUEUE_TIMEOUT_S)
+        except queue.Empty:
+            if not all(runner.is_alive() for runner in runners):
+                raise SystemExit("what fills the queue has ended, so nothing more will come") from None
 
 
 @contextmanager
@@ -256,7 +266,7 @@ def main(about: str, run: Callable[[Example], None]) -> int:
             run(Example(data, photographs(data), Path(folder), options.rounds, options.seconds, options.warm_up))
     except Unavailable as reason:
         print(f"  left out: {reason}")
-    except BatchdError as error:
+    except (BatchdError, batchd_client.errors.BatchdClientError) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from common import BATCH_SIZE, WORKERS, Example, deaf_to_interrupts, endless, main, photographs, put, same
+from common import BATCH_SIZE, WORKERS, Example, deaf_to_interrupts, endless, main, photographs, put, same, taken
 
 SIDE = 224
 QUEUE_BATCHES = 10
@@ -76,22 +76,23 @@ def with_threads(folder: str) -> Iterator[Iterator[Any]]:
         for runner in runners:
             ending.callback(runner.join)
         ending.callback(stop.set)
-        yield iter(filled.get, None)
+        yield taken(filled, runners)
 
 
 @contextmanager
 def with_processes(folder: str) -> Iterator[Iterator[Any]]:
     """``GeneratorEnqueuer(generator, use_multiprocessing=True)``: every batch is pickled and goes through a pipe."""
     context = multiprocessing.get_context("spawn")
-    filled, stop = context.Queue(QUEUE_BATCHES), context.Event()
+    filled, stop, runners = context.Queue(QUEUE_BATCHES), context.Event(), []
     with ExitStack() as ending:
         with deaf_to_interrupts():
             for seed in range(WORKERS):
                 runner = context.Process(target=enqueue_own, args=(folder, seed, filled, stop), daemon=True)
+                runners.append(runner)
                 runner.start()
                 ending.callback(runner.join)
                 ending.callback(runner.terminate)
-        yield iter(filled.get, None)
+        yield taken(filled, runners)
 
 
 # --- with batchd ----------------------------------------------------------------------------------------------------------

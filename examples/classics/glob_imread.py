@@ -65,8 +65,13 @@ def run(example: Example) -> None:
         batch = next(iter(stream))
         names = batchd_client.text(batch["path"])
         same("pixels, read from the files named", [read(example.data / name) for name in names], batch["image"])
-        listed = [str(example.photographs[number].path.relative_to(example.data)) for number in batch["index"]]
-        same("names of files", listed, names)
+        epoch = daemon.stream("in_bytes", epochs=1)
+        listed = [str(one.path.relative_to(example.data)) for one in example.photographs]
+        same(
+            "names of all files",
+            sorted(listed),
+            sorted(name for one in epoch for name in batchd_client.text(one["path"])),
+        )
         example.compare(
             {
                 "glob and cv2.imread": example.steady(lambda: with_imread(example.data)),

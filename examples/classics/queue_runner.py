@@ -14,7 +14,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from common import BATCH_SIZE, CLASSES, WORKERS, Example, Photograph, endless, main, put, same
+from common import BATCH_SIZE, CLASSES, WORKERS, Example, Photograph, endless, main, put, same, taken
 
 SIDE = 64
 HIDDEN = 64
@@ -114,7 +114,7 @@ def from_a_queue(photographs: Sequence[Photograph]) -> Iterator[Iterator[Any]]:
     for thread in threads:
         thread.start()
     try:
-        yield iter(filled.get, None)
+        yield taken(filled, threads)
     finally:
         coordinator.request_stop()
         coordinator.join(threads)
