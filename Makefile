@@ -37,7 +37,7 @@ test-slow: setup ## Run the long tests too (soak, big fuzz)
 test-wheels: wheels ## Run the process and fault tests against the installed wheels
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	build/wheel-venv/bin/python -m pip install --quiet --find-links dist "$$(echo dist/batchd-*.whl)[arrow,lmdb,text,tfrecord,video]" pytest hypothesis
+	build/wheel-venv/bin/python -m pip install --quiet --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
 	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' process faults $(ARGS)
 
 check: setup ## Lint, format check, types, import contracts

@@ -19,7 +19,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from batchd.functions import load
+from batchd.sources import storage
+from batchd.sources.storage import StorageLimits
 from support.daemon_process import DaemonProcess
+from support.http_files import FileServer, serving
 from support.images import write_photos
 from support.kernel import RUN_VARIABLE, carriers
 from support.leaks import left_since, look
@@ -85,6 +88,42 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     write_photos(folder, {"cat": 10, "dog": 10, "owl": 10, "yak": 10}, height=72, width=96)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _network_library() -> None:
+    """The library for URLs, whose threads live as long as the process once there was one."""
+    storage.use(StorageLimits(0.1, 0, 0.5))
+    storage.client().heads(["http://127.0.0.1:1/nobody"])
+    storage.close()
+
+
+@pytest.fixture
+def impatient(_network_library: None) -> Iterator[None]:
+    """Servers may say nothing for a moment and are asked three times; connections end with the test."""
+    storage.use(StorageLimits(timeout_s=0.4, retries=2, deadline_s=5.0))
+    yield
+    storage.close()
+    storage.use(StorageLimits())
+
+
+@pytest.fixture
+def web() -> Iterator[FileServer]:
+    """A server of files."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[Any]:
+    """A server that speaks S3, with an empty bucket, and the environment that names it."""
+    from support.s3_server import BucketServer  # noqa: PLC0415  it takes a second to load
+
+    server = BucketServer()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.close()
 
 
 @contextmanager

@@ -25,7 +25,9 @@ from batchd.config.tree import Config
 from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.sources import storage
 from batchd.sources.kinds import source_problems
+from batchd.sources.storage import CHECK_LIMITS
 from batchd_wire.fields import PlacedField, length_texts
 
 
@@ -37,6 +39,7 @@ def command(config_file: Path, overrides: dict[str, str]) -> None:
 
     If nothing is, print what would be served. Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
+    storage.use(CHECK_LIMITS)
     config = load_config(config_file, overrides)
     rings = _check(config, config_file)
     click.echo(f"{config_file} is fine: {config.daemon.worker_count()} workers, {_memory(config, rings)}")

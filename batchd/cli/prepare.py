@@ -22,7 +22,9 @@ from batchd.config.sizes import round_bytes
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.prepare.members import LABEL, is_image
 from batchd.prepare.run import Output, Prepared, Progress, Work, prepare
+from batchd.sources import storage
 from batchd.sources.cache import IndexCache
+from batchd.sources.storage import StorageLimits
 
 
 @click.command("prepare")
@@ -62,6 +64,7 @@ def command(
     config = load_config(config_file, overrides)
     if stream not in config.streams:
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
+    storage.use(StorageLimits(*config.daemon.storage_limits()))
     work = Work(
         name=stream,
         config=config.streams[stream],

@@ -36,11 +36,9 @@ class NpySource(SourceOptions):
     many samples."""
 
     def __post_init__(self) -> None:
+        self.settle_paths()
         if (self.path is None) == (not self.arrays) or (self.root is None) != (not self.arrays):
             raise ValueError("set either path, or root and arrays")
-        for name, path in (("path", self.path), ("root", self.root)):
-            if path is not None:
-                check_path(name, path)
         if self.arrays and self.field != "image":
             raise ValueError("field counts only with path; the keys of arrays are the names of its fields")
         check_names([self.field, *self.arrays])
@@ -77,7 +75,7 @@ class NpzSource(SourceOptions):
     is a field of the same name. All have as many samples."""
 
     def __post_init__(self) -> None:
-        check_path("path", self.path)
+        self.settle_paths()
         check_names(self.arrays)
 
     @property
@@ -116,6 +114,7 @@ class RawSource(SourceOptions):
     """Which byte of a number stands first in the file: its "little" or its "big" end."""
 
     def __post_init__(self) -> None:
+        self.settle_paths()
         check_files(self.path, self.root, self.files)
         if not self.record:
             raise ValueError('record must name a field, as in { image = "uint8[28,28]" }')

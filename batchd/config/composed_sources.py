@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from batchd.config.source import SourceOptions, check_path
+from batchd.config.source import SourceOptions
 
 PARTS_MAX = 256
 NUMBER_MAX = (1 << 63) - 1
@@ -111,16 +111,15 @@ class SubsetSource(SourceOptions):
     a number may stand there several times."""
 
     def __post_init__(self) -> None:
+        self.settle_paths()
         _check_parts((self.of,))
         for name, text in (("start", self.start), ("stop", self.stop)):
             if share_of(text, 100) is None:
                 raise ValueError(f'{name} = {text!r} is neither a number nor a percentage, such as "90%"')
         if self.shuffle_seed is not None and not 0 <= self.shuffle_seed <= NUMBER_MAX:
             raise ValueError("shuffle_seed must be 0 or more")
-        if self.indices is not None:
-            check_path("indices", self.indices)
-            if (self.start, self.stop, self.shuffle_seed) != (0, "100%", None):
-                raise ValueError("indices stand in place of start, stop and shuffle_seed")
+        if self.indices is not None and (self.start, self.stop, self.shuffle_seed) != (0, "100%", None):
+            raise ValueError("indices stand in place of start, stop and shuffle_seed")
 
     @property
     def place(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from batchd.config.source import SourceOptions, check_path, check_path_bytes
+from batchd.config.source import SourceOptions, check_path_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class FolderSource(SourceOptions):
     0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
 
     def __post_init__(self) -> None:
-        check_path("path", self.path)
+        self.settle_paths()
         check_path_bytes(self.path_bytes)
 
     @property
@@ -58,10 +58,8 @@ class ListSource(SourceOptions):
     zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
 
     def __post_init__(self) -> None:
-        check_path("path", self.path)
+        self.settle_paths()
         check_path_bytes(self.path_bytes)
-        if self.root is not None:
-            check_path("root", self.root)
 
     @property
     def place(self) -> str:
@@ -94,7 +92,7 @@ class GlobSource(SourceOptions):
     0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
 
     def __post_init__(self) -> None:
-        check_path("root", self.root)
+        self.settle_paths()
         check_path_bytes(self.path_bytes)
         if not self.patterns:
             raise ValueError("patterns must not be empty")
@@ -134,7 +132,7 @@ class WebDatasetSource(SourceOptions):
     the field out. `batchd_client.text(batch["path"])` gives strings."""
 
     def __post_init__(self) -> None:
-        check_path("root", self.root)
+        self.settle_paths()
         check_path_bytes(self.path_bytes)
         for name, given in (("shards", self.shards), ("image", self.image)):
             if not given or not all(given):

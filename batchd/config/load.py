@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from batchd.config.lines import KeyPath, key_lines
+from batchd.config.location import looks_like_url
 from batchd.config.problems import locate, path_text, problems_from
 from batchd.config.schema import path_keys, path_places
 from batchd.config.tree import Config, DaemonConfig
@@ -184,9 +185,9 @@ def _apply(data: dict[str, Any], change: _Change) -> list[Problem]:
 
 
 def _make_paths_absolute(data: Any, base: Path) -> None:
-    """Join every path in a configuration, or in a part of one, to ``base``; an empty one stays, to be refused."""
+    """Join every path in a configuration, or in a part of one, to ``base``; URLs stay, and empty ones, which are refused."""
     for around, place in list(path_places(data)):
-        if around[place]:
+        if around[place] and not looks_like_url(around[place]):
             around[place] = str(base / os.path.expanduser(around[place]))  # noqa: PTH111  Path's raises for unknown users
 
 

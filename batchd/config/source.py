@@ -3,8 +3,11 @@
 Workers import this, so it knows nothing of pydantic: ``__pydantic_config__`` is plain data, which ``config.tree`` reads.
 """
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
+
+from batchd.config.location import as_location, check_local
 
 PATH_BYTES_MAX = 4096
 
@@ -25,6 +28,15 @@ class SourceOptions:
         """Where the samples come from, for people."""
         raise NotImplementedError
 
+    def settle_paths(self) -> None:
+        """Check all paths, and make URLs of those that are: the first thing that a new source does. Raises ``ValueError``."""
+        kind: Any = type(self)  # a dataclass, as every kind is
+        for field in fields(kind):
+            path = getattr(self, field.name)
+            if isinstance(path, Path):
+                _check_written(field.name, path)
+                object.__setattr__(self, field.name, as_location(field.name, path))
+
 
 def check_path_bytes(count: int) -> None:
     """Raise ``ValueError`` where no field can be so long."""
@@ -33,6 +45,12 @@ def check_path_bytes(count: int) -> None:
 
 
 def check_path(name: str, path: Path) -> None:
+    """Raise ``ValueError`` where no file can be: for what can never be a path, and for URLs."""
+    _check_written(name, path)
+    check_local(name, path)
+
+
+def _check_written(name: str, path: Path) -> None:
     """Raise ``ValueError``: an empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
     if not path.parts:
         raise ValueError(f"{name} must not be empty")
@@ -44,9 +62,6 @@ def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) ->
     """Raise ``ValueError`` where a source is not either one file, or files below a folder."""
     if (path is None) == (not files) or (root is None) != (not files):
         raise ValueError("set either path, for one file, or root and files, for several")
-    for name, given in (("path", path), ("root", root)):
-        if given is not None:
-            check_path(name, given)
     if not all(files):
         raise ValueError("files must not hold an empty path")
 

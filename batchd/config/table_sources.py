@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.config.columns import Column, parse_column
-from batchd.config.source import SourceOptions, check_files, check_path, place_of_files
+from batchd.config.source import SourceOptions, check_files, place_of_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,8 @@ class CsvSource(SourceOptions):
     """The character between two values; "\\t" is the tab."""
 
     def __post_init__(self) -> None:
+        self.settle_paths()
         check_files(self.path, self.root, self.files)
-        if self.image_root is not None:
-            check_path("image_root", self.image_root)
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '\0"\r\n':
             raise ValueError(
                 f"delimiter must be one ASCII character, no quote and no end of a line: {self.delimiter!r}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from batchd.config.columns import Column, parse_column
-from batchd.config.source import SourceOptions, check_path
+from batchd.config.source import SourceOptions
 
 Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
 """What stands for a missing feature: a number for every element, all of them, or a text."""
@@ -66,7 +66,7 @@ class TFRecordSource(SourceOptions):
     "float32[?,8]" of eight."""
 
     def __post_init__(self) -> None:
-        check_path("root", self.root)
+        self.settle_paths()
         if not self.shards or not all(self.shards):
             raise ValueError("shards must not be empty")
         if not self.fields:

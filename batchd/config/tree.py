@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from batchd.config.cpus import available_cpus
 from batchd.config.live_sources import PushSource
+from batchd.config.location import check_local
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
 from batchd.config.sources import Source
 from batchd.config.steps import Step
@@ -29,6 +30,8 @@ MEMORY_BYTES_MAX = 1 << 50
 BATCH_SIZE_MAX = 65_536
 STEPS_MAX = 64
 STREAMS_MAX = 1024
+SAMPLE_SHARE = 0.8
+"""Of ``sample_timeout_s``: a slow server makes a bad sample before the worker counts as stuck."""
 STREAM_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
 PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
@@ -53,6 +56,7 @@ def _named_by_parts(path: Path) -> Path:
     """An empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
     if not path.parts or "\0" in str(path):
         raise ValueError("must name a directory")
+    check_local("it", path)
     return path
 
 
@@ -128,6 +132,14 @@ class DaemonConfig(_Branch):
     drain_timeout_s: Annotated[float, Field(ge=0, lt=10)] = 8.0
     """How long workers may take to finish what they have in hand after SIGTERM, in seconds; then the daemon ends."""
 
+    storage_timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    """How long a server of http, s3 or gs may say nothing, in seconds, before the request is given up and made again. A whole
+    sample takes at most 0.8 of sample_timeout_s: then it is a bad sample, and no worker is killed."""
+
+    storage_retries: Annotated[int, Field(ge=0, le=100)] = 3
+    """How often a request to http, s3 or gs is made again, with growing pauses, when its server says nothing, answers 429 or
+    500 and more, or closes the connection too soon."""
+
     chunk_rows: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
     """Most samples that a worker gets at once. "auto" measures: about 20 ms of work, so that messages cost nothing and all
     workers end a batch together."""
@@ -138,6 +150,10 @@ class DaemonConfig(_Branch):
     sessions_per_peer: Annotated[int, Field(ge=1, le=65_536)] = 256
     """How many trainers may be connected over TCP at once with the same key, or from the same host where there are no keys;
     further ones are refused with a message."""
+
+    def storage_limits(self) -> tuple[float, int, float]:
+        """How patient to be with servers of files, as ``sources.storage.StorageLimits`` has it."""
+        return self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s
 
     def worker_count(self) -> int:
         """The number of workers, with "auto" resolved for this process."""

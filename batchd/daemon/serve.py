@@ -44,8 +44,10 @@ from batchd.daemon.status import plain_status
 from batchd.daemon.streams import Scan, ServedStream, open_stream
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
+from batchd.sources.storage import StorageLimits
 from batchd_wire.codec import ITEMS_MAX, Message
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
 from batchd_wire.orders import CHUNK_ROWS_MAX
@@ -75,6 +77,7 @@ def serve(config: Config, options: ServeOptions) -> None:
     """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError`` where that cannot begin."""
     started_s = monotonic()
     _allow_descriptors()
+    storage.use(StorageLimits(*config.daemon.storage_limits()))
     with ExitStack() as stack:
         held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=options.lifeline is not None))
         watch = Watch()
@@ -85,6 +88,7 @@ def serve(config: Config, options: ServeOptions) -> None:
             workers.spawn(number)
         failpoints.passing("daemon.starting")
 
+        stack.callback(storage.close)
         rings = plan_rings(config)
         _check_memory(rings)
         blanks = _check_descriptors(config, rings)

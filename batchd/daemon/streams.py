@@ -31,6 +31,7 @@ from batchd.errors import SourceInvalid
 from batchd.functions.named import StreamCode, code_of
 from batchd.pipeline.fields import is_random
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
+from batchd.sources import storage
 from batchd.sources.index import SourceIndex
 from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
@@ -92,6 +93,7 @@ class ServedStream:
             columns=[(column.name, column.text) for column in self.columns],
             steps=[step_to_plain(step) for step in self.config.pipeline],
             files=[(str(path), digest) for path, digest in self.digests.items()],
+            storage=storage.limits().to_wire(),
             layout=self.layout.to_wire(),
             python_path=list(self.code.python_path),
             modules={**self.code.digests},

@@ -38,7 +38,9 @@ from batchd_wire.orders import (
 _log = structlog.get_logger()
 
 ONE_THREAD = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS"), "1"
+    ),
     "TOKENIZERS_PARALLELISM": "false",
 }
 """There is a worker for every core, so no library shall start threads of its own."""

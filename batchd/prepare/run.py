@@ -28,6 +28,7 @@ from batchd.pipeline.fields import columns_after
 from batchd.pipeline.step_files import Digests, digests_of, named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
 from batchd.prepare.writers import Writer, Writers
+from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
@@ -147,6 +148,7 @@ def _told(
         files=[(str(path), digest) for path, digest in digests.items()],
         python_path=list(code.python_path),
         modules={**code.digests},
+        storage=storage.limits().to_wire(),
         folder=str(output.folder.absolute()),
         image_format=output.image_format,
         quality=output.quality,

@@ -25,9 +25,11 @@ from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline, record_bytes_max
 from batchd.pipeline.step_files import changed_file
 from batchd.prepare.members import MemberEncoder
+from batchd.sources import storage
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import kind_of
+from batchd.sources.kinds import kind_of, read_ahead
+from batchd.sources.storage import StorageLimits
 from batchd.worker.note import Note
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.orders import (
@@ -45,6 +47,8 @@ from batchd_wire.orders import (
 EPOCH = 0
 """Random steps draw as they do in the first epoch."""
 NAME_DIGITS = 9
+AHEAD_SAMPLES = 64
+"""So many are asked of a server at once."""
 
 
 class ShardWriter:
@@ -91,7 +95,10 @@ class ShardWriter:
         skipped = set(order.skipped)
         self._note.begin(order.first)
         with file.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as shard:
-            for sample in range(order.first, order.first + order.count):
+            end = order.first + order.count
+            for sample in range(order.first, end):
+                if (sample - order.first) % AHEAD_SAMPLES == 0:
+                    read_ahead(stream.reader, range(sample, min(sample + AHEAD_SAMPLES, end)))
                 self._note.take(sample - order.first, sample)
                 reason = self._add(stream, sample, skipped, shard)
                 written += reason is None
@@ -124,6 +131,7 @@ class _Stream:
     """What is read, done and written."""
 
     def __init__(self, told: PrepareStream, index: SourceIndex) -> None:
+        storage.use(StorageLimits.from_wire(told.storage))
         steps = [step_from_plain(step) for step in told.steps]
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]

@@ -27,6 +27,7 @@ import numpy as np
 from batchd.config.columns import Column
 from batchd.errors import SourceInvalid
 from batchd.sources.index import SourceIndex
+from batchd.sources.survey import Survey
 from batchd_wire.fields import ITEM_BYTES
 
 PROBES = 64
@@ -120,7 +121,7 @@ def checked_array(where: str, array: StoredArray) -> StoredArray:
 
 
 def arrays_index(
-    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]]
+    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
 ) -> SourceIndex:
     """The index of arrays that are as many files, or lie in one file. Raises ``SourceInvalid`` where their lengths differ."""
     lengths = {array.shape[0] for array in arrays.values()}
@@ -129,11 +130,15 @@ def arrays_index(
         raise SourceInvalid(f"the arrays have not as many samples each: {texts}")
     runs = tuple(array.run(min(number, len(files) - 1)) for number, array in enumerate(arrays.values()))
     fields = [array.field(name, number) for number, (name, array) in enumerate(arrays.items())]
-    return build_index([Part(lengths.pop(), runs)], fields, files, contents)
+    return build_index([Part(lengths.pop(), runs)], fields, files, contents, survey)
 
 
 def build_index(
-    parts: Sequence[Part], fields: Sequence[ArrayField], files: Sequence[Path], contents: Sequence[list[Any]]
+    parts: Sequence[Part],
+    fields: Sequence[ArrayField],
+    files: Sequence[Path],
+    contents: Sequence[list[Any]],
+    survey: Survey,
 ) -> SourceIndex:
     """The index of samples that lie so. ``contents``: what tells each file from another of its length."""
     facts = {
@@ -141,7 +146,7 @@ def build_index(
         "fields": [list(field._replace(shape=list(field.shape))) for field in fields],
         "files": list(contents),
     }
-    place = {"files": [str(path.absolute()) for path in files]}
+    place = {"files": [str(path.absolute()) for path in files], **survey.place()}
     return SourceIndex.build(sum(part.samples for part in parts), facts, {}, place)
 
 

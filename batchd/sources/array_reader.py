@@ -7,7 +7,7 @@ Invariant: what ``read`` returns are the bytes of one sample, in this machine's 
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.location import is_url
 from batchd.config.values import Value
 from batchd.sources.array_files import ArrayField, Run
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.reader import BytesReader
+from batchd.sources.remote_reader import Extent
 
 
 class ArrayReader:
@@ -38,13 +40,20 @@ class ArrayReader:
             ArrayField(name, run, offset, dtype, tuple(shape), order)
             for name, run, offset, dtype, shape, order in facts["fields"]
         ]
-        self._bytes = [BytesReader(max_bytes, "file") for _run in self._parts[0]]
+        self._bytes = [BytesReader(max_bytes, index.place, "file") for _run in self._parts[0]]
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
         runs, place = self._find(sample)
         data = [self._read_run(number, run, place) for number, run in enumerate(runs)]
         return {field.name: _array(field, data[field.run]) for field in self._fields}
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers for all these samples at once."""
+        if is_url(self._files[0]):
+            found = [self._find(sample) for sample in samples]
+            for number, reader in enumerate(self._bytes):
+                reader.prefetch(self._extents(runs[number], place) for runs, place in found if runs[number].pieces == 1)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """The index holds no values."""
@@ -61,6 +70,9 @@ class ArrayReader:
         """Give back what is open."""
         for reader in self._bytes:
             reader.close()
+
+    def _extents(self, run: Run, place: int) -> Extent:
+        return Extent(self._files[run.file], run.first + place * run.stride, run.size)
 
     def _find(self, sample: int) -> tuple[list[Run], int]:
         """The runs of a sample, and its number in its part."""

@@ -8,7 +8,8 @@ One file for each source as it is configured:
     |          |                | all but it  |         | a multiple of 64              | draws it                    |
     +----------+----------------+-------------+---------+-------------------------------+-----------------------------+
 
-A kept index counts while every witness is what it was: each folder that was looked into, each file that was read. As with git's
+A kept index counts while every witness is what it was: each folder that was looked into, each file that was read; servers are
+asked for the ETags of objects, and for listings of buckets. As with git's
 index, what changed within a moment of being looked at may have changed once more unseen, so such a scan is not kept.
 
 Invariant: a cache that is missing, damaged, full, somebody else's or out of date costs a scan and nothing else.
@@ -29,6 +30,7 @@ import structlog
 from batchd import __version__
 from batchd.config.sources import Source, source_to_plain
 from batchd.sources.index import ALIGNMENT_BYTES, IndexMalformed, SourceIndex
+from batchd.sources.remote_files import first_changed
 from batchd.sources.survey import Survey, Witness, witness
 
 _log = structlog.get_logger()
@@ -120,9 +122,13 @@ def _index_in(content: memoryview) -> SourceIndex:
         raise IndexMalformed(f"it starts with {magic!r} instead of {MAGIC!r}")
     if _digest(witness_bytes, [content[PREFIX_BYTES:]]) != digest:
         raise IndexMalformed("it is damaged")
-    for one in json.loads(bytes(content[PREFIX_BYTES : PREFIX_BYTES + witness_bytes])):
-        if witness(os.fsencode(one[0]), os.stat(one[0])) != Witness(*one):  # noqa: PTH116  any string
-            raise FileNotFoundError(one[0])
+    seen = [Witness(*one) for one in json.loads(bytes(content[PREFIX_BYTES : PREFIX_BYTES + witness_bytes]))]
+    remote = [one for one in seen if one.is_remote]
+    for one in seen:
+        if not one.is_remote and witness(os.fsencode(one.path), os.stat(one.path)) != one:  # noqa: PTH116  any string
+            raise FileNotFoundError(one.path)
+    if remote and (changed := first_changed(remote)):
+        raise FileNotFoundError(changed)
     return SourceIndex.from_memory(content[_aligned(PREFIX_BYTES + witness_bytes) :])
 
 

@@ -66,7 +66,11 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
         "delimiter": source.delimiter,
     }
     root = source.image_root
-    place = {"files": [str(path) for path in files], "image_root": None if root is None else str(root.absolute())}
+    place: dict[str, object] = {
+        "files": [str(path) for path in files],
+        "image_root": None if root is None else str(root.absolute()),
+    }
+    place |= survey.place()
     numbers = np.frombuffer(starts, np.int64).astype(NUMBER, copy=False)
     return SourceIndex.build(len(starts), facts, {"starts": numbers}, place)
 

@@ -6,12 +6,14 @@ header has, or with a cell that is not what its column is, is a bad sample as a 
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchd.config.location import is_url
 from batchd.config.table_sources import CsvSource
 from batchd.config.values import Value
 from batchd.sources.cells import cell_reader, split_record
@@ -19,6 +21,7 @@ from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.places import below_root
 from batchd.sources.reader import BytesReader
+from batchd.sources.remote_reader import Extent
 
 IMAGE = "image"
 """The field of the images that a table names."""
@@ -40,24 +43,16 @@ class CsvReader:
             (column.name, facts["cells"][column.name], cell_reader(column)) for column in source.parsed_fields()
         ]
         self._image: int | None = facts["image"]
-        self._roots = [os.path.realpath(root) for root in self._folders(place["image_root"])]
+        self._roots = [root if is_url(root) else os.path.realpath(root) for root in self._folders(place["image_root"])]
         self._allow_outside_root = source.allow_outside_root
         self._delimiter = source.delimiter
-        self._bytes = BytesReader(max_bytes, "file")
-        self.close = self._bytes.close
+        self._bytes = BytesReader(max_bytes, place, "file")
+        self._images = BytesReader(max_bytes, {})
+        self.close = self._bytes.close  # images are not kept open
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
-        file, start, end = self._extent(sample)
-        try:
-            record = self._bytes.read_extent(self._files[file], start, end - start)
-            if end < self._ends[file] and record[-1] != _LINE_FEED:
-                raise SampleUnreadable("does not end where it did; the file was changed after the daemon read it")
-            row = split_record(record, self._delimiter)
-        except ValueError as error:
-            raise SampleUnreadable(str(error)) from None
-        if len(row) != len(self._titles):
-            raise SampleUnreadable(self._wrong_length(row))
+        file, row = self._row(sample)
         values: dict[str, Value] = {}
         if self._image is not None:
             values[IMAGE] = self._read_image(file, row[self._image], sample)
@@ -67,6 +62,15 @@ class CsvReader:
             except ValueError as error:
                 raise SampleUnreadable(f"{self._titles[cell]!r} {error}") from None
         return values
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers for all these records at once, and then for the images that they name."""
+        if not any(is_url(path) for path in (*self._files[:1], *self._roots[:1])):
+            return
+        extents = ((self._files[file], start, end - start) for file, start, end in map(self._extent, samples))
+        self._bytes.prefetch([Extent(*extent) for extent in extents])
+        if self._image is not None:
+            self._images.prefetch(self._images_of(samples))
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """The index holds no values."""
@@ -85,6 +89,32 @@ class CsvReader:
         is_last = sample + 1 == self._firsts[file + 1]
         return file, int(self._starts[sample]), self._ends[file] if is_last else int(self._starts[sample + 1])
 
+    def _row(self, sample: int) -> tuple[int, list[str]]:
+        """The number of the file, and the cells. Raises ``SampleUnreadable``."""
+        file, start, end = self._extent(sample)
+        try:
+            record = self._bytes.read_extent(self._files[file], start, end - start)
+            if end < self._ends[file] and record[-1] != _LINE_FEED:
+                raise SampleUnreadable("does not end where it did; the file was changed after the daemon read it")
+            row = split_record(record, self._delimiter)
+        except ValueError as error:
+            raise SampleUnreadable(str(error)) from None
+        if len(row) != len(self._titles):
+            raise SampleUnreadable(self._wrong_length(row))
+        return file, row
+
+    def _images_of(self, samples: Sequence[int]) -> Iterator[Extent]:
+        """The images that records name; those that name none are found when they are read."""
+        for sample in samples:
+            with suppress(ValueError):
+                file, row = self._row(sample)
+                yield Extent(self._image_place(file, row[self._image or 0]), 0, None)
+
+    def _image_place(self, file: int, path: str) -> bytes:
+        """Where an image is. Raises ``ValueError``."""
+        root, name = self._roots[file], path.encode()
+        return os.path.join(root, name) if self._allow_outside_root else below_root(root, name)  # noqa: PTH118
+
     def _wrong_length(self, row: Sequence[str]) -> str:
         missing = self._titles[len(row) :]
         what = f", so there is no {missing[0]!r}" if missing else ""
@@ -94,11 +124,8 @@ class CsvReader:
         title = self._titles[self._image or 0]
         if not path:
             raise SampleUnreadable(f"{title!r} is empty, and not the path of an image")
-        name = path.encode()
-        root = self._roots[file]
         try:
-            place = os.path.join(root, name) if self._allow_outside_root else below_root(root, name)  # noqa: PTH118
-            return self._bytes.read_file(place, sample)
+            return self._images.read_file(self._image_place(file, path), sample)
         except ValueError as error:
             raise SampleUnreadable(f"{title!r} is {path!r}: {error}") from None
 

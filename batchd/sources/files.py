@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.sources.index import NUMBER, IndexMalformed, SourceIndex, blob, readable
-from batchd.sources.survey import ReportProgress
+from batchd.sources.survey import ReportProgress, Survey
 
 PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""
@@ -112,7 +112,9 @@ class GrowingIndex:
     def __len__(self) -> int:
         return len(self._labels)
 
-    def finish(self, root: Path, class_names: Sequence[bytes], shards: Sequence[bytes] = ()) -> SourceIndex:
+    def finish(
+        self, root: Path, class_names: Sequence[bytes], survey: Survey, shards: Sequence[bytes] = ()
+    ) -> SourceIndex:
         """Make the index; nothing may be added afterwards."""
         self._progress(len(self._labels))
         arrays: dict[str, NDArray[Any]] = {
@@ -123,7 +125,8 @@ class GrowingIndex:
         }
         if shards:
             arrays |= {"extents": _numbers(self._extents).reshape(-1, 3), "shards": blob(tuple(shards))}
-        return SourceIndex.build(len(self._labels), {}, arrays, {"root": os.fsdecode(root.absolute())})
+        place = {"root": os.fsdecode(root.absolute()), **survey.place()}
+        return SourceIndex.build(len(self._labels), {}, arrays, place)
 
 
 def _numbers(grown: "array[int]") -> NDArray[np.int64]:

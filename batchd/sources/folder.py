@@ -12,12 +12,14 @@ Invariant: what cannot be served as the user means it is refused here with the f
 import os
 
 from batchd.config.file_sources import FolderSource
+from batchd.config.location import Url
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import bound_of, folder_problems, status_of
+from batchd.sources.places import bound_of, folder_problems, look_at_folder
 from batchd.sources.reader import FilesReader, image_columns
+from batchd.sources.remote_files import refuse_listing
 from batchd.sources.survey import Survey
 from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
 
@@ -25,9 +27,9 @@ from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
 def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     top = os.fsencode(source.path)
-    survey.saw(top, status_of(top))
+    look_at_folder(top, survey)
     bound = bound_of(source.path, allow_outside_root=source.allow_outside_root)
-    folders, images = entries(top, bound)
+    folders, images = entries(top, survey, bound)
     if folders and images:
         raise SourceInvalid(
             f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
@@ -36,7 +38,7 @@ def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
         )
 
     def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-        return entries(os.path.join(top, folder), bound)  # noqa: PTH118  bytes
+        return entries(os.path.join(top, folder), survey, bound)  # noqa: PTH118  bytes
 
     for name in images:
         growing.add(name, 0)
@@ -52,7 +54,16 @@ def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
             )
     if not len(growing):
         raise SourceInvalid(f"{source.path} holds no image ({_suffixes()}) and no class folder")
-    return growing.finish(source.path, folders or [b""])
+    return growing.finish(source.path, folders or [b""], survey)
+
+
+def _problems(source: FolderSource) -> list[str]:
+    if isinstance(source.path, Url):
+        try:
+            refuse_listing(source.path)
+        except SourceInvalid as problem:
+            return [str(problem)]
+    return folder_problems(source.path)
 
 
 def _suffixes() -> str:
@@ -60,7 +71,7 @@ def _suffixes() -> str:
 
 
 KIND = SourceKind(
-    problems=lambda source: folder_problems(source.path),
+    problems=_problems,
     columns=lambda source: image_columns(source.path_bytes),
     scan=_scan,
     open=FilesReader.of,

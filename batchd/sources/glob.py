@@ -8,10 +8,9 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import folder_problems
 from batchd.sources.reader import FilesReader, image_columns
 from batchd.sources.survey import Survey
-from batchd.sources.walk import Patterns, below, matching, pattern_problems
+from batchd.sources.walk import Patterns, below, matching, shards_problems
 
 
 def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
@@ -22,11 +21,12 @@ def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
     for label, (folder, names) in enumerate(found):
         for name in names:
             growing.add(below(folder, name), label if source.classes == "folder" else 0)
-    return growing.finish(source.root, [folder for folder, _ in found] if source.classes == "folder" else [b""])
+    classes = [folder for folder, _ in found] if source.classes == "folder" else [b""]
+    return growing.finish(source.root, classes, survey)
 
 
 def _problems(source: GlobSource) -> list[str]:
-    return pattern_problems(source.patterns, "patterns") + folder_problems(source.root)
+    return shards_problems(source.root, source.patterns, "patterns")
 
 
 KIND = SourceKind(

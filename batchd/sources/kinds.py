@@ -10,10 +10,10 @@ Each kind is one module with a ``KIND`` in it, imported when a stream needs it, 
 Invariant: whatever depends on a kind of source asks it here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from batchd.config.columns import Column
 from batchd.config.source import SourceOptions
@@ -37,6 +37,20 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Give back what is open."""
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """What a reader may be able to do besides: get several samples faster together than one by one."""
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """These samples are read next, in any order; what was there of others may be forgotten."""
+
+
+def read_ahead(reader: Reader, samples: Sequence[int]) -> None:
+    """Tell a reader what comes next, where that is of use to it."""
+    if isinstance(reader, ReadsAhead):
+        reader.prefetch(samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def _scan(source: ListSource, survey: Survey) -> SourceIndex:
         growing.add(path, label)
     if not len(growing):
         raise SourceInvalid(f"the list {source.path} names no sample; each line is a path, a space and a label")
-    return growing.finish(root, [])
+    return growing.finish(root, [], survey)
 
 
 def _lines(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:

@@ -21,7 +21,7 @@ from batchd.sources.array_files import StoredArray, arrays_index, checked_array,
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import file_problems, reading
+from batchd.sources.places import file_problems, reading, size_of
 from batchd.sources.survey import Survey
 
 _DAMAGED = (
@@ -68,7 +68,7 @@ def _opened(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]
     """A file, open, and the array in it. Raises ``SourceInvalid``."""
     with reading(path, survey) as stream:
         array = read_array(str(path), stream)
-        size, need = os.fstat(stream.fileno()).st_size, array.first + array.size
+        size, need = size_of(stream), array.first + array.size
         if size != need:
             what = "is cut" if size < need else "has something behind its array"
             raise SourceInvalid(f"{path} {what}: it has {size} bytes, and its header says {need}")
@@ -91,7 +91,7 @@ def _scan(source: NpySource, survey: Survey) -> SourceIndex:
         with _opened(path, survey) as (stream, array):
             arrays[name] = array
             contents.append(fingerprint(stream, array.first + array.size))
-    index = arrays_index(arrays, list(source.paths().values()), contents)
+    index = arrays_index(arrays, list(source.paths().values()), contents, survey)
     survey.progress(len(index))
     return index
 

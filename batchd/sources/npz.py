@@ -128,7 +128,7 @@ def _scan(source: NpzSource, survey: Survey) -> SourceIndex:
             array = arrays[name] = _array(source, stream, member)
             _check(source, stream, member, array.first + array.size)
             content.append([name, member.file_size, member.CRC])
-    index = arrays_index(arrays, [source.path], [content])
+    index = arrays_index(arrays, [source.path], [content], survey)
     survey.progress(len(index))
     return index
 

@@ -16,7 +16,7 @@ from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.sources.index import Arrays, SourceIndex, blob, readable
-from batchd.sources.kinds import Reader, kind_of, source_problems
+from batchd.sources.kinds import Reader, kind_of, read_ahead, source_problems
 from batchd.sources.survey import Survey
 
 Parts = Sequence[SourceOptions]
@@ -77,6 +77,11 @@ class PartReaders:
             reader = self._readers[number] = kind_of(part).open(part, self._part(number), self._max_bytes)
         return reader
 
+    def read_ahead(self, wanted: Mapping[int, Sequence[int]]) -> None:
+        """Have every part read ahead what is wanted of it."""
+        for number in {*wanted, *self._readers}:
+            read_ahead(self[number], wanted.get(number, ()))
+
     def close(self) -> None:
         """Close all that are open."""
         while self._readers:
@@ -108,6 +113,13 @@ class ComposedReader:
         """See ``kinds.Reader``."""
         part, number = self._places(sample)
         return self._with_source(self._readers[part].read(number), part)
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """See ``kinds.read_ahead``."""
+        wanted: dict[int, list[int]] = {}
+        for part, number in map(self._places, samples):
+            wanted.setdefault(part, []).append(number)
+        self._readers.read_ahead(wanted)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""

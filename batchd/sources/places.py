@@ -7,13 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from batchd.config.location import Url, is_url
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
+from batchd.sources.remote_files import bucket_problems, object_problems, opened
 from batchd.sources.survey import Survey
 
 
 def folder_problems(folder: Path) -> list[str]:
     """What is wrong with a folder of samples; empty where it can be scanned."""
+    if isinstance(folder, Url):
+        return bucket_problems(folder)
     if not folder.is_dir():
         return [f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"]
     if not os.access(folder, os.R_OK | os.X_OK):
@@ -23,6 +27,8 @@ def folder_problems(folder: Path) -> list[str]:
 
 def file_problems(file: Path, what: str) -> list[str]:
     """What is wrong with a file, which is ``what`` for people ("the list"); empty where it can be read."""
+    if isinstance(file, Url):
+        return object_problems(file)
     if not file.is_file():
         return [f"{file} is no file" if file.exists() else f"there is no file {file}"]
     if not os.access(file, os.R_OK):
@@ -46,12 +52,32 @@ def unreadable(path: bytes, error: OSError) -> SourceInvalid:
 @contextmanager
 def reading(file: Path, survey: Survey) -> Iterator[BinaryIO]:
     """A file that a scan reads, open, and among what the survey saw. Raises ``SourceInvalid`` where it cannot be read."""
+    if isinstance(file, Url):
+        with opened(file, survey) as stream:
+            yield stream
+        return
     try:
         with open(file, "rb", opener=open_regular) as stream:
             survey.saw(os.fsencode(file), os.fstat(stream.fileno()))
             yield stream
     except OSError as error:
         raise unreadable(os.fsencode(file), error) from None
+
+
+def size_of(stream: BinaryIO) -> int:
+    """The length of an open file; it is read from its first byte on after that."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return size
+
+
+def look_at_folder(path: bytes, survey: Survey) -> tuple[int, int] | None:
+    """Have the survey see a folder; what tells it from others, where links may lead to it. Raises ``SourceInvalid``."""
+    if is_url(path):
+        return None  # whoever lists it tells the survey what is there
+    status = status_of(path)
+    survey.saw(path, status)
+    return status.st_dev, status.st_ino
 
 
 def open_regular(path: str, flags: int) -> int:
@@ -69,8 +95,8 @@ def may_lead_out(path: bytes) -> bool:
 
 
 def bound_of(root: Path, *, allow_outside_root: bool) -> bytes | None:
-    """What links must not lead out of: the real path of the root; None where they may lead anywhere."""
-    return None if allow_outside_root else os.path.realpath(os.fsencode(root))
+    """What links must not lead out of: the real path of the root; None where they may lead anywhere, and on servers."""
+    return None if allow_outside_root or isinstance(root, Url) else os.path.realpath(os.fsencode(root))
 
 
 def check_bound(path: bytes, bound: bytes | None) -> None:
@@ -95,6 +121,8 @@ def below_root(root: bytes, path: bytes) -> bytes:
     """
     if may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
+    if is_url(root):
+        return os.path.join(root, path)  # noqa: PTH118  bytes
     real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  bytes
     if not is_within(real, root):
         raise ValueError(

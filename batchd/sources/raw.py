@@ -5,7 +5,6 @@
 Invariant: a file that is not made of whole records is refused, so a wrong record or offset is found before it does harm.
 """
 
-import os
 from math import prod
 
 import numpy as np
@@ -16,7 +15,7 @@ from batchd.sources.array_files import ArrayField, Part, Run, build_index, finge
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import reading
+from batchd.sources.places import reading, size_of
 from batchd.sources.survey import Survey
 from batchd.sources.walk import files_of, files_problems
 
@@ -27,7 +26,7 @@ def _scan(source: RawSource, survey: Survey) -> SourceIndex:
     files = files_of(source, survey)
     for number, path in enumerate(files):
         with reading(path, survey) as stream:
-            size = os.fstat(stream.fileno()).st_size
+            size = size_of(stream)
             count, rest = divmod(size - source.offset, source.record_bytes)
             if count <= 0:
                 raise SourceInvalid(
@@ -42,7 +41,7 @@ def _scan(source: RawSource, survey: Survey) -> SourceIndex:
         parts.append(Part(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
         samples += count
         survey.progress(samples)
-    return build_index(parts, _fields(source), files, contents)
+    return build_index(parts, _fields(source), files, contents, survey)
 
 
 def _fields(source: RawSource) -> list[ArrayField]:

@@ -10,9 +10,9 @@ Invariant: what ``read`` returns is the whole of one regular file as it was in o
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,15 @@ import numpy.typing as npt
 from batchd import failpoints
 from batchd.config.columns import Column
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.location import is_url
 from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
 from batchd.sources.places import bound_of
+from batchd.sources.remote_reader import Extent, RemoteBytes
 from batchd.sources.shards import OPEN_FLAGS, OpenShards, blaming_the_sample, check_opened
+from batchd.sources.storage import ObjectUnreadable, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
 """A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
@@ -42,20 +45,25 @@ _KINDS = {
 class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
-    Belongs to one worker and one stream. ``holder`` is what people call a file that records lie in. ``bound``: a real path that
-    links must not lead out of.
+    Belongs to one worker and one stream. ``place`` is that of the index; ``holder`` is what people call a file that records lie
+    in. ``bound``: a real path that links must not lead out of.
     """
 
-    def __init__(self, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:
+    def __init__(
+        self, max_bytes: int, place: Mapping[str, Any], holder: str = "shard", bound: bytes | None = None
+    ) -> None:
         self._max_bytes = max_bytes
         self._holder = holder
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._bound = bound
         self._shards = OpenShards(bound)
+        self._remote = RemoteBytes(versions_in(place))
         self.close = self._shards.close
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
         """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        if is_url(path):
+            return self._read_object(path, sample)
         with blaming_the_sample():
             descriptor = os.open(path, OPEN_FLAGS)
             try:
@@ -67,23 +75,57 @@ class BytesReader:
 
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
         """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        if is_url(path):
+            return self._read_range(path, start, size)
         with blaming_the_sample():
             return self._read_extent(self._shards.descriptor(path), start, size)
 
-    def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
+    def prefetch(self, extents: Iterable[Extent]) -> None:
+        """Ask servers for all of these at once, before they are read one by one; files are not read ahead."""
+        self._remote.fetch(
+            one for one in extents if is_url(one.path) and (one.size is None or 0 < one.size <= self._max_bytes)
+        )
+
+    def _read_object(self, url: bytes, sample: int) -> memoryview:
+        try:
+            data = self._remote.read(Extent(url, 0, None), self._max_bytes)
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(str(reason)) from None
+        failpoints.passing("worker.sample.opened", sample)
+        if not data:
+            raise SampleUnreadable("is empty")
+        if len(data) > self._max_bytes:
+            raise SampleUnreadable(f"has {len(data)} bytes, more than max_bytes = {self._max_bytes}")
+        return data
+
+    def _read_range(self, url: bytes, start: int, size: int) -> memoryview:
+        self._check_size(start, size)
+        try:
+            data = self._remote.read(Extent(url, start, size), self._max_bytes)
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(f"cannot be read at byte {start} of its {self._holder}: {reason}") from None
+        if len(data) != size:
+            raise self._cut(start + len(data), size - len(data))
+        return data
+
+    def _check_size(self, start: int, size: int) -> None:
         if size == 0:
             raise SampleUnreadable(f"is empty (at byte {start} of its {self._holder})")
         if size > self._max_bytes:
             raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+
+    def _cut(self, end: int, missing: int) -> SampleUnreadable:
+        return SampleUnreadable(f"the {self._holder} ends at byte {end}, {missing} bytes before the sample does")
+
+    def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
+        self._check_size(start, size)
         room = self._room(size)
         filled = 0
         while filled < size and (count := os.preadv(shard, [room[filled:]], start + filled)):
             filled += count
         if filled != size:
             end = os.fstat(shard).st_size
-            raise SampleUnreadable(
-                f"the {self._holder} ends at byte {end}, {start + size - end} bytes before the sample does"
-            )
+            raise self._cut(end, start + size - end)
         return room
 
     def _read_whole(self, descriptor: int) -> memoryview:
@@ -119,7 +161,7 @@ class SampleReader(BytesReader):
     """Reads samples that are files or lie in them."""
 
     def __init__(self, index: FilesIndex, max_bytes: int, bound: bytes | None = None) -> None:
-        super().__init__(max_bytes, bound=bound)
+        super().__init__(max_bytes, index.index.place, bound=bound)
         self._index = index
 
     def read(self, sample: int) -> memoryview:
@@ -129,6 +171,13 @@ class SampleReader(BytesReader):
         """
         extent, file = self._index.extent(sample), self._index.file(sample)
         return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
+
+    def read_ahead(self, samples: Sequence[int]) -> None:
+        """Ask servers for the bytes of all these samples at once."""
+        if is_url(self._index.root):
+            self.prefetch(
+                Extent(self._index.file(sample), *(self._index.extent(sample) or (0, None))) for sample in samples
+            )
 
 
 def image_columns(path_bytes: int) -> tuple[Column, ...]:
@@ -145,6 +194,7 @@ class FilesReader:
         self._bytes = reader
         self._path_bytes = path_bytes
         self.name = index.path
+        self.prefetch = self._bytes.read_ahead
         self.close = self._bytes.close
 
     @classmethod
@@ -153,7 +203,8 @@ class FilesReader:
     ) -> Self:
         """The reader of a source; see ``kinds``."""
         files = FilesIndex(index)
-        bound = bound_of(Path(os.fsdecode(files.root)), allow_outside_root=source.allow_outside_root)
+        outside = source.allow_outside_root or is_url(files.root)
+        bound = bound_of(Path(os.fsdecode(files.root)), allow_outside_root=outside)
         return cls(files, SampleReader(files, max_bytes, bound), source.path_bytes)
 
     def read(self, sample: int) -> Mapping[str, Value]:

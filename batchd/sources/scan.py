@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchd.config.sources import Source
+from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import kind_of
@@ -18,11 +19,14 @@ def scan_source(
     Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is wrong.
     """
     kind = kind_of(source)
-    known = cache.load(source)
-    if known is not None:
-        progress(len(known))
-        return known
-    survey = Survey(progress, python_path)
-    index = kind.scan(source, survey)
-    cache.keep(source, index, survey)
-    return index
+    try:
+        known = cache.load(source)
+        if known is not None:
+            progress(len(known))
+            return known
+        survey = Survey(progress, python_path)
+        index = kind.scan(source, survey)
+        cache.keep(source, index, survey)
+        return index
+    finally:
+        storage.close()  # who has scanned asks no server any more

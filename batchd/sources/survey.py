@@ -9,18 +9,42 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple, TypeAlias
 
+from batchd.config.location import is_url
+from batchd.sources.storage import Version
+
 ReportProgress: TypeAlias = Callable[[int], None]
 """Called now and then with the number of samples found so far."""
 
 
 class Witness(NamedTuple):
-    """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel."""
+    """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel.
+
+    Of an object of a server, ``identity`` is its ETag, and of a folder in a bucket, whose path ends with a slash, a digest of
+    what was in it.
+    """
 
     path: str
     size: int
     modified_ns: int
     changed_ns: int
-    inode: int
+    identity: int | str
+    """The inode of a file or folder."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Is it a server that can tell whether it has changed?"""
+        return is_url(os.fsencode(self.path))
+
+    @property
+    def is_listing(self) -> bool:
+        """Is it a folder of a bucket?"""
+        return self.is_remote and self.path.endswith("/")
+
+    def last_change_ns(self, now_ns: int) -> int:
+        """When it last changed, as far as that counts: what has an ETag cannot change unseen, however fast."""
+        if self.is_remote:
+            return 0 if self.identity else self.modified_ns or now_ns
+        return max(self.modified_ns, self.changed_ns)
 
 
 class Survey:
@@ -33,6 +57,8 @@ class Survey:
         self.started_ns = time_ns()
         self._seen: list[Witness] = []
         self._parts: list[Survey] = []
+        self.versions: dict[str, Version] = {}
+        """The objects of servers that were read, which whoever reads samples of them has to find as they were."""
 
     def part(self, found_before: int) -> "Survey":
         """The survey of one of several sources, when those before it have so many samples."""
@@ -47,7 +73,7 @@ class Survey:
 
     def is_settled(self, settled_ns: int) -> bool:
         """Would each witness look different if it changed from now on? False where there are none, too."""
-        last_ns = max((max(one.modified_ns, one.changed_ns) for one in self._seen), default=None)
+        last_ns = max((one.last_change_ns(self.started_ns) for one in self._seen), default=None)
         is_settled = last_ns is None or last_ns < self.started_ns - settled_ns
         has_any = bool(self._seen or self._parts)
         return has_any and is_settled and all(part.is_settled(settled_ns) for part in self._parts)
@@ -59,6 +85,34 @@ class Survey:
     def add(self, seen: Witness) -> None:
         """The scan looked at what this is the witness of."""
         self._seen.append(seen)
+
+    def saw_object(self, url: str, version: Version) -> None:
+        """The scan found this object; ``version`` is what its server says of it."""
+        self._seen.append(object_witness(url, version))
+
+    def read_object(self, url: str, version: Version) -> None:
+        """The scan reads this object, of this version."""
+        self.saw_object(url, version)
+        self.versions[url] = version
+
+    def saw_listing(self, url: str, digest: str) -> None:
+        """The scan looked into this folder of a bucket."""
+        self._seen.append(listing_witness(url, digest))
+
+    def place(self) -> dict[str, dict[str, list[object]]]:
+        """What belongs to an index's place besides where files are: nothing, unless there are servers."""
+        versions: dict[str, list[object]] = {url: list(version) for url, version in self.versions.items()}
+        return {"versions": versions} if versions else {}
+
+
+def object_witness(url: str, version: Version) -> Witness:
+    """An object as it is."""
+    return Witness(url, version.size, version.modified_ns, 0, version.etag or "")
+
+
+def listing_witness(url: str, digest: str) -> Witness:
+    """A folder of a bucket, by a digest of what is in it."""
+    return Witness(f"{url.rstrip('/')}/", 0, 0, 0, digest)
 
 
 def witness(path: bytes, status: os.stat_result) -> Witness:

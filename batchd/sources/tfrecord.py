@@ -16,6 +16,7 @@ refused with the record and the byte.
 import os
 from array import array
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -24,11 +25,11 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import PROGRESS_EVERY
 from batchd.sources.index import NUMBER, SourceIndex, blob
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import folder_problems, reading
+from batchd.sources.places import reading, size_of
 from batchd.sources.survey import ReportProgress, Survey
 from batchd.sources.tfrecord_frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc
 from batchd.sources.tfrecord_reader import TFRecordReader, parts_of
-from batchd.sources.walk import Patterns, pattern_problems, shards_of
+from batchd.sources.walk import Patterns, shards_of, shards_problems
 
 RECORD_BYTES_MAX = (1 << 31) - 4096
 """Linux reads no more at once, and no protobuf message has more than 2 GiB."""
@@ -50,8 +51,8 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
     for shard in shards:
         path = source.root / os.fsdecode(shard)
         with reading(path, survey) as stream:
-            sizes.append(os.fstat(stream.fileno()).st_size)
-            records.add_file(path, _Window(stream.fileno(), sizes[-1]))
+            sizes.append(size_of(stream))
+            records.add_file(path, _Window(stream, sizes[-1]))
         firsts.append(len(records.starts))
     survey.progress(firsts[-1])
     return SourceIndex.build(
@@ -64,18 +65,18 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
             "checksums": np.frombuffer(records.checksums, np.uint32).astype(CHECKSUM, copy=False),
             "shards": blob(tuple(shards)),
         },
-        {"root": os.fsdecode(source.root.absolute())},
+        {"root": os.fsdecode(source.root.absolute()), **survey.place()},
     )
 
 
 class _Window:
     """The part of a file of ``size`` bytes that was read last: ``block``, whose first byte is byte ``first`` of the file."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, stream: BinaryIO, size: int) -> None:
         self.size = size
         self.block = b""
         self._first = 0
-        self._descriptor = descriptor
+        self._stream = stream
 
     @property
     def end(self) -> int:
@@ -85,7 +86,8 @@ class _Window:
     def move(self, start: int) -> None:
         """Let the block begin at byte ``start``, or behind the end of the file."""
         ahead = start - self.end
-        self.block = os.pread(self._descriptor, BLOCK_BYTES if ahead < BLOCK_BYTES else HEAD_BYTES, start)
+        self._stream.seek(start)
+        self.block = self._stream.read(BLOCK_BYTES if ahead < BLOCK_BYTES else HEAD_BYTES)
         self._first = start
 
 
@@ -159,7 +161,7 @@ def _is_zlib(data: bytes) -> bool:
 
 
 def _problems(source: TFRecordSource) -> list[str]:
-    return pattern_problems(source.shards, "shards") + folder_problems(source.root)
+    return shards_problems(source.root, source.shards)
 
 
 KIND = SourceKind(

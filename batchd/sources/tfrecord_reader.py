@@ -5,7 +5,7 @@ Invariant: the data of a record is looked at only after its checksum was found t
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,13 +14,16 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchd.config.columns import Column
+from batchd.config.location import is_url
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.example_messages import SequenceExample
 from batchd.sources.features import FeatureMisfits, default_value, value_of, value_of_steps
 from batchd.sources.index import IndexMalformed, SourceIndex, readable
+from batchd.sources.remote_reader import Extent, RemoteBytes
 from batchd.sources.shards import OpenShards, blaming_the_sample
+from batchd.sources.storage import ObjectUnreadable, versions_in
 from batchd.sources.tfrecord_frames import FOOTER, HEADER, masked_crc
 
 
@@ -84,6 +87,7 @@ class TFRecordReader:
         ):
             raise IndexMalformed(f"{len(self._starts)} records of {len(index)}, in {len(self._files)} files")
         self._shards = OpenShards()
+        self._remote = RemoteBytes(versions_in(index.place))
         self.close = self._shards.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
@@ -95,6 +99,16 @@ class TFRecordReader:
         except DecodeError:
             raise SampleUnreadable(f"{record.text} is no tf.train.{self._message}") from None
         return {part.column.name: self._value(record, part, example) for part in self._parts}
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers for all these records at once."""
+        if is_url(self._files[0]):
+            records = map(self._record, samples)
+            self._remote.fetch(
+                Extent(self._files[one.shard], one.start + HEADER.size, one.size)
+                for one in records
+                if 0 < one.size <= self._max_bytes
+            )
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Nothing stands in the index but where the record is."""
@@ -123,19 +137,30 @@ class TFRecordReader:
         if record.size > self._max_bytes:
             raise SampleUnreadable(f"{record.text} has {record.size} bytes, more than max_bytes = {self._max_bytes}")
         first = record.start + HEADER.size
+        file = self._files[record.shard]
         with blaming_the_sample():
-            descriptor = self._shards.descriptor(self._files[record.shard])
-            data = os.pread(descriptor, record.size, first)
+            data = self._bytes(file, record.size, first, record)
             if len(data) < record.size:
                 raise SampleUnreadable(f"{record.text} is cut: the file ends at byte {first + len(data)}")
             if masked_crc(data) != checksum:
-                changed = os.pread(descriptor, FOOTER.size, first + record.size) != FOOTER.pack(checksum)
+                changed = self._bytes(file, FOOTER.size, first + record.size, record) != FOOTER.pack(checksum)
                 raise SampleUnreadable(
                     f"{record.text} has changed since the source was scanned"
                     if changed
                     else f"{record.text} does not match its checksum: its data is damaged"
                 )
         return data
+
+    def _bytes(self, file: bytes, size: int, start: int, record: _Record) -> bytes:
+        """Bytes of a file, fewer where it ends before."""
+        if not is_url(file):
+            return os.pread(self._shards.descriptor(file), size, start)
+        if size == 0:
+            return b""
+        try:
+            return bytes(self._remote.read(Extent(file, start, size), self._max_bytes))
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(f"{record.text} cannot be read: {reason}") from None
 
     def _value(self, record: _Record, part: Part, example: Any) -> Value:
         try:

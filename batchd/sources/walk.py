@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.array_sources import RawSource
+from batchd.config.location import Url, is_url
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
-from batchd.sources.places import bound_of, check_bound, file_problems, folder_problems, status_of, unreadable
+from batchd.sources.places import bound_of, check_bound, file_problems, folder_problems, look_at_folder, unreadable
+from batchd.sources.remote_files import check_objects, list_folder, object_problems
 from batchd.sources.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
@@ -34,15 +36,14 @@ def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | No
     while waiting:
         folder, around = waiting.pop()
         full = os.path.join(top, folder)  # noqa: PTH118  bytes
-        status = status_of(full)
-        survey.saw(full, status)
+        identity = look_at_folder(full, survey)
         check_bound(full, bound)
-        identity = (status.st_dev, status.st_ino)
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
+        above = around if identity is None else around | {identity}
         folders, files = look(folder)
         found.append((folder, files))
-        waiting += [(below(folder, name), around | {identity}) for name in folders]
+        waiting += [(below(folder, name), above) for name in folders]
     return sorted(found)
 
 
@@ -57,13 +58,24 @@ def is_image(name: bytes) -> bool:
 
 
 def entries(
-    folder: bytes, bound: bytes | None, *, is_wanted: Callable[[bytes], bool] = is_image, hidden: bool = False
+    folder: bytes,
+    survey: Survey,
+    bound: bytes | None,
+    *,
+    is_wanted: Callable[[bytes], bool] = is_image,
+    hidden: bool = False,
 ) -> tuple[list[bytes], list[bytes]]:
     """The names of the folders and of the wanted files in a folder, sorted, without hidden ones where they are not asked for.
 
     Whatever is no folder and ends like an image is an image here; the reader looks at what it really is. A wanted file that is a
     link out of ``bound`` is refused.
     """
+    if is_url(folder):
+        found_folders, found_files = list_folder(folder, survey)
+        return (
+            sorted(name for name in found_folders if hidden or not name.startswith(b".")),
+            sorted(name for name in found_files if is_wanted(name) and (hidden or not name.startswith(b"."))),
+        )
     folders, files = [], []
     try:
         with os.scandir(folder) as found:
@@ -109,6 +121,10 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
     root = wanted.root
     patterns, top = read_patterns(wanted.texts, wanted.key), os.fsencode(root)
     bound = bound_of(root, allow_outside_root=wanted.allow_outside_root)
+    if isinstance(root, Url) and all(one.is_plain for one in patterns):
+        return _named(root, patterns, survey)
+    if isinstance(root, Url):
+        refuse_wild(root, patterns, wanted.key)
 
     def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         around = folder.split(b"/") if folder else []
@@ -116,7 +132,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         def is_wanted(name: bytes) -> bool:
             return any(one.matches([*around, name]) for one in patterns)
 
-        folders, files = entries(os.path.join(top, folder), bound, is_wanted=is_wanted, hidden=True)  # noqa: PTH118  bytes
+        folders, files = entries(os.path.join(top, folder), survey, bound, is_wanted=is_wanted, hidden=True)  # noqa: PTH118
         return [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)], files
 
     found = [(folder, names) for folder, names in walk(top, b"", look, survey, bound) if names]
@@ -129,6 +145,27 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         if one.is_plain and os.fsencode(one.text) not in there:
             raise SourceInvalid(f"there is no file {root / one.text}")
     return found
+
+
+def _named(root: Url, patterns: Sequence[Pattern], survey: Survey) -> list[tuple[bytes, list[bytes]]]:
+    """Objects that are named one by one, as ``matching`` has them: nothing has to be listed."""
+    paths = sorted({os.fsencode(one.text) for one in patterns})
+    check_objects([str(root / os.fsdecode(path)) for path in paths], survey)
+    found: dict[bytes, list[bytes]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition(b"/")
+        found.setdefault(folder, []).append(name)
+    return sorted((folder, sorted(names)) for folder, names in found.items())
+
+
+def refuse_wild(root: Url, patterns: Sequence[Pattern], key: str) -> None:
+    """Raise ``SourceInvalid`` for patterns of what cannot be listed."""
+    wild = next((one.text for one in patterns if not one.is_plain), "")
+    if wild and not root.can_list:
+        raise SourceInvalid(
+            f"{key}: {wild!r} cannot be looked for, as nobody can ask a server of {root.scheme} what it has; name the "
+            "files, as in 'train-{000..123}.tar', or in a list source"
+        )
 
 
 def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
@@ -153,7 +190,21 @@ def files_problems(path: Path | None, root: Path | None, texts: Sequence[str], w
     if path is not None:
         return file_problems(path, what)
     assert root is not None, "either a path or a root"
-    return pattern_problems(texts, "files") + folder_problems(root)
+    return shards_problems(root, texts, "files")
+
+
+def shards_problems(root: Path, texts: Sequence[str], key: str = "shards") -> list[str]:
+    """What is wrong with files below a root that patterns name, without looking for all of them."""
+    problems = pattern_problems(texts, key)
+    if problems or not isinstance(root, Url):
+        return problems + folder_problems(root)
+    patterns = read_patterns(texts, key)
+    try:
+        refuse_wild(root, patterns, key)
+    except SourceInvalid as problem:
+        return [str(problem)]
+    first = patterns[0]
+    return object_problems(root / first.text) if first.is_plain else folder_problems(root)
 
 
 def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:

@@ -22,10 +22,10 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import folder_problems, reading
+from batchd.sources.places import reading, size_of
 from batchd.sources.reader import FilesReader, image_columns
 from batchd.sources.survey import Survey
-from batchd.sources.walk import Patterns, pattern_problems, shards_of
+from batchd.sources.walk import Patterns, shards_of, shards_problems
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
@@ -60,7 +60,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
                 growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
         if len(growing) == found:
             raise SourceInvalid(f"{path} holds no sample; leave it out of the shards")
-    return growing.finish(source.root, [], shards)
+    return growing.finish(source.root, [], survey, shards)
 
 
 def _samples(path: Path, stream: BinaryIO) -> Iterator[dict[str, _Member]]:
@@ -105,7 +105,7 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[_Member]:
             if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise SourceInvalid(f"{path} is damaged: no header of a member at byte {shard.offset}")
     except (tarfile.TarError, ValueError, OverflowError) as error:
-        size = os.fstat(stream.fileno()).st_size
+        size = size_of(stream)
         if size < last.start + last.size:
             name = readable(os.fsencode(last.name))
             raise SourceInvalid(f"{path} is cut: it ends at byte {size}, within {name}; copy it again") from None
@@ -168,7 +168,7 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
 
 
 def _problems(source: WebDatasetSource) -> list[str]:
-    return pattern_problems(source.shards, "shards") + folder_problems(source.root)
+    return shards_problems(source.root, source.shards)
 
 
 KIND = SourceKind(

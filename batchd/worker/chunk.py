@@ -27,10 +27,12 @@ from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline, record_bytes_max
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
+from batchd.sources import storage
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.kinds import Reader, ReadsAhead, kind_of, read_ahead
 from batchd.sources.push import PushReader
+from batchd.sources.storage import StorageLimits
 from batchd.worker.note import Note
 from batchd.worker.slots import Arrays
 from batchd_wire.checksum import RowChecksums
@@ -55,6 +57,7 @@ class ServedStream:
 
     def __init__(self, told: ServeStream, index_descriptor: int, mailbox: list[int], note: Note) -> None:
         steps = [step_from_plain(step) for step in told.steps]
+        storage.use(StorageLimits.from_wire(told.storage))
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]
         index = SourceIndex.from_descriptor(index_descriptor)
@@ -69,6 +72,7 @@ class ServedStream:
         self._hopeless: str | None = None
         try:
             self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
+            self._reads_ahead = isinstance(self._reader, ReadsAhead)
             self._mailbox = _attached(self._reader, mailbox)
             self._pipeline = Pipeline(columns, steps, told.seed)
         except FunctionUnusable as error:
@@ -100,6 +104,7 @@ class ServedStream:
         arrays[INDEX][rows] = samples
         if VALID in arrays:
             arrays[VALID][rows] = True
+        waited_ns = self._read_ahead(samples.tolist())
         bad: list[tuple[int, str, str]] = []
         hopeless = ""
         for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
@@ -114,9 +119,19 @@ class ServedStream:
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
-        return ChunkFilled(
-            order.order, (perf_counter_ns() - begun_ns) // 1000, bad, _shorten(hopeless, HOPELESS_BYTES_MAX)
-        )
+        busy_us = (perf_counter_ns() - begun_ns - waited_ns) // 1000
+        return ChunkFilled(order.order, busy_us, bad, _shorten(hopeless, HOPELESS_BYTES_MAX))
+
+    def _read_ahead(self, samples: list[int]) -> int:
+        """Have the reader get what it can get at once, and say how many ns it waited for that.
+
+        Chunks are cut by how much work they are: waiting for a server is none, and the longer the chunk, the less of it.
+        """
+        if not self._reads_ahead:
+            return 0
+        begun_ns = perf_counter_ns()
+        read_ahead(self._reader, [sample for sample in samples if sample not in self.quarantined])
+        return perf_counter_ns() - begun_ns
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""

@@ -45,7 +45,8 @@ class ServeStream(Message):
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
     (name, type as people write it); ``layout`` is a ``SlotLayout``; ``files``: the files that steps read, as (path, SHA-256 of
     what the daemon found in it). ``modules``: the same of the modules of people's own functions, by name, and ``python_path``:
-    the folders where they are looked for first.
+    the folders where they are looked for first. ``storage``: how patient to be with servers of files, as (ms that one may say
+    nothing, how often a request is made again, ms that a sample may take).
     """
 
     stream: int
@@ -59,6 +60,7 @@ class ServeStream(Message):
     columns: list[tuple[str, str]]
     steps: list[dict[str, object]]
     files: list[tuple[str, str]]
+    storage: tuple[int, int, int]
     layout: object
     python_path: list[str]
     modules: dict[str, object]
@@ -114,8 +116,8 @@ class Quarantine(Message):
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
 
-    ``source``, ``columns``, ``steps``, ``files``, ``python_path`` and ``modules`` as in ``ServeStream``. ``folder``: where its
-    shards go. Pixels are encoded as ``image_format`` with ``quality``.
+    ``source``, ``columns``, ``steps``, ``files``, ``python_path``, ``modules`` and ``storage`` as in ``ServeStream``. ``folder``:
+    where its shards go. Pixels are encoded as ``image_format`` with ``quality``.
     """
 
     seed: int
@@ -125,6 +127,7 @@ class PrepareStream(Message):
     files: list[tuple[str, str]]
     python_path: list[str]
     modules: dict[str, object]
+    storage: tuple[int, int, int]
     folder: str
     image_format: str
     quality: int

@@ -6,34 +6,14 @@ import signal
 import batchd_client
 from support.seen import see
 from support.settings import folder_stream
-from support.shards import write_shard
+from support.shards import photo_shards
 from support.waiting import wait_until
-
-
-def shards_of(photos, folder, count=3):
-    """The photographs in shards, in the order in which a folder source has them."""
-    classes = sorted(path.name for path in photos.iterdir())
-    files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
-    for number in range(count):
-        part = files[number * len(files) // count : (number + 1) * len(files) // count]
-        write_shard(
-            folder / f"train-{number:02}.tar",
-            [
-                member
-                for path in part
-                for member in (
-                    (f"{path.parent.name}/{path.name}", path.read_bytes()),
-                    (f"{path.parent.name}/{path.stem}.cls", str(classes.index(path.parent.name)).encode()),
-                )
-            ],
-        )
-    return {"type": "webdataset", "root": str(folder), "shards": [f"train-{{00..{count - 1:02}}}.tar"]}
 
 
 def test_shards_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path):
     """Shuffled and cropped, over epochs, with a worker killed meanwhile."""
     files = folder_stream(photos)
-    daemon = start_daemon({"files": files, "shards": {**files, "source": shards_of(photos, tmp_path)}})
+    daemon = start_daemon({"files": files, "shards": {**files, "source": photo_shards(photos, tmp_path)}})
     with batchd_client.connect(daemon.address) as connection:
         one, other = connection.stream("files", epochs=3), connection.stream("shards", epochs=3)
         assert see(one) == see(other)
@@ -44,7 +24,7 @@ def test_shards_give_the_batches_that_the_same_files_give(start_daemon, photos, 
 
 def test_a_shard_that_is_cut_while_it_is_served_makes_bad_samples_that_are_named(start_daemon, photos, tmp_path):
     """With the shard, the member, and where the shard ends."""
-    source = shards_of(photos, tmp_path, count=1)
+    source = photo_shards(photos, tmp_path, count=1)
     stream = {**folder_stream(photos), "source": source, "max_bad_fraction": 1.0, "shuffle": False}
     daemon = start_daemon({"photos": stream})
     shard = tmp_path / "train-00.tar"

@@ -95,6 +95,8 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "drain_timeout_s": ("0.5", 0.5),
         "sessions_max": ("9", 9),
         "sessions_per_peer": ("4", 4),
+        "storage_timeout_s": ("2.5", 2.5),
+        "storage_retries": ("7", 7),
         "chunk_rows": ("16", 16),
     }
     assert given.keys() == DaemonConfig.model_fields.keys()

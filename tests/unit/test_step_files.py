@@ -155,6 +155,7 @@ def worker(monkeypatch):
             columns=[("text", "text")],
             steps=[step_to_plain(step) for step in steps],
             files=digests,
+            storage=(5000, 3, 24000),
             layout=layout.to_wire(),
             python_path=[],
             modules={},

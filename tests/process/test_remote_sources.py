@@ -1,0 +1,130 @@
+"""Shards on servers, served: the batches that the same files give, also while a server is gone for a while."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import batchd_client
+from batchd_client.errors import BatchTimeout
+from support.commands import batchd
+from support.http_files import SECRET, FileServer, Status, serving
+from support.s3_server import CREDENTIALS
+from support.seen import see
+from support.settings import STILL_PIPELINE, folder_stream, write_settings
+from support.shards import photo_shards
+from support.waiting import wait_until
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_shards_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, web, bucket):
+    """Shuffled and cropped, over epochs; they are the same streams as far as anybody can tell."""
+    source = photo_shards(photos, tmp_path)
+    web.files.update(contents(tmp_path))
+    bucket.put({f"some/where/{name}": data for name, data in web.files.items()})
+    files = folder_stream(photos, source=source)
+    streams = {
+        "files": files,
+        "http": {**files, "source": {**source, "root": web.url}},
+        "s3": {**files, "source": {**source, "root": "s3://bucket/some/where", "shards": ["train-*.tar"]}},
+    }
+    daemon = start_daemon(streams)
+    with batchd_client.connect(daemon.address) as connection:
+        reads = {name: connection.stream(name, epochs=2) for name in streams}
+        assert len({reads[name].fingerprint for name in reads}) == 1
+        expected = see(reads["files"])
+        assert see(reads["http"]) == expected
+        assert see(reads["s3"]) == expected
+        assert [connection.bad(name).total for name in streams] == [0, 0, 0]
+    assert not [value for name, value in CREDENTIALS.items() if "KEY" in name and value in daemon.log]
+
+
+def test_a_folder_in_a_bucket_gives_the_batches_that_the_folder_gives(start_daemon, photos, bucket):
+    """Each image is an object."""
+    bucket.put(contents(photos))
+    here = folder_stream(photos)
+    daemon = start_daemon(
+        {"here": here, "there": {**here, "source": {"type": "folder", "path": "s3://bucket"}}}, workers=1
+    )
+    with batchd_client.connect(daemon.address) as connection:
+        one, other = connection.stream("here", epochs=1), connection.stream("there", epochs=1)
+        assert (one.classes, see(one)) == (other.classes, see(other))
+
+
+def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon, photos, tmp_path):
+    """Its trainer waits; when it is back, the batches are those that the files give."""
+    source = photo_shards(photos, tmp_path)
+    with serving(contents(tmp_path)) as server:
+        port = server.port
+        stream = {**folder_stream(photos), "source": {**source, "root": server.url}}
+        daemon = start_daemon(
+            {"files": folder_stream(photos, source=source), "http": stream}, storage_retries=100, sample_timeout_s=120
+        )
+    with batchd_client.connect(daemon.address, batch_timeout_s=0.5) as connection:
+        reads = connection.stream("http", epochs=1)
+        with suppress(BatchTimeout):
+            next(iter(reads))
+            raise AssertionError("nobody was there to give it")
+        with serving(contents(tmp_path), port=port):
+            seen = see_patiently(reads)
+        with batchd_client.connect(daemon.address) as other:
+            assert seen == see(other.stream("files", epochs=1))
+        assert connection.bad("http").total == 0
+        assert daemon.log_lines("worker ended") == []
+
+
+def see_patiently(reads: "batchd_client.Stream") -> list:
+    """All batches, however often the trainer has to wait longer than it wants to."""
+    seen: list = []
+    while True:
+        with suppress(BatchTimeout):
+            one = see(reads, batches=1)
+            if not one:
+                return seen
+            seen += one
+
+
+def test_what_changes_on_a_server_makes_bad_samples_that_say_so(start_daemon, photos, tmp_path, web: FileServer):
+    """With the URL, the member and the byte; nothing of what the server says."""
+    source = photo_shards(photos, tmp_path, count=2)
+    web.files.update(contents(tmp_path))
+    stream = {
+        **folder_stream(photos),
+        "source": {**source, "root": web.url},
+        "pipeline": STILL_PIPELINE,
+        "on_error": "mask",
+        "max_bad_fraction": 1.0,
+    }
+    daemon = start_daemon({"photos": stream})
+    web.files["train-00.tar"] = web.files["train-00.tar"][:-1] + b"!"
+    web.files.pop("train-01.tar")
+    with batchd_client.connect(daemon.address) as connection:
+        assert sum(len(one.samples) for one in see(connection.stream("photos", epochs=1))) == 40
+        wait_until(lambda: connection.bad("photos").total == 40, "all samples are listed")
+        bad = connection.bad("photos").samples
+    reasons = {
+        shard: {one.reason.partition(": ")[2] for one in bad if shard in one.path} for shard in ("train-00", "train-01")
+    }
+    assert reasons == {
+        "train-00": {"it has changed since the source was scanned (412)"},
+        "train-01": {"it is not there (404)"},
+    }
+    assert all(one.path.startswith(f"{web.url}/train-0") and ".tar: " in one.path for one in bad)
+    assert all(one.reason.startswith("cannot be read at byte ") for one in bad)
+    assert SECRET not in daemon.log
+
+
+def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
+    """And that all is well, with the URL as it was written."""
+    file = tmp_path / "batchd.toml"
+    stream = folder_stream(tmp_path, source={"type": "webdataset", "root": f"{web.url}/x", "shards": ["a-{0..3}.tar"]})
+    write_settings(file, {"a": stream}, {"runtime_dir": str(tmp_path / "run")})
+    web.files["x/a-0.tar"] = b"x"
+    assert f"webdataset {web.url}/x: a-{{0..3}}.tar" in batchd("check", file).stdout
+
+    web.faults["x/a-0.tar"] = [Status(403)] * 2
+    assert f"{web.url}/x/a-0.tar cannot be read: it may not be read (403)" in batchd("check", file, status=2).stderr
+    wild = batchd("check", file, "--set", 'streams.a.source.shards=["*.tar"]', status=2).stderr
+    assert "cannot be looked for, as nobody can ask a server of http what it has" in " ".join(wild.split())

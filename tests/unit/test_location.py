@@ -1,0 +1,97 @@
+"""URLs where paths may stand: how they are written, joined and refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from batchd.config.array_sources import NpySource
+from batchd.config.file_sources import FolderSource, ListSource, WebDatasetSource
+from batchd.config.load import load_config
+from batchd.config.location import Url
+from batchd.config.sources import source_from_plain, source_to_plain
+from batchd.config.table_sources import CsvSource
+from batchd.config.text_steps import RemoveStopwords
+from batchd.errors import ConfigInvalid
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://bucket", "s3://bucket/a b/é?#%", "gs://bucket/x", "http://[::1]:80/a", "https://host:8443/a/b.csv"]
+)
+def test_a_url_is_written_as_it_was_and_joined_like_a_path(text: str) -> None:
+    """Whatever pathlib makes of two slashes; its parts and its parent are URLs, too."""
+    root = FolderSource(path=Path(text)).path
+
+    assert str(root) == os.fspath(root) == text
+    assert os.fsencode(root / "x/y.tar") == os.fsencode(f"{text}/x/y.tar")
+    assert str((root / "x").parent) == text
+    assert str(root.absolute()) == text
+    assert isinstance(root / "x", Url)
+
+
+def test_a_source_of_urls_survives_plain_data() -> None:
+    """Each of its paths."""
+    source = CsvSource(path=Path("https://host/t.csv"), image="file", image_root=Path("s3://bucket/photos"))
+
+    assert source_to_plain(source)["image_root"] == "s3://bucket/photos"
+    assert source_from_plain(source_to_plain(source)) == source
+    assert (source.place, str(source.image_root)) == ("https://host/t.csv", "s3://bucket/photos")
+
+
+def test_other_paths_stay_what_they_are() -> None:
+    """Absolute ones, relative ones, and one with a colon."""
+    for text in ("/data/s3:/bucket", "data/train", "s3:bucket", "a:/b"[:2]):
+        path = FolderSource(path=Path(text)).path
+        assert (type(path), str(path)) == (type(Path()), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ftp://host/a", "path is a URL of the scheme ftp, and http, https, s3, gs are what can be read"),
+        ("file:///a", "path is a URL of the scheme file"),
+        ("s3://key:secret@bucket/a", "path must hold no user and no password; credentials come from the environment"),
+        ("https://host/a?X-Amz-Signature=secret", r"path must not hold '\?': a URL names a file, without a query"),
+        ("https://host/a#b", "path must not hold '#'"),
+        ("https://host/a%20b", "path must not hold '%'.*its characters are written as they are"),
+    ],
+)
+def test_urls_that_cannot_be_read_or_hold_secrets_are_refused(text: str, message: str) -> None:
+    """And no message repeats the secret."""
+    with pytest.raises(ValueError, match=message) as refusal:
+        ListSource(path=Path(text))
+    assert "secret" not in str(refusal.value)
+
+
+def test_urls_in_a_file_are_not_relative_to_it(tmp_path: Path) -> None:
+    """Nor to the current directory, where they are set from outside."""
+    file = tmp_path / "batchd.toml"
+    file.write_text(
+        '[streams.a]\nsource = { type = "webdataset", root = "s3://b/c", shards = ["*"] }\nbatch_size = 1\n'
+    )
+
+    source = load_config(file, {}, {}).streams["a"].source
+    assert isinstance(source, WebDatasetSource)
+    assert str(source.root) == "s3://b/c"
+    changed = load_config(file, {"streams.a.source.root": "https://host/d"}, {}).streams["a"].source
+    assert changed.place == "https://host/d: *"
+
+
+def test_what_has_to_be_on_this_machine_is_no_url(tmp_path: Path) -> None:
+    """Directories of the daemon, and files of steps."""
+    file = tmp_path / "batchd.toml"
+    file.write_text(
+        '[daemon]\nruntime_dir = "s3://b/c"\n[streams.a]\nsource = { type = "folder", path = "." }\nbatch_size = 1\n'
+    )
+
+    with pytest.raises(ConfigInvalid, match="must be a path on this machine, not a URL"):
+        load_config(file, {}, {})
+    with pytest.raises(ValueError, match="file must be a path on this machine, not a URL"):
+        RemoveStopwords(file=Path("https://host/words.txt"))
+
+
+def test_arrays_below_a_url_are_urls() -> None:
+    """Each with the name that the source gives it."""
+    source = NpySource(root=Path("s3://b"), arrays={"image": "x.npy", "label": "d/y.npy"})
+
+    assert [str(path) for path in source.paths().values()] == ["s3://b/x.npy", "s3://b/d/y.npy"]

@@ -1,0 +1,289 @@
+"""Requests to servers that fail in every way: what is asked again, how often, and what is said in the end."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.errors import SourceInvalid
+from batchd.sources import remote_stream, storage
+from batchd.sources.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
+from batchd.sources.remote_stream import ObjectStream
+from batchd.sources.storage import ObjectUnreadable, StorageLimits, Version, Wanted
+from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+CONTENT = bytes(range(256)) * 40
+TRIES = 3
+
+
+def read(web: FileServer, start: int = 5, size: int = 100, name: str = "a") -> bytes:
+    """Some bytes of a file, read as a worker reads them."""
+    return bytes(storage.client().read(Wanted(f"{web.url}/{name}", start, size), storage.limits().deadline_s))
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Status(500), "its server answers 500"),
+        (Status(503), "its server answers 503"),
+        (Status(429), "its server answers 429"),
+        (Stall(), "its server does not answer"),
+        (Stall(after=7), "its server does not answer"),
+        (Cut(after=0), "the connection was closed within the answer"),
+        (Cut(after=99), "the connection was closed within the answer"),
+    ],
+)
+def test_what_may_pass_is_asked_again(web: FileServer, fault: Fault, reason: str) -> None:
+    """As often as the configuration says; then the reason says how often it was."""
+    web.files["a"] = CONTENT
+    web.faults["a"] = [fault] * (TRIES - 1)
+    assert read(web) == CONTENT[5:105]
+    assert [one.span for one in web.asked] == ["bytes=5-104"] * TRIES
+
+    web.faults["a"] = [fault] * TRIES
+    with pytest.raises(ObjectUnreadable, match=rf"^{reason} \(asked 3 times\)$"):
+        read(web)
+    assert len(web.asked) == 2 * TRIES
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Status(404), r"it is not there \(404\)"),
+        (Status(403), r"it may not be read \(403\)"),
+        (Status(401), r"the server asks for other credentials \(401\)"),
+        (
+            IgnoreRange(),
+            "its server ignores Range, so no part of a file can be read: use one that knows range requests",
+        ),
+    ],
+)
+def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason: str) -> None:
+    """And what the server says in its own words is not repeated."""
+    web.files["a"] = CONTENT
+    web.faults["a"] = [fault]
+
+    with pytest.raises(ObjectUnreadable, match=f"^{reason}$") as problem:
+        read(web)
+    assert SECRET not in str(problem.value)
+    assert len(web.asked) == 1
+
+
+def test_hosts_that_are_not_there_are_said_to_be(web: FileServer) -> None:
+    """Without an address, without anybody who listens, without TLS; and names that no object can have."""
+    storage.use(StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0))
+    urls = [
+        "http://nobody.invalid/a",
+        "http://127.0.0.1:1/a",
+        web.url.replace("http:", "https:") + "/a",
+        f"{web.url}/a/../b",
+    ]
+
+    reasons = [str(reason) for reason in storage.client().heads(urls)]
+    assert reasons == [
+        "its host has no address that could be found (DNS)",
+        "nobody listens at its host and port",
+        "its server does not speak TLS; is it http?",
+        "its name is none that an object can have",
+    ]
+
+
+def test_a_deadline_ends_all_that_is_asked_again(web: FileServer) -> None:
+    """Also what waits for its turn behind others."""
+    web.files["a"] = CONTENT
+    web.faults["*"] = [Stall()] * 100
+    wanted = [Wanted(f"{web.url}/a", start, 10) for start in range(40)]
+
+    reasons = storage.client().read_many(wanted, 0.2)
+    assert {str(reason) for reason in reasons} == {"it was not read within 0.2 s"}
+    assert len(web.asked) <= 16
+
+
+@pytest.mark.parametrize("honours_if_match", [True, False])
+def test_an_object_of_another_version_is_refused(web: FileServer, honours_if_match: bool) -> None:
+    """By the server, or by us where the server does not look."""
+    web.files["a"] = CONTENT
+    web.honours_if_match = honours_if_match
+    version = storage.client().head(f"{web.url}/a")
+    wanted = Wanted(f"{web.url}/a", 0, 3, version)
+    assert bytes(storage.client().read(wanted)) == CONTENT[:3]
+
+    web.files["a"] = CONTENT[::-1]
+    with pytest.raises(ObjectUnreadable, match=r"^it has changed since the source was scanned"):
+        storage.client().read(wanted)
+
+
+def test_versions_without_etags_differ_by_size_and_time() -> None:
+    """An ETag counts for more than a time."""
+    one = Version(10, None, 5)
+
+    assert one.differs_from(Version(11, None, 5)) == "it had 10 bytes, and has 11"
+    assert one.differs_from(Version(10, None, 6)) == "it was modified"
+    assert one.differs_from(Version(10, '"x"', 5)) == ""
+    assert Version(10, '"x"', 5).differs_from(Version(10, '"x"', 6)) == ""
+    assert Version(10, '"x"', 5).differs_from(Version(10, '"y"', 5)) == "its ETag is another"
+
+
+def test_an_object_that_is_too_long_is_not_downloaded(web: FileServer) -> None:
+    """Its server says how long it is before the first byte."""
+    web.files["a"] = CONTENT
+    web.faults["a"] = [Stall(after=0)]
+
+    with pytest.raises(ObjectUnreadable, match="has 10240 bytes, more than max_bytes = 9"):
+        storage.client().read(Wanted(f"{web.url}/a", bytes_max=9))
+
+
+def test_bytes_behind_the_end_are_missing(web: FileServer) -> None:
+    """Some of them, or all."""
+    web.files["a"] = CONTENT
+
+    assert read(web, len(CONTENT) - 3, 10) == CONTENT[-3:]
+    with pytest.raises(ObjectUnreadable, match=r"it ends before the bytes that were asked for \(416\)"):
+        read(web, len(CONTENT) + 3, 10)
+
+
+def test_long_ranges_are_read_in_parts_at_once(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which may fail by itself."""
+    monkeypatch.setattr("batchd.sources.remote.BLOCK_BYTES", 1000)
+    web.files["a"] = CONTENT
+    web.faults["a"] = [Status(500), Cut(3)]
+
+    assert read(web, 10, 9999) == CONTENT[10 : 10 + 9999]
+    assert len(web.asked) == 10 + 2
+
+
+class TestReadingAhead:
+    """What a worker fetches at the start of a chunk."""
+
+    def extents(self, web: FileServer, *places: tuple[int, int], name: str = "a") -> list[Extent]:
+        return [Extent(f"{web.url}/{name}".encode(), start, size) for start, size in places]
+
+    def test_near_extents_are_one_request_and_nothing_is_asked_twice(self, web: FileServer) -> None:
+        """Far ones, and ones of other files, are others."""
+        web.files.update(a=bytes(range(256)) * 4096, b=CONTENT)
+        wanted = [
+            *self.extents(web, (500, 20), (0, 10), (900_000, 7), (0, 10), (505, 5)),
+            *self.extents(web, (3, 4), name="b"),
+        ]
+        remote = RemoteBytes({})
+        remote.fetch(wanted)
+        assert sorted(one.span or "" for one in web.asked) == ["bytes=0-519", "bytes=3-6", "bytes=900000-900006"]
+
+        for one in wanted:
+            assert one.size is not None
+            content = web.files[one.path.decode()[-1]]
+            assert bytes(remote.read(one, 1 << 20)) == content[one.start : one.start + one.size]
+        assert len(web.asked) == 3
+
+    def test_whole_objects_are_fetched_at_once_and_long_ones_later(self, web: FileServer) -> None:
+        """A long one would hold up the others, and fill the memory."""
+        web.files.update(a=CONTENT, b=bytes(WHOLE_BYTES_MAX + 1))
+        remote = RemoteBytes({})
+        both = [Extent(f"{web.url}/{name}".encode(), 0, None) for name in "ab"]
+        remote.fetch(both)
+
+        assert [len(remote.read(one, 1 << 30)) for one in both] == [len(CONTENT), WHOLE_BYTES_MAX + 1]
+        assert [one.name for one in web.asked].count("a") == 1
+
+    def test_what_fails_is_the_reason_of_its_samples_alone(self, web: FileServer) -> None:
+        """And is not asked for again by each of them."""
+        web.files["a"] = CONTENT
+        web.faults["b"] = [Status(404)]
+        remote = RemoteBytes({})
+        good, bad = [*self.extents(web, (0, 3)), *self.extents(web, (0, 3), name="b")]
+        remote.fetch([good, bad])
+
+        assert bytes(remote.read(good, 10)) == CONTENT[:3]
+        with pytest.raises(ObjectUnreadable, match="404"):
+            remote.read(bad, 10)
+        assert len(web.asked) == 2
+
+    def test_there_is_a_limit_to_what_is_fetched(self, web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The rest is read when it is wanted; and all is forgotten with the next chunk."""
+        assert FETCHED_BYTES_MAX < 1 << 26
+        monkeypatch.setattr("batchd.sources.remote_reader.FETCHED_BYTES_MAX", 1000)
+        monkeypatch.setattr("batchd.sources.remote_reader.GAP_BYTES_MAX", 0)
+        web.files["a"] = bytes(100 * 1000)
+        wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
+        remote = RemoteBytes({})
+        remote.fetch(wanted)
+        asked = len(web.asked)
+        assert 2 <= asked <= 2 + 16
+
+        assert all(len(remote.read(one, 1 << 20)) == 500 for one in wanted)
+        assert len(web.asked) == 100
+        remote.fetch([])
+        remote.read(wanted[0], 1 << 20)
+        assert len(web.asked) == 101
+
+    def test_a_name_that_is_no_text_is_a_bad_one(self) -> None:
+        """No server has an object of that name."""
+        remote = RemoteBytes({})
+        odd = Extent(b"http://127.0.0.1:1/\xff", 0, 3)
+        remote.fetch([odd])
+        with pytest.raises(ObjectUnreadable, match="its name is not UTF-8"):
+            remote.read(odd, 10)
+
+
+def slices(content: bytes, asked: list[tuple[int, int]]) -> Callable[[int, int], memoryview]:
+    """Reads ranges of bytes, and notes them."""
+
+    def read_range(start: int, size: int) -> memoryview:
+        asked.append((start, size))
+        return memoryview(content)[start : start + size]
+
+    return read_range
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["seek", "end", "read"]), st.integers(0, 5000)), max_size=30),
+    st.integers(1, 64),
+)
+def test_a_stream_reads_what_a_file_reads(does: list[tuple[str, int]], first: int) -> None:
+    """Wherever it is sought, however large its blocks are."""
+    content = CONTENT[:4321]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote_stream, "FIRST_BYTES", first)
+        patch.setattr(remote_stream, "LENGTH_MAX", 16 * first)
+        patch.setattr(remote_stream, "GAP_BYTES_MAX", 100)
+        stream, file = io.BufferedReader(ObjectStream("a", len(content), slices(content, [])), 32), io.BytesIO(content)
+        for what, number in does:
+            if what == "read":
+                assert stream.read(number) == file.read(number)
+            else:
+                offset, whence = (number, io.SEEK_SET) if what == "seek" else (-min(number, len(content)), io.SEEK_END)
+                assert stream.seek(offset, whence) == file.seek(offset, whence)
+
+
+def test_a_stream_reads_on_in_growing_blocks_and_here_and_there_in_small_ones() -> None:
+    """Gaps that are shorter than waiting for an answer are read through."""
+    content, asked = bytes(64 << 20), list[tuple[int, int]]()
+    stream = ObjectStream("a", len(content), slices(content, asked))
+    while stream.read(1 << 20):
+        pass
+    assert len(asked) <= 8
+    assert max(size for _, size in asked) == remote_stream.LENGTH_MAX
+
+    asked.clear()
+    for start in range(0, len(content), 8 << 20):
+        stream.seek(start)
+        stream.read(512)
+    assert sum(size for _, size in asked) <= 9 * remote_stream.FIRST_BYTES
+
+
+def test_a_stream_that_cannot_be_read_says_where() -> None:
+    """Also where fewer bytes come than there were."""
+
+    def fails(_start: int, _size: int) -> memoryview:
+        raise ObjectUnreadable("its server answers 500")
+
+    stream = ObjectStream("http://h/a", 10, fails)
+    stream.seek(7)
+    with pytest.raises(SourceInvalid, match=r"^http://h/a cannot be read at byte 7: its server answers 500$"):
+        stream.read(1)
+    with pytest.raises(SourceInvalid, match=r"^http://h/a ends at byte 3 of 10: it has changed$"):
+        ObjectStream("http://h/a", 10, lambda _start, _size: memoryview(b"abc")).read(5)

@@ -1,0 +1,444 @@
+"""Sources over http and s3: the same samples and the same digest as from files, and what is said where servers fail."""
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.composed_sources import ConcatSource, SubsetSource
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.config.source import SourceOptions
+from batchd.config.table_sources import CsvSource
+from batchd.config.tfrecord_sources import TFRecordSource
+from batchd.errors import SourceInvalid
+from batchd.sources import cache as cache_module
+from batchd.sources import kinds, storage
+from batchd.sources.cache import IndexCache
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import Reader, kind_of, read_ahead, source_problems
+from batchd.sources.scan import scan_source
+from batchd.sources.storage import StorageLimits
+from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
+from support.shards import write_shard
+from support.source_files import nothing
+from support.tfrecords import example, write_records
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+WELL = IgnoreRange()
+"""For a HEAD, which asks for no range."""
+TAR_FIELDS = {"image": "image", "label": "int64"}
+
+
+def make_files(root: Path) -> None:
+    """One of each kind of source below ``root``."""
+    for name in (
+        "photos/cat/1.jpg",
+        "photos/cat/more/2.jpg",
+        "photos/dog/é ü.jpg",
+        "photos/dog/.hidden.jpg",
+        "photos/x.txt",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(f"bytes of {name}".encode())
+    (root / "list.txt").write_text("photos/cat/1.jpg 7\nphotos/dog/é ü.jpg 8\n")
+    (root / "t.csv").write_text("file,age\ncat/1.jpg,3\n\ndog/é ü.jpg,4\n")
+    for shard in range(2):
+        members = [(f"{row}.{ending}", f"{shard}{row}".encode()) for row in range(5) for ending in ("jpg", "cls")]
+        write_shard(root / f"shards/s-{shard}.tar", members)
+        records = [example(image=[f"{shard}{row}".encode()], label=[row]) for row in range(5)]
+        write_records(root / f"records/r-{shard}", records)
+    (root / "arrays").mkdir()
+    np.save(root / "arrays/x.npy", np.arange(60).reshape(10, 6))
+    np.save(root / "arrays/f.npy", np.asfortranarray(np.arange(20.0).reshape(10, 2)))
+    np.savez(root / "arrays/xy.npz", x=np.arange(10), y=np.arange(30).reshape(10, 3))
+    (root / "arrays/raw.bin").write_bytes(bytes(range(100)))
+    (root / "numbers.txt").write_text("3\n1\n")
+
+
+SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
+    "list": lambda root: ListSource(path=root / "list.txt", path_bytes=40),
+    "glob of names": lambda root: GlobSource(root=root, patterns=("photos/{cat/1,dog/é ü}.jpg",), classes="folder"),
+    "webdataset": lambda root: WebDatasetSource(root=root / "shards", shards=("s-{0..1}.tar",)),
+    "tfrecord": lambda root: TFRecordSource(root=root, shards=("records/r-{0..1}",), fields=TAR_FIELDS),
+    "csv": lambda root: CsvSource(
+        path=root / "t.csv", fields={"age": "int64"}, image="file", image_root=root / "photos"
+    ),
+    "csv files": lambda root: CsvSource(root=root, files=("t.csv",), fields={"age": "int64"}),
+    "npy": lambda root: NpySource(root=root / "arrays", arrays={"x": "x.npy", "f": "f.npy"}),
+    "npz": lambda root: NpzSource(path=root / "arrays/xy.npz"),
+    "raw": lambda root: RawSource(path=root / "arrays/raw.bin", record={"a": "uint8[10]"}),
+    "subset": lambda root: SubsetSource(of=SOURCES["npy"](root), indices=root / "numbers.txt"),  # type: ignore[arg-type]
+    "concat": lambda root: ConcatSource(sources=(SOURCES["webdataset"](root), ListSource(path=root / "list.txt"))),  # type: ignore[arg-type]
+}
+LISTED: dict[str, Callable[[Path], SourceOptions]] = {
+    "folder": lambda root: FolderSource(path=root / "photos"),
+    "glob": lambda root: GlobSource(root=root, patterns=("photos/**/*.jpg", "*/s-?.tar")),
+    "patterns of shards": lambda root: WebDatasetSource(root=root, shards=("shards/*.tar",)),
+}
+
+
+def scan(source: SourceOptions) -> SourceIndex:
+    """The index of a source."""
+    return scan_source(source, nothing, IndexCache(None))  # type: ignore[arg-type]
+
+
+def opened(source: SourceOptions, index: SourceIndex | None = None, max_bytes: int = 1 << 20) -> Reader:
+    """A reader, as a worker has it."""
+    return kind_of(source).open(source, index or scan(source), max_bytes)
+
+
+def plain(values: Any) -> dict[str, Any]:
+    """Values that can be compared."""
+    return {
+        name: bytes(value) if isinstance(value, memoryview) else np.asarray(value).tolist()
+        for name, value in values.items()
+    }
+
+
+def contents(source: SourceOptions, *, ahead: bool) -> tuple[str, list[dict[str, Any]]]:
+    """The digest of a source, and all its samples."""
+    index = scan(source)
+    reader = opened(source, index)
+    if ahead:
+        read_ahead(reader, range(len(index)))
+    found = [plain(reader.read(sample)) for sample in range(len(index))]
+    reader.close()
+    return index.digest, found
+
+
+def serve_folder(web: FileServer, root: Path) -> None:
+    """Put the files below a folder on a server."""
+    web.files.update({str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()})
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_source_over_http_is_what_the_files_are(tmp_path: Path, web: FileServer, kind: str, ahead: bool) -> None:
+    """The same samples, columns and digest, wherever the server is."""
+    make_files(tmp_path)
+    serve_folder(web, tmp_path)
+    here, there = SOURCES[kind](tmp_path), SOURCES[kind](Path(web.url))
+
+    assert source_problems(there) == []
+    assert kind_of(there).columns(there) == kind_of(here).columns(here)
+    assert contents(there, ahead=ahead) == contents(here, ahead=ahead)
+
+
+@pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
+def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any, kind: str) -> None:
+    """Also where names are looked for."""
+    make_files(tmp_path)
+    bucket.put(
+        {f"deep/{path.relative_to(tmp_path)}": path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    )
+    make = (SOURCES | LISTED)[kind]
+    here, there = make(tmp_path), make(Path("s3://bucket/deep"))
+
+    assert source_problems(there) == []
+    assert contents(there, ahead=True) == contents(here, ahead=True)
+    assert not any(secret in str(there) for secret in ("a-key-for-tests", "a-secret-for-tests"))
+
+
+def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: FileServer) -> None:
+    """With both slashes."""
+    make_files(tmp_path)
+    serve_folder(web, tmp_path)
+    names = {
+        kind: opened(SOURCES[kind](Path(web.url))).name(1) for kind in ("list", "webdataset", "csv", "npy", "tfrecord")
+    }
+
+    assert names == {
+        "list": f"{web.url}/photos/dog/é ü.jpg",
+        "webdataset": f"{web.url}/shards/s-0.tar: 1.jpg",
+        "csv": f"{web.url}/t.csv: record 2 (byte 22)",
+        "npy": f"{web.url}/arrays/x.npy: sample 1 (byte 176)",
+        "tfrecord": f"{web.url}/records/r-0: record 1",
+    }
+
+
+def test_a_chunk_is_read_in_a_few_requests(tmp_path: Path, web: FileServer) -> None:
+    """Those that lie near each other in one."""
+    make_files(tmp_path)
+    serve_folder(web, tmp_path)
+    for kind, requests in {"webdataset": 2, "tfrecord": 2, "npy": 1, "csv": 3, "list": 2, "concat": 4}.items():
+        source = SOURCES[kind](Path(web.url))
+        index = scan(source)
+        reader = opened(source, index)
+        web.asked.clear()
+        read_ahead(reader, range(len(index)))
+        assert len(web.asked) == requests
+        for sample in range(len(index)):
+            reader.read(sample)
+        assert len(web.asked) == requests + (20 if kind == "npy" else 0), "the array in Fortran order is in pieces"
+
+
+class TestScansThatFail:
+    """Each is refused with the URL and the reason."""
+
+    @pytest.mark.parametrize(
+        ("faults", "reason"),
+        [
+            ([Status(404)], r"it is not there \(404\)"),
+            ([Status(403)], r"it may not be read \(403\)"),
+            ([Status(500)] * 3, r"its server answers 500 \(asked 3 times\)"),
+            ([Stall()] * 3, r"its server does not answer \(asked 3 times\)"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["csv", "npz", "raw"])
+    def test_a_file_that_cannot_be_had(
+        self, tmp_path: Path, web: FileServer, kind: str, faults: Any, reason: str
+    ) -> None:
+        """And nothing of what the server says."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        source = SOURCES[kind](Path(web.url))
+        web.faults[source.place.removeprefix(f"{web.url}/")] = list(faults)
+
+        with pytest.raises(SourceInvalid, match=rf"^{source.place} cannot be read: {reason}$") as problem:
+            scan(source)
+        assert SECRET not in str(problem.value)
+
+    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "csv", "npy", "npz", "raw", "list"])
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [
+            (Cut(after=3), r"the connection was closed within the answer \(asked 3 times\)"),
+            (Stall(after=3), r"its server does not answer \(asked 3 times\)"),
+            (IgnoreRange(), "its server ignores Range, so no part of a file can be read"),
+        ],
+    )
+    def test_a_file_that_fails_within(
+        self, tmp_path: Path, web: FileServer, kind: str, fault: Any, reason: str
+    ) -> None:
+        """With the byte; not as a damaged file."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        source = SOURCES[kind](Path(web.url))
+        heads = 2 if kind in ("webdataset", "tfrecord") else 1
+        names = {"webdataset": "shards/s-0.tar", "tfrecord": "records/r-0", "npy": "arrays/x.npy"}
+        name = names.get(kind) or source.place.removeprefix(f"{web.url}/")
+        web.faults[name] = [WELL] * heads + [fault] * 3
+
+        with pytest.raises(SourceInvalid, match=rf"^{web.url}/{name} cannot be read at byte \d+: {reason}"):
+            scan(source)
+
+    def test_a_fault_that_passes_is_not_noticed(self, tmp_path: Path, web: FileServer) -> None:
+        """Nowhere in the scan."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        web.faults["shards/s-0.tar"] = [Status(500), Status(503), WELL, Status(500), WELL, Cut(5), Cut(0)]
+
+        assert len(scan(SOURCES["webdataset"](Path(web.url)))) == 10
+
+    @pytest.mark.parametrize("kind", LISTED)
+    def test_what_http_cannot_list(self, web: FileServer, kind: str) -> None:
+        """With what to do instead, already by ``batchd check``."""
+        source = LISTED[kind](Path(web.url))
+        (problem,) = source_problems(source)
+
+        assert "nobody can ask a server of http what it has" in problem
+        with pytest.raises(SourceInvalid) as refusal:
+            scan(source)
+        assert str(refusal.value) == problem
+        assert web.asked == []
+
+    def test_a_shard_that_is_named_and_not_there(self, web: FileServer) -> None:
+        """The first that is missing."""
+        web.files["s-0.tar"] = b"x"
+        source = WebDatasetSource(root=Path(web.url), shards=("s-{0..5}.tar",))
+
+        with pytest.raises(SourceInvalid, match=rf"^{web.url}/s-1\.tar cannot be read: it is not there \(404\)$"):
+            scan(source)
+
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            (lambda root: CsvSource(path=root / "e", fields={"a": "int8"}), "/e is empty"),
+            (lambda root: ListSource(path=root / "e"), "/e names no sample"),
+            (lambda root: NpySource(path=root / "e"), "/e is no .npy file: it is empty"),
+            (lambda root: NpzSource(path=root / "e"), "/e is no .npz file"),
+            (lambda root: TFRecordSource(root=root, shards=("e",), fields=TAR_FIELDS), "/e is empty"),
+            (lambda root: WebDatasetSource(root=root, shards=("e",)), "/e holds no sample|/e is no tar file"),
+            (lambda root: RawSource(path=root / "e", record={"a": "int8"}), "/e: 0 bytes hold no record"),
+        ],
+    )
+    def test_an_object_that_is_empty(self, web: FileServer, source: Any, text: str) -> None:
+        """As an empty file is."""
+        web.files["e"] = b""
+
+        with pytest.raises(SourceInvalid, match=text):
+            scan(source(Path(web.url)))
+
+    @pytest.mark.usefixtures("bucket")
+    def test_a_bucket_that_is_not_there(self) -> None:
+        """And a folder in which nothing is."""
+        assert source_problems(FolderSource(path=Path("s3://bucket/none"))) == ["there is nothing in s3://bucket/none"]
+        for source in (
+            FolderSource(path=Path("s3://other")),
+            WebDatasetSource(root=Path("s3://other"), shards=("*.tar",)),
+        ):
+            (problem,) = source_problems(source)
+            assert problem == "s3://other cannot be read: it is not there (404 NoSuchBucket)"
+            with pytest.raises(
+                SourceInvalid, match=r"^s3://other cannot be read: it is not there \(404 NoSuchBucket\)$"
+            ):
+                scan(source)
+
+    def test_a_machine_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What to install."""
+        monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+        monkeypatch.delitem(__import__("sys").modules, "batchd.sources.remote", raising=False)
+
+        (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")))
+        assert problem == "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"
+
+
+def test_a_check_is_quick_where_nobody_answers(web: FileServer) -> None:
+    """One request, and no second one."""
+    storage.use(StorageLimits(timeout_s=0.3, retries=0, deadline_s=0.3))
+    web.faults["*"] = [Stall()] * 10
+
+    (problem,) = source_problems(WebDatasetSource(root=Path(web.url), shards=("s-{0..99}.tar",)))
+    assert problem == f"{web.url}/s-0.tar cannot be read: its server does not answer"
+    assert len(web.asked) == 1
+
+
+class TestSamplesThatFail:
+    """A bad sample with its reason; the next one is read."""
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "reason"),
+        [
+            ("list", "photos/cat/1.jpg", ""),
+            ("webdataset", "shards/s-0.tar", r"cannot be read at byte 512 of its shard: "),
+            ("tfrecord", "records/r-0", r"record 0 at byte 0 cannot be read: "),
+            ("raw", "arrays/raw.bin", r"cannot be read at byte 0 of its file: "),
+            ("csv", "t.csv", r"cannot be read at byte 9 of its file: "),
+        ],
+    )
+    def test_servers_that_fail(self, tmp_path: Path, web: FileServer, kind: str, name: str, reason: str) -> None:
+        """For a while; then they are well again. Whether a sample is read ahead makes no difference."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        source = SOURCES[kind](Path(web.url))
+        reader = opened(source)
+        expected = plain(opened(SOURCES[kind](tmp_path)).read(0))
+
+        for fault, ahead in product((Status(500), Cut(after=1)), ([], [0])):
+            web.faults[name] = [fault] * 3
+            read_ahead(reader, ahead)
+            with pytest.raises(SampleUnreadable, match=rf"^{reason}\D+(500)? \(asked 3 times\)$"):
+                reader.read(0)
+        read_ahead(reader, [0])
+        assert plain(reader.read(0)) == expected
+
+    @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "npy", "npz"])
+    def test_objects_that_have_changed(self, tmp_path: Path, web: FileServer, kind: str) -> None:
+        """Even by one byte."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        source = SOURCES[kind](Path(web.url))
+        reader = opened(source)
+        for name in web.files:
+            web.files[name] = web.files[name][:-1] + b"!"
+
+        for sample in range(2):
+            with pytest.raises(SampleUnreadable, match="has changed since the source was scanned"):
+                reader.read(sample)
+
+    def test_images_that_are_empty_missing_or_too_long(self, web: FileServer) -> None:
+        """As files are."""
+        web.files.update({"list.txt": b"a.jpg 0\nb.jpg 0\nc.jpg 0\n", "a.jpg": b"", "b.jpg": b"b" * 100})
+        reader = opened(ListSource(path=Path(web.url) / "list.txt"), max_bytes=99)
+
+        for ahead in (False, True):
+            if ahead:
+                read_ahead(reader, [0, 1, 2])
+            reasons = ["is empty", "has 100 bytes, more than max_bytes = 99", r"it is not there \(404\)"]
+            for sample, reason in enumerate(reasons):
+                with pytest.raises(SampleUnreadable, match=f"^{reason}$"):
+                    reader.read(sample)
+
+    def test_a_table_names_no_image_outside_of_its_root(self, web: FileServer) -> None:
+        """By its path."""
+        web.files["t/t.csv"] = b"file\n../a.jpg\n/a.jpg\n"
+        reader = opened(CsvSource(path=Path(web.url) / "t/t.csv", image="file"))
+
+        for sample in range(2):
+            with pytest.raises(SampleUnreadable, match="may lead out of the root"):
+                reader.read(sample)
+
+
+class TestKeptIndexes:
+    """An index of an earlier scan counts while the servers say that nothing has changed."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexCache:
+        """A cache that keeps the smallest source."""
+        monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
+        return IndexCache(tmp_path / "cache")
+
+    def test_over_http_objects_are_asked_for_their_etags(
+        self, tmp_path: Path, web: FileServer, cache: IndexCache
+    ) -> None:
+        """With HEAD, and nothing is downloaded."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        source: Any = SOURCES["webdataset"](Path(web.url))
+        first = scan_source(source, nothing, cache)
+        web.asked.clear()
+
+        again = scan_source(source, nothing, cache)
+        assert (again.digest, again.place) == (first.digest, first.place)
+        assert {one.method for one in web.asked} == {"HEAD"}
+        web.files["shards/s-1.tar"] = web.files["shards/s-1.tar"].replace(b"1.jpg", b"x.jpg")
+        web.asked.clear()
+        with pytest.raises(SourceInvalid):
+            scan_source(source, nothing, cache)
+        assert "GET" in {one.method for one in web.asked}
+
+    def test_without_etags_and_times_nothing_is_kept(self, tmp_path: Path, web: FileServer, cache: IndexCache) -> None:
+        """Nobody could tell whether it has changed."""
+        make_files(tmp_path)
+        serve_folder(web, tmp_path)
+        web.has_etags = False
+        source: Any = SOURCES["raw"](Path(web.url))
+        for _ in range(2):
+            web.asked.clear()
+            scan_source(source, nothing, cache)
+            assert "GET" in {one.method for one in web.asked}
+
+    def test_in_a_bucket_folders_are_listed_again(self, bucket: Any, cache: IndexCache, scans: list[str]) -> None:
+        """What has come is found."""
+        bucket.put({"d/1.jpg": b"1", "d/e/2.jpg": b"2"})
+        source = GlobSource(root=Path("s3://bucket/d"), patterns=("**/*.jpg",))
+        for _ in range(2):
+            assert len(scan_source(source, nothing, cache)) == 2
+        assert scans == ["glob"]
+
+        bucket.put({"d/e/3.jpg": b"3"})
+        assert len(scan_source(source, nothing, cache)) == 3
+        assert scans == ["glob", "glob"]
+
+    @pytest.fixture
+    def scans(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The kinds of source that were scanned, one for each scan."""
+        done: list[str] = []
+
+        def watched(source: Any) -> kinds.SourceKind:
+            kind = kind_of(source)
+            return kinds.SourceKind(
+                kind.problems,
+                kind.columns,
+                lambda one, survey: done.append(one.type) or kind.scan(one, survey),
+                kind.open,
+            )
+
+        monkeypatch.setattr("batchd.sources.scan.kind_of", watched)
+        return done
