@@ -16,11 +16,13 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from os import environ
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, NotSupportedError
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
+_Ask: TypeAlias = tuple[str, Callable[[], Awaitable[T]]]
+"""A URL, and what asks for it."""
 
 CONCURRENT_MAX = 16
 """Requests of one process at once."""
@@ -39,6 +43,8 @@ BLOCK_BYTES = 4 << 20
 """A longer range is asked for in parts."""
 BLOCK_TIMEOUTS = 12
 """A request may take as many times ``timeout_s`` in all, even if bytes keep coming."""
+GONE_FAILURES = 3
+"""After as many requests in a row that no asking again could mend, a server is gone, and left alone for ``timeout_s``."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
 _STATUS = re.compile(r"\bstatus: (\d{3}),")
@@ -71,12 +77,24 @@ class _Trouble(ObjectUnreadable):
     """Something that asking again may mend."""
 
 
+@dataclass(slots=True)
+class _Server:
+    """What is known of a server: its failures since it last answered, and until when it is left alone."""
+
+    failures: int = 0
+    gone_until_s: float = 0.0
+    gone_because: str = ""
+    trouble: str = ""
+    """What was wrong with the last request, where it may pass."""
+
+
 class RemoteClient:
     """Asks servers. Belongs to one thread; its event loop runs while it is asked something, and at no other time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._stores: dict[str, ObjectStore] = {}
+        self._servers: dict[str, _Server] = defaultdict(_Server)
 
     def close(self) -> None:
         """Close the connections."""
@@ -88,7 +106,7 @@ class RemoteClient:
 
     def heads(self, urls: Sequence[str], deadline_s: float | None = None) -> list[Version | ObjectUnreadable]:
         """What each object is, or why it cannot be known."""
-        return self._all([partial(self._head, url) for url in urls], deadline_s)
+        return self._all([(url, partial(self._head, url)) for url in urls], deadline_s)
 
     def head(self, url: str, deadline_s: float | None = None) -> Version:
         """What an object is. Raises ``ObjectUnreadable``."""
@@ -98,7 +116,7 @@ class RemoteClient:
         self, wanted: Sequence[Wanted], deadline_s: float | None = None
     ) -> list[memoryview | ObjectUnreadable]:
         """The bytes of each: fewer than were asked for where the object ends before. Within the deadline, or a reason."""
-        return self._all([partial(self._get, one) for one in wanted], deadline_s)
+        return self._all([(one.url, partial(self._get, one)) for one in wanted], deadline_s)
 
     def read(self, wanted: Wanted, deadline_s: float | None = None) -> memoryview:
         """The bytes of one, long ones in parts at once. Raises ``ObjectUnreadable``."""
@@ -123,37 +141,65 @@ class RemoteClient:
             spent += len(data)
             return data
 
-        return self._all([partial(one, each) for each in wanted], deadline_s)
+        return self._all([(each.url, partial(one, each)) for each in wanted], deadline_s)
 
     def list_folder(self, url: str, deadline_s: float | None = None) -> Listing:
         """What is in a folder of a bucket. Raises ``ObjectUnreadable``."""
-        return _good(self._all([partial(self._list, url)], deadline_s)[0])
+        return _good(self._all([(url, partial(self._list, url))], deadline_s)[0])
 
     def holds_any(self, url: str, deadline_s: float | None = None) -> bool:
         """Is there anything in a folder of a bucket? Raises ``ObjectUnreadable``."""
-        return _good(self._all([partial(self._holds_any, url)], deadline_s)[0])
+        return _good(self._all([(url, partial(self._holds_any, url))], deadline_s)[0])
 
     # --- one after the other, several at once ---------------------------------------------------------------------------
 
-    def _all(self, asks: Sequence[Callable[[], Awaitable[T]]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
+    def _all(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
         return self._loop.run_until_complete(self._gather(asks, deadline_s))
 
-    async def _gather(
-        self, asks: Sequence[Callable[[], Awaitable[T]]], deadline_s: float | None
-    ) -> list[T | ObjectUnreadable]:
+    async def _gather(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
         turn = asyncio.Semaphore(CONCURRENT_MAX)
         until_s = None if deadline_s is None else self._loop.time() + deadline_s
 
-        async def one(ask: Callable[[], Awaitable[T]]) -> T | ObjectUnreadable:
+        async def one(ask: _Ask[T]) -> T | ObjectUnreadable:
+            server = self._servers[_server_of(ask[0])]
             try:
                 async with asyncio.timeout_at(until_s), turn:
-                    return await _persist(ask)
+                    return await self._persist(server, ask[1])
+            except _Trouble as trouble:
+                return self._failed(server, trouble)
             except ObjectUnreadable as reason:
                 return reason
             except TimeoutError:
-                return ObjectUnreadable(f"it was not read within {deadline_s:g} s")
+                because = f": {server.trouble}" if server.trouble else ""
+                return self._failed(server, _Trouble(f"it was not read within {deadline_s:g} s{because}"))
 
         return await asyncio.gather(*map(one, asks))
+
+    async def _persist(self, server: _Server, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until there is an answer, or asking again is of no use. Raises ``ObjectUnreadable``."""
+        patience = limits()
+        if self._loop.time() < server.gone_until_s:
+            raise ObjectUnreadable(f"{server.gone_because}; it is left alone for a moment")
+        for attempt in range(patience.retries + 1):
+            if attempt:
+                pause_s = min(PAUSE_S * 2 ** (attempt - 1), PAUSE_MAX_S)
+                await asyncio.sleep(pause_s * random.uniform(1.0, 1.5))  # noqa: S311  that not all ask again at once
+            try:
+                answer = await _once(ask)
+            except _Trouble as trouble:
+                server.trouble = str(trouble)
+            else:
+                server.failures, server.trouble = 0, ""
+                return answer
+        times = "" if patience.retries == 0 else f" (asked {patience.retries + 1} times)"
+        raise _Trouble(f"{server.trouble}{times}")
+
+    def _failed(self, server: _Server, trouble: _Trouble) -> _Trouble:
+        """A request failed for good. Where they all do, whoever asks next need not wait as long."""
+        server.failures += 1
+        if server.failures >= GONE_FAILURES:
+            server.gone_because, server.gone_until_s = str(trouble), self._loop.time() + limits().timeout_s
+        return trouble
 
     # --- what is asked --------------------------------------------------------------------------------------------------
 
@@ -202,34 +248,30 @@ class RemoteClient:
         """The store of an object, and its path there."""
         scheme, _, rest = url.partition("://")
         host, _, path = rest.partition("/")
-        key = f"{scheme}://{host}"
+        key = _server_of(url)
         store = self._stores.get(key)
         if store is None:
             store = self._stores[key] = _new_store(scheme, host)
         return store, path.rstrip("/")
 
 
-async def _persist(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until there is an answer, or asking again is of no use. Raises ``ObjectUnreadable``."""
-    patience = limits()
-    last = _Trouble("it was never asked for")
-    for attempt in range(patience.retries + 1):
-        if attempt:
-            pause_s = min(PAUSE_S * 2 ** (attempt - 1), PAUSE_MAX_S)
-            await asyncio.sleep(pause_s * random.uniform(1.0, 1.5))  # noqa: S311  that not all ask again at once
-        try:
-            async with asyncio.timeout(BLOCK_TIMEOUTS * patience.timeout_s):
-                return await ask()
-        except _Trouble as trouble:
-            last = trouble
-        except TimeoutError:
-            last = _Trouble(f"a request took longer than {BLOCK_TIMEOUTS * patience.timeout_s:g} s")
-        except (BaseError, OSError) as error:
-            last = _trouble(error)
-        except ValueError:
-            raise ObjectUnreadable("its name is none that an object can have") from None
-    times = "" if patience.retries == 0 else f" (asked {patience.retries + 1} times)"
-    raise ObjectUnreadable(f"{last}{times}")
+async def _once(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask once. Raises ``_Trouble`` where asking again may mend it, and ``ObjectUnreadable`` where not."""
+    limit_s = BLOCK_TIMEOUTS * limits().timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await ask()
+    except TimeoutError:
+        raise _Trouble(f"a request took longer than {limit_s:g} s") from None
+    except (BaseError, OSError) as error:
+        raise _trouble(error) from None
+    except ValueError:
+        raise ObjectUnreadable("its name is none that an object can have") from None
+
+
+def _server_of(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 def _trouble(error: BaseError | OSError) -> _Trouble:
@@ -292,7 +334,7 @@ def _new_store(scheme: str, host: str) -> ObjectStore:
 
 
 def _version(meta: Any) -> Version:
-    return Version(meta["size"], meta["e_tag"], round(meta["last_modified"].timestamp()) * 1_000_000_000)
+    return Version(meta["size"], meta["e_tag"], int(meta["last_modified"].timestamp()) * 1_000_000_000)
 
 
 def _good(found: T | ObjectUnreadable) -> T:

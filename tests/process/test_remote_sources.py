@@ -3,6 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 import batchd_client
 from batchd_client.errors import BatchTimeout
 from support.commands import batchd
@@ -73,6 +75,19 @@ def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon
             assert seen == see(other.stream("files", epochs=1))
         assert connection.bad("http").total == 0
         assert daemon.log_lines("worker ended") == []
+
+
+def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_daemon, photos, tmp_path):
+    """Soon, as it is not asked for every sample that could stand in for another."""
+    source = photo_shards(photos, tmp_path)
+    with serving(contents(tmp_path)) as server:
+        stream = {**folder_stream(photos), "source": {**source, "root": server.url}, "max_bad_fraction": 1.0}
+        daemon = start_daemon({"photos": stream}, storage_retries=1)
+    with batchd_client.connect(daemon.address) as connection, pytest.raises(batchd_client.StreamStopped) as stopped:
+        see(connection.stream("photos", epochs=1))
+    reason = str(stopped.value)
+    assert f"could stand in for {server.url}/train-0" in reason
+    assert "nobody listens at its host and port (asked 2 times)" in reason
 
 
 def see_patiently(reads: "batchd_client.Stream") -> list:

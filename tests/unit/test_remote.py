@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from batchd.sources.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Ext
 from batchd.sources.remote_stream import ObjectStream
 from batchd.sources.storage import ObjectUnreadable, StorageLimits, Version, Wanted
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -100,7 +102,36 @@ def test_a_deadline_ends_all_that_is_asked_again(web: FileServer) -> None:
 
     reasons = storage.client().read_many(wanted, 0.2)
     assert {str(reason) for reason in reasons} == {"it was not read within 0.2 s"}
+    (late,) = storage.client().read_many([wanted[0]], 0.2)
+    assert str(late) == "it was not read within 0.2 s; it is left alone for a moment"
     assert len(web.asked) <= 16
+
+
+def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer) -> None:
+    """So that thirty samples that may stand in for a bad one do not wait as long each. An answer in between counts."""
+    web.files.update(a=CONTENT, b=CONTENT)
+    web.faults["a"] = [Status(500)] * 5 * TRIES
+    for name in "aabaa":
+        if name == "b":
+            read(web, name="b")
+        else:
+            with pytest.raises(ObjectUnreadable, match=r"^its server answers 500 \(asked 3 times\)$"):
+                read(web)
+    with pytest.raises(ObjectUnreadable, match="asked 3 times"):
+        read(web)
+    asked = len(web.asked)
+    with pytest.raises(
+        ObjectUnreadable, match=r"^its server answers 500 \(asked 3 times\); it is left alone for a moment$"
+    ):
+        read(web)
+    assert len(web.asked) == asked == 5 * TRIES + 1
+
+    def is_well() -> bool:
+        with suppress(ObjectUnreadable):
+            return read(web) == CONTENT[5:105]
+        return False
+
+    wait_until(is_well, "the server is asked again")
 
 
 @pytest.mark.parametrize("honours_if_match", [True, False])
