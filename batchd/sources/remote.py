@@ -13,16 +13,17 @@ words, or anything of the credentials.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from math import inf
 from os import environ
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, NotSupportedError
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
-_Ask: TypeAlias = tuple[str, Callable[[], Awaitable[T]]]
-"""A URL, and what asks for it."""
+_Ask: TypeAlias = tuple[str, Callable[[float], T]]
+"""A URL, and what asks for it and waits so many seconds at most."""
 
 CONCURRENT_MAX = 16
 """Requests of one process at once."""
@@ -77,6 +78,22 @@ class _Trouble(ObjectUnreadable):
     """Something that asking again may mend."""
 
 
+class _Time(NamedTuple):
+    """How long some requests may take together. Nothing is begun in the second half, and nothing takes longer than a half."""
+
+    deadline_s: float
+    begin_until_s: float
+    request_s: float
+
+    @classmethod
+    def of(cls, deadline_s: float | None) -> _Time:
+        """From now on; None is no limit but that of each request."""
+        usual_s = BLOCK_TIMEOUTS * limits().timeout_s
+        if deadline_s is None:
+            return cls(inf, inf, usual_s)
+        return cls(deadline_s, monotonic() + deadline_s / 2, min(usual_s, deadline_s / 2))
+
+
 @dataclass(slots=True)
 class _Server:
     """What is known of a server: its failures since it last answered, and until when it is left alone."""
@@ -89,20 +106,21 @@ class _Server:
 
 
 class RemoteClient:
-    """Asks servers. Belongs to one thread; its event loop runs while it is asked something, and at no other time."""
+    """Asks servers. Belongs to one thread; its own ones work while it is asked for several things, and at no other time.
+
+    Things that don't work: obstore's functions for asyncio. A thread of theirs may still let go of a Python object when the
+    process ends, and the process is aborted then, once in ten times.
+    """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stores: dict[str, ObjectStore] = {}
-        self._servers: dict[str, _Server] = defaultdict(_Server)
+        self._threads = ThreadPoolExecutor(CONCURRENT_MAX, "storage")
+        self._stores: dict[tuple[str, float], ObjectStore] = {}
+        self._servers: dict[str, _Server] = {}
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and end the threads."""
+        self._threads.shutdown()
         self._stores.clear()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
 
     def heads(self, urls: Sequence[str], deadline_s: float | None = None) -> list[Version | ObjectUnreadable]:
         """What each object is, or why it cannot be known."""
@@ -133,11 +151,11 @@ class RemoteClient:
         """As ``read_many``, but once there are ``bytes_max`` bytes, nothing more is asked for, and the rest are None."""
         spent = 0
 
-        async def one(wanted: Wanted) -> memoryview | None:
+        def one(wanted: Wanted, request_s: float) -> memoryview | None:
             nonlocal spent
             if spent >= bytes_max:
                 return None
-            data = await self._get(wanted)
+            data = self._get(wanted, request_s)
             spent += len(data)
             return data
 
@@ -154,38 +172,35 @@ class RemoteClient:
     # --- one after the other, several at once ---------------------------------------------------------------------------
 
     def _all(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
-        return self._loop.run_until_complete(self._gather(asks, deadline_s))
+        """The answers, each of them or why there is none. All threads are idle again when they are there."""
+        time = _Time.of(deadline_s)
+        if len(asks) == 1:
+            return [self._one(time, asks[0])]
+        return list(self._threads.map(partial(self._one, time), asks))
 
-    async def _gather(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
-        turn = asyncio.Semaphore(CONCURRENT_MAX)
-        until_s = None if deadline_s is None else self._loop.time() + deadline_s
+    def _one(self, time: _Time, ask: _Ask[T]) -> T | ObjectUnreadable:
+        server = self._servers.setdefault(_server_of(ask[0]), _Server())
+        try:
+            return self._persist(server, time, ask[1])
+        except _Trouble as trouble:
+            return self._failed(server, trouble)
+        except ObjectUnreadable as reason:
+            return reason
 
-        async def one(ask: _Ask[T]) -> T | ObjectUnreadable:
-            server = self._servers[_server_of(ask[0])]
-            try:
-                async with asyncio.timeout_at(until_s), turn:
-                    return await self._persist(server, ask[1])
-            except _Trouble as trouble:
-                return self._failed(server, trouble)
-            except ObjectUnreadable as reason:
-                return reason
-            except TimeoutError:
-                because = f": {server.trouble}" if server.trouble else ""
-                return self._failed(server, _Trouble(f"it was not read within {deadline_s:g} s{because}"))
-
-        return await asyncio.gather(*map(one, asks))
-
-    async def _persist(self, server: _Server, ask: Callable[[], Awaitable[T]]) -> T:
+    def _persist(self, server: _Server, time: _Time, ask: Callable[[float], T]) -> T:
         """Ask until there is an answer, or asking again is of no use. Raises ``ObjectUnreadable``."""
         patience = limits()
-        if self._loop.time() < server.gone_until_s:
+        if monotonic() < server.gone_until_s:
             raise ObjectUnreadable(f"{server.gone_because}; it is left alone for a moment")
         for attempt in range(patience.retries + 1):
             if attempt:
                 pause_s = min(PAUSE_S * 2 ** (attempt - 1), PAUSE_MAX_S)
-                await asyncio.sleep(pause_s * random.uniform(1.0, 1.5))  # noqa: S311  that not all ask again at once
+                sleep(pause_s * random.uniform(1.0, 1.5))  # noqa: S311  that not all ask again at once
+            if monotonic() >= time.begin_until_s:
+                because = f": {server.trouble}" if server.trouble else ""
+                raise _Trouble(f"it was not read within {time.deadline_s:g} s{because}")
             try:
-                answer = await _once(ask)
+                answer = _once(ask, time.request_s)
             except _Trouble as trouble:
                 server.trouble = str(trouble)
             else:
@@ -198,24 +213,24 @@ class RemoteClient:
         """A request failed for good. Where they all do, whoever asks next need not wait as long."""
         server.failures += 1
         if server.failures >= GONE_FAILURES:
-            server.gone_because, server.gone_until_s = str(trouble), self._loop.time() + limits().timeout_s
+            server.gone_because, server.gone_until_s = str(trouble), monotonic() + limits().timeout_s
         return trouble
 
     # --- what is asked --------------------------------------------------------------------------------------------------
 
-    async def _head(self, url: str) -> Version:
-        store, path = self._store(url)
-        return _version(await obstore.head_async(store, path))
+    def _head(self, url: str, request_s: float) -> Version:
+        store, path = self._store(url, request_s)
+        return _version(obstore.head(store, path))
 
-    async def _get(self, wanted: Wanted) -> memoryview:
-        store, path = self._store(wanted.url)
+    def _get(self, wanted: Wanted, request_s: float) -> memoryview:
+        store, path = self._store(wanted.url, request_s)
         options: dict[str, Any] = {}
         if wanted.size is not None:
             options["range"] = (wanted.start, wanted.start + wanted.size)
         etag = wanted.version.etag if wanted.version is not None else None
         if etag is not None and not etag.startswith("W/"):
             options["if_match"] = etag
-        result = await obstore.get_async(store, path, options=options)  # type: ignore[arg-type]
+        result = obstore.get(store, path, options=options)  # type: ignore[arg-type]
         version = _version(result.meta)
         difference = wanted.version.differs_from(version) if wanted.version is not None else ""
         if difference:
@@ -225,44 +240,36 @@ class RemoteClient:
             raise ObjectTooLong(f"has {end - start} bytes, more than max_bytes = {wanted.bytes_max}")
         if wanted.size is not None and (start != wanted.start or end > wanted.start + wanted.size):
             raise ObjectUnreadable(f"its server answered bytes {start} to {end} instead of those that were asked for")
-        data = memoryview(await result.bytes_async())
+        data = memoryview(result.bytes())
         if len(data) != end - start:
             raise _Trouble(f"its server sent {len(data)} bytes instead of {end - start}")
         return data
 
-    async def _list(self, url: str) -> Listing:
-        store, prefix = self._store(url)
-        found = await obstore.list_with_delimiter_async(store, prefix or None)
+    def _list(self, url: str, request_s: float) -> Listing:
+        store, prefix = self._store(url, request_s)
+        found = obstore.list_with_delimiter(store, prefix or None)
         skipped = len(prefix) + 1 if prefix else 0
         folders = [path[skipped:] for path in found["common_prefixes"]]
         files = [(one["path"][skipped:], _version(one)) for one in found["objects"] if one["path"] != prefix]
         return Listing(folders, files)
 
-    async def _holds_any(self, url: str) -> bool:
-        store, prefix = self._store(url)
-        async for found in obstore.list(store, prefix or None, chunk_size=1):
-            return len(found) > 0
-        return False
+    def _holds_any(self, url: str, request_s: float) -> bool:
+        store, prefix = self._store(url, request_s)
+        return len(next(iter(obstore.list(store, prefix or None, chunk_size=1)), ())) > 0
 
-    def _store(self, url: str) -> tuple[ObjectStore, str]:
-        """The store of an object, and its path there."""
+    def _store(self, url: str, request_s: float) -> tuple[ObjectStore, str]:
+        """The store of an object, whose requests take no longer, and its path there."""
         scheme, _, rest = url.partition("://")
         host, _, path = rest.partition("/")
-        key = _server_of(url)
-        store = self._stores.get(key)
-        if store is None:
-            store = self._stores[key] = _new_store(scheme, host)
+        key = (_server_of(url), request_s)
+        store = self._stores.get(key) or self._stores.setdefault(key, _new_store(scheme, host, request_s))
         return store, path.rstrip("/")
 
 
-async def _once(ask: Callable[[], Awaitable[T]]) -> T:
+def _once(ask: Callable[[float], T], request_s: float) -> T:
     """Ask once. Raises ``_Trouble`` where asking again may mend it, and ``ObjectUnreadable`` where not."""
-    limit_s = BLOCK_TIMEOUTS * limits().timeout_s
     try:
-        async with asyncio.timeout(limit_s):
-            return await ask()
-    except TimeoutError:
-        raise _Trouble(f"a request took longer than {limit_s:g} s") from None
+        return ask(request_s)
     except (BaseError, OSError) as error:
         raise _trouble(error) from None
     except ValueError:
@@ -313,16 +320,16 @@ def _status_meaning(status: int, text: str) -> tuple[str, bool]:
     return (f"it may not be read ({detail})" if status == refused else f"its server answers {detail}"), passes
 
 
-def _new_store(scheme: str, host: str) -> ObjectStore:
-    patience = limits()
-    silence = timedelta(seconds=patience.timeout_s)
+def _new_store(scheme: str, host: str, request_s: float) -> ObjectStore:
+    silence = timedelta(seconds=min(limits().timeout_s, request_s))
+    request = timedelta(seconds=request_s)
     options: dict[str, Any] = {
         "connect_timeout": silence,
         "read_timeout": silence,
-        "timeout": BLOCK_TIMEOUTS * silence,
+        "timeout": request,
         "pool_max_idle_per_host": str(CONCURRENT_MAX),
     }
-    once: dict[str, Any] = {"max_retries": 0, "retry_timeout": BLOCK_TIMEOUTS * silence}
+    once: dict[str, Any] = {"max_retries": 0, "retry_timeout": request}
     if scheme == "s3":
         endpoint = environ.get("AWS_ENDPOINT_URL") or environ.get("AWS_ENDPOINT") or ""
         options["allow_http"] = endpoint.startswith("http://")

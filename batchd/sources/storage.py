@@ -40,7 +40,7 @@ class StorageLimits(NamedTuple):
         return cls(timeout_ms / 1000, retries, deadline_ms / 1000)
 
 
-CHECK_LIMITS = StorageLimits(timeout_s=3.0, retries=0, deadline_s=3.0)
+CHECK_LIMITS = StorageLimits(timeout_s=3.0, retries=0, deadline_s=6.0)
 """For a quick look: is it there?"""
 
 

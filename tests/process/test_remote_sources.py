@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import batchd_client
-from batchd_client.errors import BatchTimeout
+from batchd_client.errors import BatchTimeout, StreamStopped
 from support.commands import batchd
 from support.http_files import SECRET, FileServer, Status, serving
 from support.s3_server import CREDENTIALS
@@ -83,7 +83,7 @@ def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_d
     with serving(contents(tmp_path)) as server:
         stream = {**folder_stream(photos), "source": {**source, "root": server.url}, "max_bad_fraction": 1.0}
         daemon = start_daemon({"photos": stream}, storage_retries=1)
-    with batchd_client.connect(daemon.address) as connection, pytest.raises(batchd_client.StreamStopped) as stopped:
+    with batchd_client.connect(daemon.address) as connection, pytest.raises(StreamStopped) as stopped:
         see(connection.stream("photos", epochs=1))
     reason = str(stopped.value)
     assert f"could stand in for {server.url}/train-0" in reason

@@ -100,10 +100,8 @@ def test_a_deadline_ends_all_that_is_asked_again(web: FileServer) -> None:
     web.faults["*"] = [Stall()] * 100
     wanted = [Wanted(f"{web.url}/a", start, 10) for start in range(40)]
 
-    reasons = storage.client().read_many(wanted, 0.2)
-    assert {str(reason) for reason in reasons} == {"it was not read within 0.2 s"}
-    (late,) = storage.client().read_many([wanted[0]], 0.2)
-    assert str(late) == "it was not read within 0.2 s; it is left alone for a moment"
+    reasons = [str(reason) for reason in storage.client().read_many(wanted, 0.4)]
+    assert all(reason.startswith("it was not read within 0.4 s: its server does not answer") for reason in reasons)
     assert len(web.asked) <= 16
 
 
