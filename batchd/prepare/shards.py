@@ -98,6 +98,7 @@ class ShardWriter:
             end = order.first + order.count
             for sample in range(order.first, end):
                 if (sample - order.first) % AHEAD_SAMPLES == 0:
+                    storage.begin_reading_ahead()
                     read_ahead(stream.reader, range(sample, min(sample + AHEAD_SAMPLES, end)))
                 self._note.take(sample - order.first, sample)
                 reason = self._add(stream, sample, skipped, shard)

@@ -108,7 +108,8 @@ class CsvReader:
         for sample in samples:
             with suppress(ValueError):
                 file, row = self._row(sample)
-                yield Extent(self._image_place(file, row[self._image or 0]), 0, None)
+                if row[self._image or 0]:
+                    yield Extent(self._image_place(file, row[self._image or 0]), 0, None)
 
     def _image_place(self, file: int, path: str) -> bytes:
         """Where an image is. Raises ``ValueError``."""

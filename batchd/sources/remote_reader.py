@@ -56,10 +56,11 @@ class RemoteBytes:
                 groups.append((group, self._wanted(_around(group), WHOLE_BYTES_MAX)))
             except ObjectUnreadable as reason:
                 self._fetched.update(dict.fromkeys(group, reason))
-        if not groups:
+        deadline_s = storage.ahead_s()
+        if not groups or deadline_s <= 0:
             return
         asked = [wanted for _, wanted in groups]
-        answers = storage.client().fetch(asked, storage.limits().deadline_s, FETCHED_BYTES_MAX)
+        answers = storage.client().fetch(asked, deadline_s, FETCHED_BYTES_MAX)
         for (group, wanted), answer in zip(groups, answers, strict=True):
             if answer is None or isinstance(answer, ObjectTooLong):
                 continue

@@ -11,6 +11,8 @@ Invariant: without a URL nothing is loaded, and no thread and no connection is t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchd.errors import SourceInvalid
@@ -91,6 +93,7 @@ class _Process:
 
     limits = StorageLimits()
     client: RemoteClient | None = None
+    ahead_until_s: float = inf
 
 
 def use(limits: StorageLimits) -> None:
@@ -101,6 +104,16 @@ def use(limits: StorageLimits) -> None:
 def limits() -> StorageLimits:
     """How patient this process is."""
     return _Process.limits
+
+
+def begin_reading_ahead() -> None:
+    """From now on what is read ahead, of however many sources, may take as long as one sample."""
+    _Process.ahead_until_s = monotonic() + _Process.limits.deadline_s
+
+
+def ahead_s() -> float:
+    """How long reading ahead may still take."""
+    return min(_Process.limits.deadline_s, _Process.ahead_until_s - monotonic())
 
 
 def client() -> RemoteClient:

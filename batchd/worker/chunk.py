@@ -130,6 +130,7 @@ class ServedStream:
         if not self._reads_ahead:
             return 0
         begun_ns = perf_counter_ns()
+        storage.begin_reading_ahead()
         read_ahead(self._reader, [sample for sample in samples if sample not in self.quarantined])
         return perf_counter_ns() - begun_ns
 

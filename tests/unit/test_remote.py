@@ -249,6 +249,21 @@ class TestReadingAhead:
         remote.read(wanted[0], 1 << 20)
         assert len(web.asked) == 101
 
+    def test_all_that_is_read_ahead_together_takes_no_longer_than_one_sample(self, web: FileServer) -> None:
+        """Or a worker with several sources would count as stuck. What was not read ahead is read when it is wanted."""
+        web.files["a"] = CONTENT
+        storage.use(StorageLimits(timeout_s=0.2, retries=0, deadline_s=0.0))
+        storage.begin_reading_ahead()
+        storage.use(StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0))
+        remote, (wanted,) = RemoteBytes({}), self.extents(web, (0, 3))
+        remote.fetch([wanted])
+        assert web.asked == []
+
+        assert bytes(remote.read(wanted, 10)) == CONTENT[:3]
+        storage.begin_reading_ahead()
+        remote.fetch([wanted])
+        assert len(web.asked) == 2
+
     def test_a_name_that_is_no_text_is_a_bad_one(self) -> None:
         """No server has an object of that name."""
         remote = RemoteBytes({})
