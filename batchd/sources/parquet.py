@@ -49,7 +49,9 @@ class ParquetReader:
             column.name: self._index.numbers(column.name) for column in self._columns if is_single_number(column)
         }
         self._bytes = {
-            column.name: BytesReader(max_bytes, {}, "file") for column in self._columns if not is_single_number(column)
+            column.name: BytesReader(max_bytes, index.place, "file")
+            for column in self._columns
+            if not is_single_number(column)
         }
         self._groups = _RowGroups(self._index, source.cache_bytes)
         self.name = self._index.shown

@@ -98,7 +98,9 @@ class _Scan:
             elif (extents := _rows(self._extents[column.name], 2))[:, 0].max() > NOWHERE:
                 arrays[f"extents.{column.name}"] = extents
         facts = {"fields": dict(self._source.fields), "names": dict(self._source.names)}
-        return SourceIndex.build(self._samples, facts, arrays, {"root": str(self._source.root.absolute())})
+        return SourceIndex.build(
+            self._samples, facts, arrays, {"root": str(self._source.root.absolute()), **self._survey.place()}
+        )
 
     def _title(self, column: Column) -> str:
         return self._source.names.get(column.name, column.name)

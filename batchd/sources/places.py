@@ -58,7 +58,7 @@ def reading(file: Path, survey: Survey) -> Iterator[BinaryIO]:
         return
     try:
         with open(file, "rb", opener=open_regular) as stream:
-            survey.saw(os.fsencode(file), os.fstat(stream.fileno()))
+            survey.read_file(file, os.fstat(stream.fileno()))
             yield stream
     except OSError as error:
         raise unreadable(os.fsencode(file), error) from None

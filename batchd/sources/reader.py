@@ -56,8 +56,9 @@ class BytesReader:
         self._holder = holder
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
         self._bound = bound
-        self._shards = OpenShards(bound)
-        self._remote = RemoteBytes(versions_in(place))
+        versions = versions_in(place)
+        self._shards = OpenShards(bound, versions)
+        self._remote = RemoteBytes(versions)
         self.close = self._shards.close
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
@@ -78,7 +79,9 @@ class BytesReader:
         if is_url(path):
             return self._read_range(path, start, size)
         with blaming_the_sample():
-            return self._read_extent(self._shards.descriptor(path), start, size)
+            data = self._read_extent(self._shards.descriptor(path), start, size)
+            self._shards.check(path)
+            return data
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
         """Ask servers for all of these at once, before they are read one by one; files are not read ahead."""

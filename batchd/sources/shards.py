@@ -5,12 +5,14 @@ Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker, those t
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
 from batchd.sources.index import readable
 from batchd.sources.places import is_within
+from batchd.sources.storage import Version, version_of
 
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""
@@ -18,10 +20,14 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class OpenShards:
-    """Descriptors of shards by their paths. Belongs to one reader. ``bound``: a real path that links must not lead out of."""
+    """Descriptors of shards by their paths. Belongs to one reader.
 
-    def __init__(self, bound: bytes | None = None) -> None:
+    ``bound``: a real path that links must not lead out of. ``versions``: what files were when they were scanned.
+    """
+
+    def __init__(self, bound: bytes | None = None, versions: Mapping[str, Version] = MappingProxyType({})) -> None:
         self._bound = bound
+        self._versions = {os.fsencode(where): version for where, version in versions.items()}
         self._descriptors: dict[bytes, int] = {}
         """Those used lately last."""
 
@@ -39,6 +45,13 @@ class OpenShards:
                 raise
         self._descriptors[file] = descriptor
         return descriptor
+
+    def check(self, file: bytes) -> None:
+        """See that an open shard still is what was scanned, after bytes of it were read. Raises ``SampleUnreadable``."""
+        version = self._versions.get(file)
+        difference = version.differs_from(version_of(os.fstat(self._descriptors[file]))) if version is not None else ""
+        if difference:
+            raise SampleUnreadable(f"its file has changed since the daemon read it: {difference}; restart the daemon")
 
     def close(self) -> None:
         """Close those that are open."""

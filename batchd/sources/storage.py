@@ -10,6 +10,7 @@ Invariant: without a URL nothing is loaded, and no thread and no connection is t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
@@ -137,5 +138,10 @@ def close() -> None:
 
 
 def versions_in(place: Any) -> dict[str, Version]:
-    """The versions that an index holds, of the objects that it was made of."""
-    return {url: Version(*version) for url, version in place.get("versions", {}).items()}
+    """The versions that an index holds, of the files and objects that it was made of."""
+    return {where: Version(*version) for where, version in place.get("versions", {}).items()}
+
+
+def version_of(status: os.stat_result) -> Version:
+    """What a file is."""
+    return Version(status.st_size, None, status.st_mtime_ns)

@@ -10,7 +10,7 @@ from time import time_ns
 from typing import NamedTuple, TypeAlias
 
 from batchd.config.location import is_url
-from batchd.sources.storage import Version
+from batchd.sources.storage import Version, version_of
 
 ReportProgress: TypeAlias = Callable[[int], None]
 """Called now and then with the number of samples found so far."""
@@ -58,7 +58,7 @@ class Survey:
         self._seen: list[Witness] = []
         self._parts: list[Survey] = []
         self.versions: dict[str, Version] = {}
-        """The objects of servers that were read, which whoever reads samples of them has to find as they were."""
+        """The files and the objects of servers that were read, which whoever reads samples of them has to find as they were."""
 
     def part(self, found_before: int) -> "Survey":
         """The survey of one of several sources, when those before it have so many samples."""
@@ -82,6 +82,11 @@ class Survey:
         """The scan looked into this folder, or read this file; ``status`` is from before it did."""
         self.add(witness(path, status))
 
+    def read_file(self, file: Path, status: os.stat_result) -> None:
+        """The scan reads this file; whoever reads samples of it has to find it as it was."""
+        self.saw(os.fsencode(file), status)
+        self.versions[str(file.absolute())] = version_of(status)
+
     def add(self, seen: Witness) -> None:
         """The scan looked at what this is the witness of."""
         self._seen.append(seen)
@@ -100,8 +105,8 @@ class Survey:
         self._seen.append(listing_witness(url, digest))
 
     def place(self) -> dict[str, dict[str, list[object]]]:
-        """What belongs to an index's place besides where files are: nothing, unless there are servers."""
-        versions: dict[str, list[object]] = {url: list(version) for url, version in self.versions.items()}
+        """What belongs to an index's place besides where files are: what they were."""
+        versions: dict[str, list[object]] = {where: list(version) for where, version in self.versions.items()}
         return {"versions": versions} if versions else {}
 
 

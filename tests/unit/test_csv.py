@@ -343,18 +343,24 @@ def test_a_record_that_is_none_makes_a_bad_sample(tmp_path, record, message) -> 
 
 
 def test_a_table_that_is_cut_or_changed_after_the_scan_makes_bad_samples(tmp_path) -> None:
-    """As far as records do not end any more where they did."""
+    """By its size and its time; and where those are as they were, as far as records do not end any more where they did."""
     content = "a,b\n" + "".join(f"{number},{number}\n" for number in range(10, 20))
     source = table(tmp_path, content)
+    status = source.path.stat()
+
+    def rewrite(text: str) -> None:
+        source.path.write_text(text[: len(content)].ljust(len(content), "\n"))
+        os.utime(source.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
     with opened(source) as (reader, _index):
         os.truncate(source.path, 30)
-        assert reader.read(3)["a"] == "13"
+        assert "its file has changed since the daemon read it: it had 64 bytes, and has 30" in reason(reader, 3)
         assert "the file ends at byte 30, 4 bytes before the sample does" in reason(reader, 4)
-        source.path.write_text("# " + content)
+        rewrite("# " + content)
         assert "does not end where it did; the file was changed" in reason(reader, 0)
-        source.path.write_text("a,b\n" + "1,\n2,\n" * 10)
+        rewrite("a,b\n" + "1,\n2,\n" * 10)
         assert reason(reader, 1) == "is no record of a table: new-line character seen in unquoted field"
-        source.path.write_text("\n" * len(content))
+        rewrite("")
         assert reason(reader, 1) == "is no record any more; the file was changed after the daemon read it"
     with opened(table(tmp_path, content)) as (reader, _index):
         source.path.unlink()

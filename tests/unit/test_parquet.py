@@ -61,7 +61,9 @@ def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_pat
     """With one read of the file each, whatever the size of a row group: here the footer is gone, and nobody misses it."""
     file = photographs(tmp_path / "a.parquet", compression="none")
     source, index = scan_parquet(tmp_path, BOTH, cache_bytes=1)
-    os.truncate(file, file.stat().st_size - 100)
+    status, data = file.stat(), file.read_bytes()
+    file.write_bytes(data[:-100] + bytes(100))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20))] == IMAGES
 
@@ -397,7 +399,8 @@ def test_a_value_behind_the_end_of_a_file_that_was_cut_is_a_bad_sample(tmp_path)
     reader = open_parquet(tmp_path, BOTH)
     os.truncate(file, 400)
 
-    assert bytes(reader.read(0)["image"]) == IMAGES[0]
+    with pytest.raises(SampleUnreadable, match=r"its file has changed.*\(row group 0, row 0 of it\)"):
+        reader.read(0)
     with pytest.raises(SampleUnreadable, match=r"ends at byte 400.*\(row group 0, row 50 of it\)"):
         reader.read(50)
     reader.close()

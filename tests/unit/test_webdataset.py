@@ -234,15 +234,50 @@ def test_a_shard_may_end_without_the_zeros_that_end_it(tmp_path) -> None:
 
 
 def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
-    """Those behind the cut; the others are read, and the error says where the shard ends."""
+    """Those behind the cut say where the shard ends; the others, that it is not what it was."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000)])
     reader = SampleReader(scan(tmp_path, label=""), 1 << 20)
     os.truncate(shard, 512 + 1024 + 512 + 1000)
 
-    assert bytes(reader.read(0)) == b"a" * 600
+    with pytest.raises(
+        SampleUnreadable, match=r"its file has changed since the daemon read it: it had \d+ bytes, and has 3048"
+    ):
+        reader.read(0)
     with pytest.raises(SampleUnreadable, match="the shard ends at byte 3048, 4000 bytes before the sample does"):
         reader.read(1)
     reader.close()
+
+
+def test_a_shard_that_is_written_anew_makes_bad_samples(tmp_path) -> None:
+    """Its samples may stand where others stood, and be as long: no label goes with another image."""
+    images = [bytes([number]) * 600 for number in range(3)]
+    write_shard(tmp_path / "a.tar", [(f"{number}.jpg", image) for number, image in enumerate(images)])
+    index = scan(tmp_path, label="")
+    reader, late = SampleReader(index, 1 << 20), SampleReader(index, 1 << 20)
+    assert bytes(reader.read(0)) == images[0]
+    status = (tmp_path / "a.tar").stat()
+    write_shard(tmp_path / "a.tar", [(f"{number}.jpg", image) for number, image in enumerate(reversed(images))])
+    os.utime(tmp_path / "a.tar", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+    for one in (reader, late):
+        with pytest.raises(SampleUnreadable, match="its file has changed since the daemon read it: it was modified"):
+            one.read(0)
+        one.close()
+
+
+def test_a_shard_in_the_place_of_another_is_read_by_nobody(tmp_path) -> None:
+    """Who has the old one open reads that; who opens the new one finds that it is another."""
+    write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600)])
+    index = scan(tmp_path, label="")
+    reader, late = SampleReader(index, 1 << 20), SampleReader(index, 1 << 20)
+    reader.read(0)
+    write_shard(tmp_path / "b.tar", [("a.jpg", b"b" * 600)]).rename(tmp_path / "a.tar")
+
+    assert bytes(reader.read(0)) == b"a" * 600
+    with pytest.raises(SampleUnreadable, match="it was modified"):
+        late.read(0)
+    reader.close()
+    late.close()
 
 
 def test_samples_that_are_empty_or_too_large_are_bad_ones(tmp_path) -> None:
