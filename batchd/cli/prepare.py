@@ -20,7 +20,7 @@ from batchd.config.names import suggestion
 from batchd.config.runtime import default_cache_dir
 from batchd.config.sizes import round_bytes
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.prepare.members import LABEL, is_image
+from batchd.prepare.members import is_label, main_image
 from batchd.prepare.run import Output, Prepared, Progress, Work, prepare
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
@@ -112,12 +112,17 @@ def _summarise(folder: Path, stream: str, prepared: Prepared) -> None:
         f"{prepared.samples - bad:,} samples in {count:,} shards of {round_bytes(prepared.shard_bytes)}"
         + (f"; {bad:,} bad ones are left out, see {folder / 'bad.tsv'}" if bad else "")
     )
+    image, label = main_image(prepared.columns), next(filter(is_label, prepared.columns.values()), None)
+    others = [name for name, column in prepared.columns.items() if name != image and column is not label]
+    if others or not image:
+        kept = "the image and the label" if image else "nothing"
+        click.echo(f"a webdataset source reads {kept} of them; for other readers there are {', '.join(others)}")
     if prepared.empty:
         click.echo(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")
-    if any(is_image(column) for column in prepared.columns.values()):
-        label = "cls" if LABEL in prepared.columns else ""
+    if image and len(prepared.empty) < count:
         shards = f"{stream}-{{000000..{count - 1:06}}}.tar"
+        ending = "cls" if label is not None else ""
         click.echo("serve them:")
         click.echo(
-            f'  source = {{ type = "webdataset", root = "{folder.absolute()}", shards = ["{shards}"], label = "{label}" }}'
+            f'  source = {{ type = "webdataset", root = "{folder.absolute()}", shards = ["{shards}"], label = "{ending}" }}'
         )

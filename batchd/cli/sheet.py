@@ -1,12 +1,13 @@
 """A contact sheet: the images of a batch with their labels, as one PNG. Runs in the user's shell.
 
-Draws whatever the pipeline made: uint8 as it is, floating-point numbers stretched from their smallest to their largest value
-(normalising cannot be undone without knowing it), channels first or last, colour or grey, each image in its own shape.
+Draws whatever the pipeline made: uint8 as it is, floating-point numbers as 0 to 1, or from the smallest to the largest of
+the sheet (normalising cannot be undone without knowing it), channels first or last, colour or grey, each image in its own shape.
 
 What an image is follows from its shape alone: three dimensions of which the first or the last has one or three channels, or two
 of 8 bits.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -51,6 +52,7 @@ def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr:
 def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Image:
     """The sheet as a BGR image: uint8 [height, width, 3]."""
     images = batch.samples(field)[:IMAGES_MAX]
+    low, high = _range_of(images)
     channels_first = _has_channels_first(batch.arrays[field].shape[1:])
     columns = min(COLUMNS, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
@@ -61,7 +63,7 @@ def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Ima
         left = MARGIN_PIXELS + index % columns * step_x
         if image.size:  # a masked sample may have no pixels at all
             sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = _tile(
-                _as_bgr(image, channels_first=channels_first, is_bgr=is_bgr)
+                _as_bgr(_as_bytes(image, low, high), channels_first=channels_first, is_bgr=is_bgr)
             )
         caption = _caption(batch, index)
         baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
@@ -84,16 +86,28 @@ def _has_channels_first(shape: tuple[int, ...]) -> bool:
     return len(shape) == COLOUR_DIMENSIONS and shape[0] in CHANNELS and shape[2] not in CHANNELS
 
 
+def _range_of(images: Sequence[Image]) -> tuple[float, float]:
+    """What is black and what is white, the same for all images of a sheet: 0 and 1 where all numbers are between those."""
+    numbers = [image for image in images if image.size]
+    low = min((float(np.nan_to_num(image).min()) for image in numbers), default=0.0)
+    high = max((float(np.nan_to_num(image).max()) for image in numbers), default=1.0)
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
+def _as_bytes(image: Image, low: float, high: float) -> Image:
+    """Pixels of 8 bits; other numbers are stretched from ``low``, which is black, to ``high``."""
+    if image.dtype == np.uint8:
+        return image
+    stretched = (image.astype(np.float32) - low) * (255 / (high - low or 1))
+    return np.asarray(np.nan_to_num(stretched).clip(0, 255).round(), np.uint8)
+
+
 def _as_bgr(image: Image, *, channels_first: bool, is_bgr: bool) -> Image:
     """One image as uint8 [height, width, 3] in OpenCV's order."""
     if image.ndim == GREY_DIMENSIONS:
         image = image[:, :, np.newaxis]
     if channels_first:
         image = image.transpose(1, 2, 0)
-    if image.dtype != np.uint8:
-        values = image.astype(np.float32)
-        low, high = float(values.min()), float(values.max())
-        image = ((values - low) * (255 / (high - low or 1))).astype(np.uint8)
     if image.shape[2] == 1:
         return np.repeat(image, 3, axis=2)
     return image if is_bgr else image[:, :, ::-1]

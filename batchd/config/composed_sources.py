@@ -116,6 +116,8 @@ class SubsetSource(SourceOptions):
         for name, text in (("start", self.start), ("stop", self.stop)):
             if share_of(text, 100) is None:
                 raise ValueError(f'{name} = {text!r} is neither a number nor a percentage, such as "90%"')
+        if isinstance(self.start, int) and isinstance(self.stop, int) and self.start >= self.stop:
+            raise ValueError(f"the range from start = {self.start} to stop = {self.stop} holds no sample")
         if self.shuffle_seed is not None and not 0 <= self.shuffle_seed <= NUMBER_MAX:
             raise ValueError("shuffle_seed must be 0 or more")
         if self.indices is not None and (self.start, self.stop, self.shuffle_seed) != (0, "100%", None):

@@ -24,6 +24,12 @@ def _declared(step: Call, declared: Column, there: Column | None) -> Column:
     """An output; one that is there already stays what its type does not say: its channels in front, its mask that follows it."""
     if there is None:
         return replace(declared, made_by=step.op)
+    if there.followers and there.is_fixed and declared.is_fixed and there.shape[:2] != declared.shape[:2]:
+        names = " and ".join(repr(name) for _role, name in there.followers)
+        raise StepInvalid(
+            f'"call" makes {there.name!r} {declared.text} where it is {there.text}, and nobody moves {names} with it, as '
+            "steps on images do"
+        )
     keeps_axes = len(there.shape) == len(declared.shape) and there.shape[:1] == declared.shape[:1]
     return replace(
         there,

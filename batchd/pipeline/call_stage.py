@@ -39,12 +39,14 @@ class CallStage:
         self._changing = {name: after[name] for name in step.outputs or before}
         self._required = frozenset(step.outputs)
         self._of_same_type = {name for name in before if before[name].text == after[name].text}
+        self._followed = [name for name in self._changing if name in before and before[name].followers]
         self._copies = _Copies()
 
     def run(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
         """See ``stages.Stage``."""
         given = {name: self._given(name, values[name]) for name in self._fields}
         kept = dict(given)
+        sizes = {name: np.shape(given[name])[:2] for name in self._followed}
         try:
             made = call(self._function, given, random.generator if self._is_random else None)
             values.update(self._checked(made, kept))
@@ -52,6 +54,11 @@ class CallStage:
             raise SampleUndecodable(f"{self._name}: {error}") from None
         except NotAsDeclared as error:
             raise SampleUndecodable(f"{self._name} gives another type than is declared: {error}") from None
+        for name, size in sizes.items():
+            if np.shape(values[name])[:2] != size:
+                raise SampleUndecodable(
+                    f"{self._name} changed the size of {name!r}, and nobody moves what follows it: mask, boxes or points"
+                )
 
     def _given(self, name: str, value: Value) -> Any:
         """What the function gets of a field: nothing that is written over when the next sample comes."""

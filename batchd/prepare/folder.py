@@ -22,6 +22,11 @@ from batchd.sources.index import readable
 ABOUT = "prepare.json"
 BAD = "bad.tsv"
 UNFINISHED = ".unfinished"
+DIGESTS = {
+    "source": "the source's files have changed, or its options",
+    "steps": "the pipeline, the seed, or what a step reads or calls has changed",
+}
+"""What it means where one of these is another: a digest says nothing to people."""
 
 
 class LeftOut(NamedTuple):
@@ -109,6 +114,10 @@ class ShardFolder:
             raise BatchdError(f"{file} is damaged: name a new folder, or remove this one")
         for name, value in about.items():
             if there.get(name) != value:
+                if name in DIGESTS:
+                    raise BatchdError(
+                        f"something else was prepared in {self.path}: {DIGESTS[name]}; name a new folder, or remove it"
+                    )
                 raise BatchdError(
                     f"something else was prepared in {self.path}: {name} was {there.get(name)!r}, and is {value!r} now; name a "
                     "new folder, or remove this one"

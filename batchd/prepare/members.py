@@ -1,10 +1,11 @@
-"""The values of one sample as members of a shard, which a ``webdataset`` source reads again. A WRITER of ``batchd prepare``.
+"""The values of one sample as members of a shard in WebDataset format. A WRITER of ``batchd prepare``.
 
     image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     a file that was not decoded     as it was: .jpg, .png, ...
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
 
-The first image has its ending alone, further ones their name in front.
+The image called "image", or else the first one, has its ending alone, others their name in front. A ``webdataset`` source of
+batchd reads that image and the label; the rest is for other readers of such shards.
 """
 
 import io
@@ -25,7 +26,7 @@ try:
 except ImportError:  # cv2 encodes JPEG too
     simplejpeg = None
 
-LABEL = "label"
+IMAGE, LABEL = "image", "label"
 _IMAGE_CHANNELS = (1, 3)
 _IMAGE_DIMENSIONS = 3
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
@@ -43,7 +44,7 @@ class MemberEncoder:
         self._format = image_format
         self._quality = quality
         self._is_bgr = is_bgr
-        self._first_image = next((name for name, column in columns.items() if is_image(column)), "")
+        self._main_image = main_image(columns)
 
     def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
         """The members of a sample: ending and content. Raises ``SampleUndecodable`` where pixels cannot be encoded."""
@@ -59,7 +60,7 @@ class MemberEncoder:
                 yield f"{name}.txt", str(value).encode()
             elif column.shape:
                 yield f"{name}.npy", _npy(np.asarray(value, column.dtype))
-            elif name == LABEL and np.issubdtype(column.dtype, np.integer):
+            elif is_label(column):
                 yield "cls", str(int(np.asarray(value))).encode()
             else:
                 numbers[name] = np.asarray(value, column.dtype).item()
@@ -67,7 +68,7 @@ class MemberEncoder:
             yield "json", json.dumps(numbers).encode()
 
     def _named(self, name: str, ending: str) -> str:
-        return ending if name == self._first_image else f"{name}.{ending}"
+        return ending if name == self._main_image else f"{name}.{ending}"
 
     def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
         height, width, channels = pixels.shape
@@ -93,6 +94,18 @@ class MemberEncoder:
             "webp": [cv2.IMWRITE_WEBP_QUALITY, self._quality if self._quality < LOSSLESS else _WEBP_LOSSLESS],
         }
         return cv2.imencode(f".{self._format}", pixels, options[self._format])[1].tobytes()
+
+
+def main_image(columns: Mapping[str, Column]) -> str:
+    """The image that a ``webdataset`` source takes for the sample's: "image", or the first one; "" where there is none."""
+    images = [name for name, column in columns.items() if is_image(column)]
+    return IMAGE if IMAGE in images else next(iter(images), "")
+
+
+def is_label(column: Column) -> bool:
+    """Is it what a ``webdataset`` source reads as the label: one whole number?"""
+    is_whole = column.kind == "array" and column.dtype != "bool" and "float" not in column.dtype
+    return column.name == LABEL and is_whole and not column.shape
 
 
 def is_image(column: Column) -> bool:

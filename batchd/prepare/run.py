@@ -128,7 +128,7 @@ def _check_source(work: Work) -> None:
     """Raise ``ConfigInvalid`` where the source has no end, or names functions that are not there."""
     source = work.config.source
     if source.is_live:
-        text = f"samples of a {source.type} come as they come, so they have no end and cannot be prepared"
+        text = f"samples of a {source.type} cannot be read twice, so what was interrupted could not go on with them"
         raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
     problems = code_problems(work.name, work.config, work.python_path)
     if problems:

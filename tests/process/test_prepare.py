@@ -218,7 +218,9 @@ def test_a_folder_belongs_to_one_command(config, tmp_path):
     command.communicate()
 
     assert "quality was 90, and is 80 now" in prepare(file, "--quality", "80", status=1).stderr
-    assert "steps was" in prepare(config(seed=3), status=1).stderr
+    assert (
+        "the pipeline, the seed, or what a step reads or calls has changed" in prepare(config(seed=3), status=1).stderr
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
     other = batchd("prepare", "photos", "-c", file, "--to", tmp_path / "mine", status=1)
@@ -251,3 +253,18 @@ def test_what_cannot_be_is_said_before_anything_is_written(config, tmp_path):
     )
     assert "the first step must be" in wrong.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_source_cannot_read_again_is_said(config, tmp_path):
+    """And the source that is proposed is one that works."""
+    file = config()
+    one_hot = 'streams.photos.pipeline=[{op = "decode"}, {op = "resize", size = [8, 8]}, {op = "one_hot", classes = 4}]'
+
+    said = prepare(file, "--set", one_hot).stdout
+
+    assert "a webdataset source reads the image and the label of them; for other readers there are label" in said
+    assert 'label = ""' in said
+    gone = 'streams.photos.pipeline=[{op = "drop", fields = ["image"]}]'
+    numbers = batchd("prepare", "photos", "-c", file, "--to", tmp_path / "numbers", "--set", gone).stdout
+    assert "a webdataset source reads nothing of them" in numbers
+    assert "serve them" not in numbers

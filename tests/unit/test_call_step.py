@@ -9,7 +9,7 @@ import pytest
 from batchd.config.call_steps import Call
 from batchd.config.columns import Column, parse_column
 from batchd.config.geometry_steps import Follow
-from batchd.config.image_steps import RandomFlip
+from batchd.config.image_steps import CenterCrop, RandomFlip
 from batchd.functions.load import FunctionUnusable
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
@@ -299,3 +299,18 @@ def test_outputs_that_make_no_sense_are_refused():
     assert sample_fields(COLUMNS, [Call(function="a:b", outputs={"score": "float32[2]"})], "fail")[2] == Field(
         "score", "float32", (2,)
     )
+
+
+def test_a_function_that_changes_the_size_of_an_image_that_is_followed_is_refused(write):
+    """Nobody would move the boxes with it: by what it declares, or by what it does."""
+    write("mine.py", "def half(sample, rng): return {'image': sample['image'][::2, ::2]}")
+    fixed = (parse_column("image", "uint8[4,4,3]"), parse_column("boxes", "float32[1,4]"))
+    free = (parse_column("image", "uint8[?,?,3]"), fixed[1])
+    follow, crop = Follow(boxes="boxes"), CenterCrop(size=(2, 2))
+    declared = Call(function="mine:half", outputs={"image": "uint8[2,2,3]"})
+    unsaid = Call(function="mine:half")
+
+    assert "nobody moves 'boxes' with it" in check_steps(fixed, [follow, declared])[0]
+    assert check_steps(free, [follow, unsaid, crop]) == []
+    with pytest.raises(SampleUndecodable, match="changed the size of 'image', and nobody moves what follows it"):
+        run([follow, unsaid, crop], {"image": IMAGE, "boxes": np.zeros((1, 4), np.float32)}, free)

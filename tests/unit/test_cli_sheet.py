@@ -84,7 +84,7 @@ def test_grey_images_are_grey(shape) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["nhwc", "nchw"])
 def test_floating_point_images_are_stretched(dtype, order) -> None:
-    """From the smallest number of the image to its largest; half red, half nothing."""
+    """From the smallest number of the sheet to its largest; half red, half nothing."""
     image = np.full((1, 20, 20, 3), -2.0, dtype)
     image[0, :, :10, 0] = 2.5
 
@@ -95,9 +95,18 @@ def test_floating_point_images_are_stretched(dtype, order) -> None:
     assert tuple(drawn[80, 140]) == (0, 0, 0)
 
 
-def test_a_floating_point_image_of_one_value_is_black() -> None:
-    """There is nothing to stretch, and nothing is divided by it."""
-    assert middle(draw_sheet(batch_of(np.full((1, 8, 8, 3), 0.7, np.float32)), is_bgr=False)) == (0, 0, 0)
+def test_floating_point_images_of_one_value_each_are_told_apart() -> None:
+    """Numbers from 0 to 1 are drawn as they are; others within the range of the sheet, which may be none."""
+
+    def middles(*numbers: float) -> list[int]:
+        images = np.stack([np.full((8, 8, 3), number, np.float32) for number in numbers])
+        sheet = draw_sheet(batch_of(images), is_bgr=False)
+        return [int(tile(sheet, index, len(numbers))[80, 80, 0]) for index in range(len(numbers))]
+
+    assert middles(0.2, 0.6) == [51, 153]
+    assert middles(-2.0, 0.5, 3.0) == [0, 128, 255]
+    assert middles(7.0) == [0]
+    assert middles(float("nan"), 0.5)[0] == 0
 
 
 def test_proportions_are_kept() -> None:

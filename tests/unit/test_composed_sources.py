@@ -319,7 +319,7 @@ def test_a_file_of_indices_that_is_not_there_is_found_without_a_scan(tmp_path: P
     ("options", "message"),
     [
         ({"stop": 6}, "only 5 samples"),
-        ({"start": 3, "stop": 3}, "holds none"),
+        ({"start": "60%", "stop": 3}, "holds none"),
         ({"start": "50%", "stop": 1}, "holds none"),
     ],
 )
@@ -354,6 +354,7 @@ def test_a_share_is_a_number_or_a_percentage(given, share) -> None:
         (MixSource, {"sources": (FolderSource(path=Path("/x")),), "weights": (0,)}),
         (MixSource, {"sources": (FolderSource(path=Path("/x")),), "weights": (float("inf"),)}),
         (SubsetSource, {"of": FolderSource(path=Path("/x")), "start": "half"}),
+        (SubsetSource, {"of": FolderSource(path=Path("/x")), "start": 3, "stop": 3}),
         (SubsetSource, {"of": FolderSource(path=Path("/x")), "shuffle_seed": -1}),
         (SubsetSource, {"of": FolderSource(path=Path("/x")), "indices": Path("/i"), "stop": 3}),
         (SubsetSource, {"of": FolderSource(path=Path("/x")), "indices": Path()}),

@@ -10,7 +10,7 @@ import pytest
 from batchd.config.columns import Column
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.prepare import members as members_module
-from batchd.prepare.members import MemberEncoder, is_image
+from batchd.prepare.members import MemberEncoder, is_image, is_label, main_image
 from support.images import encode, jpeg, photo
 
 PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))
@@ -127,3 +127,31 @@ def test_pixels_that_no_format_takes_are_a_bad_sample(image_format):
     """An image without height."""
     with pytest.raises(SampleUndecodable):
         members([PIXELS], {"image": np.empty((0, 5, 3), np.uint8)}, image_format)
+
+
+def test_the_image_called_image_is_the_sample_s_image():
+    """Wherever it stands among others; without one of that name, the first is."""
+    mask, image = Column("mask", dtype="uint8", shape=(4, 4, 1)), PIXELS
+    values = {"mask": photo(4, 4)[:, :, :1], "image": photo(4, 4)}
+
+    assert set(members([mask, image], values, "png")) == {"mask.png", "png"}
+    assert members([mask, image], values, "png")["png"] == members([image], values, "png")["png"]
+    assert main_image({"mask": mask}) == "mask"
+    assert main_image({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("column", "is_one"),
+    [
+        (Column("label", dtype="int64"), True),
+        (Column("label", dtype="uint8"), True),
+        (Column("label", dtype="float32", shape=(10,)), False),
+        (Column("label", dtype="float32"), False),
+        (Column("label", dtype="bool"), False),
+        (Column("label", "text"), False),
+        (Column("other", dtype="int64"), False),
+    ],
+)
+def test_a_label_is_one_whole_number(column, is_one):
+    """What the source reads again; anything else is kept in another form."""
+    assert is_label(column) is is_one
