@@ -28,8 +28,8 @@ demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-test: setup ## Run the tests (a few minutes on 2 cores)
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+test: setup ## Run the tests (some ten minutes on 2 cores; ARGS for pytest)
+	$(BIN)/python tests/run.py $(ARGS)
 
 test-slow: setup ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
