@@ -1,7 +1,7 @@
 """All tests, in two lanes at once: ``make test``. With arguments, pytest with these, in one.
 
-    lane 1   faults              mostly waits, for processes to die and for clocks
-    lane 2   process, unit       mostly computes; shown when it is done
+    lane 1   faults, unit        waits for processes to die and for clocks, and then computes
+    lane 2   process             starts daemons and trainers; shown when it is done
 
 Each lane is a pytest of its own, and what its tests start carries its mark, so neither sees the other's leftovers.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-LANES = (("tests/faults",), ("tests/process", "tests/unit"))
+LANES = (("tests/faults", "tests/unit"), ("tests/process",))
 ROOT = Path(__file__).parents[1]
 
 
