@@ -70,12 +70,12 @@ def with_threads(folder: str) -> Iterator[Iterator[Any]]:
     filled: queue.Queue[Any] = queue.Queue(QUEUE_BATCHES)
     stop, shared = threading.Event(), OneAtATime(batches(folder, np.random.default_rng(0)))
     runners = [threading.Thread(target=enqueue, args=(shared, filled, stop)) for _ in range(WORKERS)]
-    for runner in runners:
-        runner.start()
     with ExitStack() as ending:
         for runner in runners:
-            ending.callback(runner.join)
-        ending.callback(stop.set)
+            ending.callback(lambda runner=runner: runner.ident and runner.join())
+        ending.callback(stop.set)  # comes first at the end
+        for runner in runners:
+            runner.start()
         yield taken(filled, runners)
 
 
