@@ -104,7 +104,7 @@ def test_killed_producers_killed_workers_and_a_killed_trainer_lose_no_sample(sta
             stream = connection.stream("live")
             for round_number in range(6):
                 got += read(stream, 6)
-                os.kill(next(iter(daemon.worker_pids())), signal.SIGKILL)
+                daemon.kill_a_worker()
                 got += read(stream, 2)
                 if round_number == 2:
                     mirror.kill()

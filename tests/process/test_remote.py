@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -190,7 +189,7 @@ def test_a_worker_killed_for_a_remote_trainer_changes_nothing(start_remote, phot
         seen = []
         for _ in range(5):
             seen += see(stream, 2)
-            os.kill(min(wait_until(daemon.worker_pids, "a worker lives")), signal.SIGKILL)
+            daemon.kill_a_worker()
         seen += see(stream)
     assert samples(seen) == list(range(40))
     assert seen == Expected(daemon.config).epoch(0)

@@ -68,6 +68,7 @@ class DaemonProcess:
             [] if descriptors_max is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors_max)]
         )
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed: set[int] = set()
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
@@ -172,6 +173,12 @@ class DaemonProcess:
     def worker_pids(self) -> set[int]:
         """The processes of its workers, as the kernel knows them."""
         return children_of(self.pid)
+
+    def kill_a_worker(self) -> None:
+        """End its oldest worker that was not ended so before; who is about to die may be gone at any moment."""
+        victim = min(wait_until(lambda: self.worker_pids() - self._killed, "a worker lives"))
+        os.kill(victim, signal.SIGKILL)
+        self._killed.add(victim)
 
     def offspring(self) -> set[int]:
         """Everything that it ever started and that still lives."""
