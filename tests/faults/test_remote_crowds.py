@@ -19,7 +19,7 @@ from support.kernel import descriptors_of
 from support.network import free_port
 from support.seen import see
 from support.settings import folder_stream
-from support.waiting import PATIENCE_S, wait_until
+from support.waiting import PATIENCE_S, REMOTE_PAUSE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
 OLD_GREET = Greet(PROTOCOL_VERSION - 1, "raw", 1, "").encode()
@@ -170,7 +170,11 @@ def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemo
         with plain_connections(daemon, 250):
             wait_until(lambda: len(descriptors_of(daemon.pid)) == 300, "no descriptor is left")
             stream = connection.stream("photos", epochs=1, window=30)
-            wait_until(lambda: connection.status()["streams"][0]["ready_slots"] >= 30, "thirty batches are ready")
+            wait_until(
+                lambda: connection.status()["streams"][0]["ready_slots"] >= 30,
+                "thirty batches are ready",
+                every_s=REMOTE_PAUSE_S,
+            )
             assert see(stream) == Expected(daemon.config).epoch(0)
         batchd_client.connect(daemon.address).close()
     assert not daemon.log_lines("no memory for a slot")
