@@ -20,8 +20,8 @@ from batchd.config.names import suggestion
 from batchd.config.runtime import default_cache_dir
 from batchd.config.sizes import round_bytes
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.prepare.members import is_label, main_image
 from batchd.prepare.run import Output, Prepared, Progress, Work, prepare
+from batchd.prepare.source_table import source_table
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.storage import StorageLimits
@@ -58,7 +58,8 @@ def command(
     """Run the pipeline of STREAM once over all its samples, and write what it makes into shards in DIR, in WebDataset format.
 
     For work that need not be done in every epoch: photographs resized to 400 pixels, say. Samples need not have one size. Bad
-    samples are left out and listed in DIR/bad.tsv. Interrupted, or killed, the same command goes on where it was.
+    samples are left out and listed in DIR/bad.tsv. Interrupted, or killed, the same command goes on where it was. At the end it
+    prints the source that reads all of it again.
     """
     set_up_logs("warning")
     config = load_config(config_file, overrides)
@@ -112,17 +113,9 @@ def _summarise(folder: Path, stream: str, prepared: Prepared) -> None:
         f"{prepared.samples - bad:,} samples in {count:,} shards of {round_bytes(prepared.shard_bytes)}"
         + (f"; {bad:,} bad ones are left out, see {folder / 'bad.tsv'}" if bad else "")
     )
-    image, label = main_image(prepared.columns), next(filter(is_label, prepared.columns.values()), None)
-    others = [name for name, column in prepared.columns.items() if name != image and column is not label]
-    if others or not image:
-        kept = "the image and the label" if image else "nothing"
-        click.echo(f"a webdataset source reads {kept} of them; for other readers there are {', '.join(others)}")
     if prepared.empty:
         click.echo(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")
-    if image and len(prepared.empty) < count:
+    if prepared.columns and len(prepared.empty) < count:
         shards = f"{stream}-{{000000..{count - 1:06}}}.tar"
-        ending = "cls" if label is not None else ""
         click.echo("serve them:")
-        click.echo(
-            f'  source = {{ type = "webdataset", root = "{folder.absolute()}", shards = ["{shards}"], label = "{ending}" }}'
-        )
+        click.echo(f"  source = {source_table(folder.absolute(), shards, prepared.columns)}")

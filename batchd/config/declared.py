@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from batchd.config.columns import Column, parse_column
 
 
-def declared_columns(fields: Mapping[str, str]) -> tuple[Column, ...]:
-    """The columns of a sample. Raises ``ValueError`` where a field makes no sense, or none is declared."""
+def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of a sample. Raises ``ValueError`` where a field makes no sense, or none is declared.
+
+    ``with_shapes``: does the data say the shapes of arrays itself, so that several lengths may differ?
+    """
     if not fields:
         raise ValueError('fields must name at least one field, as in { image = "image", label = "int64" }')
     columns = tuple(parse_column(name, text) for name, text in fields.items())
@@ -19,17 +22,17 @@ def declared_columns(fields: Mapping[str, str]) -> tuple[Column, ...]:
             raise ValueError(
                 f"every batch calls something else {column.name!r}; choose another name, and say the old in names"
             )
-        if column.shape.count(None) > 1:
+        if column.shape.count(None) > 1 and not with_shapes:
             raise ValueError(
                 f'{column.name} = "{column.text}": one length may differ from sample to sample, not several'
             )
     return columns
 
 
-def check_names(fields: Mapping[str, str], names: Mapping[str, str]) -> None:
-    """Raise ``ValueError`` for a name that no field has, and for an empty one."""
+def check_names(fields: Mapping[str, str], names: Mapping[str, str], key: str = "names") -> None:
+    """Raise ``ValueError`` for a name that no field has, and for an empty one. ``key`` is what the table is called."""
     for field, name in names.items():
         if field not in fields:
-            raise ValueError(f"names has {field!r}, which is none of the fields {', '.join(fields)}")
+            raise ValueError(f"{key} has {field!r}, which is none of the fields {', '.join(fields)}")
         if not name:
-            raise ValueError(f"names.{field} must not be empty")
+            raise ValueError(f"{key}.{field} must not be empty")

@@ -3,10 +3,14 @@
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from batchd.config.columns import Column
+from batchd.config.declared import check_names, declared_columns
+from batchd.config.defaults import Default, check_default
+from batchd.config.members import IMAGE_ENDINGS, LABEL_ENDING, coding_of, member_of
 from batchd.config.source import SourceOptions, check_path_bytes
 
 
@@ -120,16 +124,34 @@ class WebDatasetSource(SourceOptions):
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
 
-    image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+    image: tuple[str, ...] = IMAGE_ENDINGS
     """Endings of the members that are images; where a sample has several, the first of these."""
 
-    label: str = "cls"
+    label: str = LABEL_ENDING
     """Where labels come from: the ending of a member that is a whole number, or "json:KEY" for a number in a JSON object; ""
     makes all labels 0."""
 
+    fields: dict[str, str] = field(default_factory=dict)
+    """What a sample consists of where that is not one image and one label, such as { image = "image", mask = "image", caption =
+    "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an image file, "text" is UTF-8, "float32" is a number,
+    "int32[?]" and "uint8[28,28]" are several. They come from the members that `batchd prepare` writes them to: an image from
+    NAME.jpg, NAME.png and the like, and the one called `image` from the plain endings; a text from NAME.txt; an array from
+    NAME.npy; a whole number called `label` from cls; other numbers from the key NAME of json."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """Which member a field comes from where it is another one, such as { mask = "seg.png", caption = "txt", width = "json:width"
+    }: the ending of its name, from the first dot on; "jpg;png" for the first of two that a sample has; "json:KEY" for a value in
+    a JSON object."""
+
+    defaults: dict[str, Default] = field(default_factory=dict)
+    """What a field holds where its member, or the key in it, is missing: a number for each element, a list of all of them, which
+    is [] for none where the length may differ, or a text, such as { label = -1, boxes = [], caption = "" }. Without a default it
+    is a bad sample."""
+
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the name of each image within its shard, as UTF-8 and zeros; 0 leaves
-    the field out. `batchd_client.text(batch["path"])` gives strings."""
+    the field out. With `fields` it is the name that all members of a sample have in common. `batchd_client.text(batch["path"])`
+    gives strings."""
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -139,6 +161,30 @@ class WebDatasetSource(SourceOptions):
                 raise ValueError(f"{name} must not be empty")
         if self.label.endswith(":"):
             raise ValueError('label must name the key, as in "json:label"')
+        if self.fields:
+            self._check_fields()
+        elif self.names or self.defaults:
+            raise ValueError('names and defaults are of fields; say these too, as in fields = { image = "image" }')
+
+    def _check_fields(self) -> None:
+        """Raise ``ValueError`` where a field cannot be read from a sample."""
+        if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
+            raise ValueError(
+                'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
+            )
+        check_names(self.fields, self.names)
+        check_names(self.fields, dict.fromkeys(self.defaults, "a value"), "defaults")
+        if self.path_bytes and "path" in self.fields:
+            raise ValueError("path stands for two fields: the one in fields, and that of path_bytes")
+        for column in self.columns:
+            coding_of(column, member_of(column, self.names))
+            if column.name in self.defaults:
+                check_default(column, self.defaults[column.name])
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The fields, in their order."""
+        return declared_columns(self.fields, with_shapes=True)
 
     @property
     def place(self) -> str:

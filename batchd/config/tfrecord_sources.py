@@ -5,30 +5,13 @@ The string under a field is its documentation everywhere: in error messages, ``b
 Invariant: in a source that exists, every default fits into its field.
 """
 
-import struct
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from batchd.config.columns import Column, parse_column
+from batchd.config.defaults import Default, check_default
 from batchd.config.source import SourceOptions
-
-Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
-"""What stands for a missing feature: a number for every element, all of them, or a text."""
-_PACKED = {
-    "uint8": "<B",
-    "int8": "<b",
-    "uint16": "<H",
-    "int16": "<h",
-    "float16": "<e",
-    "uint32": "<I",
-    "int32": "<i",
-    "float32": "<f",
-    "uint64": "<Q",
-    "int64": "<q",
-    "float64": "<d",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,37 +81,4 @@ def _check_column(column: Column, default: Default | None) -> None:
     if column.shape.count(None) > 1:
         raise ValueError(f'{column.name} = "{column.text}": one length may be ?, as a feature is a row of values')
     if default is not None:
-        _check_default(column, default)
-
-
-def _check_default(column: Column, default: Default) -> None:
-    """Raise ``ValueError`` where a default is not what its field holds."""
-    what = f"defaults: {column.name} is {column.text}, so"
-    if column.kind == "encoded":
-        raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
-    if (column.kind == "text") != isinstance(default, str):
-        raise ValueError(
-            f"{what} its default is {'a text' if column.kind == 'text' else 'a number, or a list of them'}"
-        )
-    if isinstance(default, str):
-        return
-    if isinstance(default, tuple):
-        known = prod(length for length in column.shape if length is not None)
-        fits = len(default) % known == 0 if None in column.shape else len(default) == known
-        if not fits or not column.shape:
-            raise ValueError(f"{what} its default is not {len(default)} numbers")
-    elif None in column.shape:
-        raise ValueError(f"{what} its default is a list, such as []")
-    for number in default if isinstance(default, tuple) else (default,):
-        if not _holds(column.dtype, number):
-            raise ValueError(f"{what} {number} cannot be in it")
-
-
-def _holds(dtype: str, number: float) -> bool:
-    if dtype == "bool":
-        return number in (0, 1)
-    try:
-        struct.pack(_PACKED[dtype], number)
-    except (struct.error, OverflowError):
-        return False
-    return not isinstance(number, bool)
+        check_default(column, default)

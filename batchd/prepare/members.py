@@ -4,8 +4,8 @@
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
 
-The image called "image", or else the first one, has its ending alone, others their name in front. A ``webdataset`` source of
-batchd reads that image and the label; the rest is for other readers of such shards.
+The image called "image", or else the first one, has its ending alone, others their name in front. That is where a ``webdataset``
+source looks for fields of these names and types; ``source_table`` writes the one that reads all of them again.
 """
 
 import io
@@ -16,6 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.config.columns import Column
+from batchd.config.members import (
+    ARRAY_ENDING,
+    IMAGE,
+    IMAGE_ENDINGS,
+    JSON_ENDING,
+    LABEL_ENDING,
+    TEXT_ENDING,
+    Member,
+    is_label,
+    usual_member,
+)
 from batchd.config.values import Value
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.probe import probe_image
@@ -26,7 +37,6 @@ try:
 except ImportError:  # cv2 encodes JPEG too
     simplejpeg = None
 
-IMAGE, LABEL = "image", "label"
 _IMAGE_CHANNELS = (1, 3)
 _IMAGE_DIMENSIONS = 3
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
@@ -57,15 +67,15 @@ class MemberEncoder:
             elif is_image(column):
                 yield self._named(name, self._format), self._encode(np.asarray(value))
             elif column.kind == "text":
-                yield f"{name}.txt", str(value).encode()
+                yield f"{name}.{TEXT_ENDING}", str(value).encode()
             elif column.shape:
-                yield f"{name}.npy", _npy(np.asarray(value, column.dtype))
+                yield f"{name}.{ARRAY_ENDING}", _npy(np.asarray(value, column.dtype))
             elif is_label(column):
-                yield "cls", str(int(np.asarray(value))).encode()
+                yield LABEL_ENDING, str(int(np.asarray(value))).encode()
             else:
                 numbers[name] = np.asarray(value, column.dtype).item()
         if numbers:
-            yield "json", json.dumps(numbers).encode()
+            yield JSON_ENDING, json.dumps(numbers).encode()
 
     def _named(self, name: str, ending: str) -> str:
         return ending if name == self._main_image else f"{name}.{ending}"
@@ -102,10 +112,14 @@ def main_image(columns: Mapping[str, Column]) -> str:
     return IMAGE if IMAGE in images else next(iter(images), "")
 
 
-def is_label(column: Column) -> bool:
-    """Is it what a ``webdataset`` source reads as the label: one whole number?"""
-    is_whole = column.kind == "array" and column.dtype != "bool" and "float" not in column.dtype
-    return column.name == LABEL and is_whole and not column.shape
+def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, Member]]:
+    """What a ``webdataset`` source reads again of each column, and where from."""
+    main = main_image(columns)
+    found = {}
+    for name, column in columns.items():
+        read = Column(name, "encoded") if is_image(column) else column
+        found[name] = read, Member(IMAGE_ENDINGS) if name == main else usual_member(read)
+    return found
 
 
 def is_image(column: Column) -> bool:

@@ -96,17 +96,21 @@ class StoredArray:
         return Column(name, dtype=self.dtype.newbyteorder("=").name, shape=self.shape[1:])
 
 
+def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
+    """Raise ``SourceInvalid`` for what a batch cannot hold; ``where`` is its file, or its place in one."""
+    if dtype.fields is not None:
+        raise SourceInvalid(
+            f"{where} is a structured array ({', '.join(dtype.names or ())}); save each field by itself"
+        )
+    if dtype.hasobject:
+        raise SourceInvalid(f"{where} holds Python objects, which are never loaded; save numbers")
+    if dtype.newbyteorder("=").name not in ITEM_BYTES or dtype.subdtype is not None:
+        raise SourceInvalid(f"{where} is of the type {dtype}, and a batch can hold {', '.join(ITEM_BYTES)}")
+
+
 def checked_array(where: str, array: StoredArray) -> StoredArray:
     """The array, if samples can be read from it. Raises ``SourceInvalid``; ``where`` is its file, or its place in one."""
-    kind = array.dtype.newbyteorder("=").name
-    if array.dtype.fields is not None:
-        raise SourceInvalid(
-            f"{where} is a structured array ({', '.join(array.dtype.names or ())}); save each field by itself"
-        )
-    if array.dtype.hasobject:
-        raise SourceInvalid(f"{where} holds Python objects, which are never loaded; save numbers")
-    if kind not in ITEM_BYTES or array.dtype.subdtype is not None:
-        raise SourceInvalid(f"{where} is of the type {array.dtype}, and a batch can hold {', '.join(ITEM_BYTES)}")
+    check_dtype(where, array.dtype)
     if not array.shape:
         raise SourceInvalid(f"{where} is one number; the first dimension of an array counts the samples")
     if not all(array.shape):

@@ -3,6 +3,7 @@
 Invariant: no number changes its value, but for the rounding of a float: what does not fit is refused, never wrapped or cut.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,15 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
     return shaped(column, numbers)
 
 
+def default_value(column: Column, default: Any) -> Value:
+    """What stands for a value that is missing, as ``config.defaults`` has checked it."""
+    if isinstance(default, str):
+        return default
+    if isinstance(default, Sequence):
+        return shaped(column, np.array(default, column.dtype))
+    return np.full(column.fixed_shape, default, column.dtype)
+
+
 def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
     """Numbers in the shape of their column, the last dimension fastest. Raises ``SampleUnreadable`` where they do not fit."""
     known = int(np.prod([length for length in column.shape if length is not None], dtype=np.int64))
@@ -51,6 +61,15 @@ def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
     if numbers.size % known if is_open else numbers.size != known:
         raise SampleUnreadable(f"{column.name} has {numbers.size} numbers, which make no {column.text}")
     return numbers.reshape([numbers.size // known if length is None else length for length in column.shape])
+
+
+def from_plain(column: Column, value: object) -> NDArray[Any]:
+    """A number, or a list of them, as JSON and msgpack have it, in the shape that it has. Raises ``SampleUnreadable``."""
+    try:
+        numbers = np.asarray(value)
+    except (ValueError, OverflowError):
+        numbers = np.asarray(None)
+    return converted(column, numbers if numbers.size else numbers.astype(column.dtype))
 
 
 def converted(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:

@@ -59,15 +59,6 @@ def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
     return np.stack(rows)
 
 
-def default_value(column: Column, default: Any) -> Value:
-    """What stands for a missing feature."""
-    if isinstance(default, str):
-        return default
-    if isinstance(default, Sequence):
-        return _shaped(np.array(default, column.dtype), column.shape)
-    return np.full(column.fixed_shape, default, column.dtype)
-
-
 def _flat(dtype: str, feature: Any) -> npt.NDArray[Any]:
     """The values of a feature in one row."""
     kind = feature.WhichOneof("kind")

@@ -22,7 +22,7 @@ from batchd.config.declared import declared_columns
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.values import Value
 from batchd.sources.apart import scan_apart
-from batchd.sources.conversion import converted, from_bytes, shaped
+from batchd.sources.conversion import converted, from_bytes, from_plain, shaped
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
@@ -149,13 +149,7 @@ def _from_msgpack(column: Column, record: dict[Any, Any], name: str, max_bytes: 
     if column.kind == "text" and isinstance(value, str):
         return value
     if column.kind == "array" and (isinstance(value, list) if column.shape else type(value) in (int, float, bool)):
-        try:
-            numbers = np.asarray(value)
-        except (ValueError, OverflowError):
-            numbers = np.asarray(None)
-        if isinstance(value, list) and not value:
-            numbers = numbers.astype(column.dtype)
-        numbers = converted(column, numbers)
+        numbers = from_plain(column, value)
         return shaped(column, numbers.reshape(-1)) if column.shape else numbers
     raise SampleUnreadable(f'{column.name} is {type(value).__name__} in msgpack, not "{column.text}"')
 

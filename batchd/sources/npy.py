@@ -17,7 +17,7 @@ from numpy.lib import format as npy_format
 from batchd.config.array_sources import NpySource
 from batchd.config.columns import Column
 from batchd.errors import SourceInvalid
-from batchd.sources.array_files import StoredArray, arrays_index, checked_array, fingerprint
+from batchd.sources.array_files import StoredArray, arrays_index, check_dtype, checked_array, fingerprint
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
@@ -40,7 +40,12 @@ _PARSERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_ar
 
 
 def read_array(where: str, stream: BinaryIO) -> StoredArray:
-    """The array whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    """The array of samples whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    return checked_array(where, read_header(where, stream))
+
+
+def read_header(where: str, stream: BinaryIO) -> StoredArray:
+    """The array of numbers whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
     start = stream.read(npy_format.MAGIC_LEN)
     if not start.startswith(npy_format.MAGIC_PREFIX):
         what = "is empty" if not start else f"begins with {start[:6]!r}"
@@ -60,7 +65,8 @@ def read_array(where: str, stream: BinaryIO) -> StoredArray:
     if any(type(length) is not int or length < 0 for length in shape):
         raise SourceInvalid(f"{where} has a damaged header: its shape is {shape!r}")
     one_dimension = 1
-    return checked_array(where, StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension))
+    check_dtype(where, dtype)
+    return StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension)
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from batchd.config.columns import Column
 from batchd.config.location import is_url
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.values import Value
+from batchd.sources.conversion import default_value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.example_messages import SequenceExample
-from batchd.sources.features import FeatureMisfits, default_value, value_of, value_of_steps
+from batchd.sources.features import FeatureMisfits, value_of, value_of_steps
 from batchd.sources.index import IndexMalformed, SourceIndex, readable
 from batchd.sources.remote_reader import Extent, RemoteBytes
 from batchd.sources.shards import OpenShards, blaming_the_sample

@@ -1,17 +1,21 @@
 """``batchd prepare``: shards of what a pipeline makes, whatever happens on the way."""
 
-import json
 import resource
 import signal
 import subprocess
 import sys
+import tomllib
 from hashlib import sha256
 
+import msgpack
+import numpy as np
 import pytest
 
 import batchd_client
 from support.commands import batchd
 from support.daemon_process import clean_environment
+from support.images import encode, photo
+from support.lmdb_files import write_lmdb
 from support.seen import see
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S, wait_until
@@ -62,6 +66,11 @@ def finish(command):
     return said
 
 
+def proposed(summary):
+    """The source that the summary proposes."""
+    return tomllib.loads(summary.rpartition("serve them:\n")[2])["source"]
+
+
 def digests(folder):
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*.tar"))}
 
@@ -84,10 +93,7 @@ def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_p
     """Every sample with its label, pixel by pixel; the summary says how to serve them, and it works."""
     done = prepare(config(), "--format", "png")
     summary = done.stdout
-    source = json.loads(
-        summary.rpartition("source = ")[2].replace(" = ", ": ").replace("{ type", '{ "type"').replace(", root", ', "root"')
-        .replace(", shards", ', "shards"').replace(", label", ', "label"')
-    )  # fmt: skip
+    source = proposed(summary)
     crop = [{"op": "decode"}, {"op": "center_crop", "size": [24, 24]}]
     shards = {**folder_stream(photos), "pipeline": crop, "source": source, "shuffle": False}
     straight = {**folder_stream(photos), "pipeline": [*SHORTER, crop[1]], "shuffle": False}
@@ -255,16 +261,70 @@ def test_what_cannot_be_is_said_before_anything_is_written(config, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_source_cannot_read_again_is_said(config, tmp_path):
-    """And the source that is proposed is one that works."""
-    file = config()
-    one_hot = 'streams.photos.pipeline=[{op = "decode"}, {op = "resize", size = [8, 8]}, {op = "one_hot", classes = 4}]'
+def test_numbers_alone_are_served_as_well(config, start_daemon):
+    """Whatever columns there are: the source that is proposed has those."""
+    steps = '[{op = "decode"}, {op = "resize", size = [8, 8]}, {op = "one_hot", classes = 4}, {op = "drop", fields = ["image"]}]'
+    said = prepare(config(), "--set", f"streams.photos.pipeline={steps}").stdout
+    source = proposed(said)
 
-    said = prepare(file, "--set", one_hot).stdout
+    daemon = start_daemon({"numbers": {"source": source, "batch_size": 40, "pipeline": [], "shuffle": False}})
 
-    assert "a webdataset source reads the image and the label of them; for other readers there are label" in said
-    assert 'label = ""' in said
-    gone = 'streams.photos.pipeline=[{op = "drop", fields = ["image"]}]'
-    numbers = batchd("prepare", "photos", "-c", file, "--to", tmp_path / "numbers", "--set", gone).stdout
-    assert "a webdataset source reads nothing of them" in numbers
-    assert "serve them" not in numbers
+    assert source["fields"] == {"label": "float32[4]"}
+    with batchd_client.connect(daemon.address) as connection:
+        labels = next(iter(connection.stream("numbers", epochs=1)))["label"]
+        assert labels.shape == (40, 4)
+        assert labels.sum(axis=1).tolist() == [1] * 40
+
+
+def test_every_field_of_a_source_comes_back_whole(start_daemon, photos, tmp_path):
+    """Images as they were, a mask, numbers, arrays of any length, texts and zeros: what was prepared is what was there."""
+    images = [file.read_bytes() for file in sorted(photos.rglob("*.jpg"))[:9]]
+    rng = np.random.default_rng(5)
+    records = [
+        {
+            "image": image,
+            "mask": encode(photo(8, 8)[:, :, :1] // 128, ".png"),
+            "label": number,
+            "score": float(rng.normal()),
+            "good": number % 2 == 0,
+            "box": rng.normal(size=4).astype(float).tolist(),
+            "ids": list(range(number)),
+            "caption": f"grüße {number}" if number else "",
+        }
+        for number, image in enumerate(images)
+    ]
+    write_lmdb(tmp_path / "a.lmdb", {b"%03d" % n: msgpack.packb(one) for n, one in enumerate(records)}, subdir=False)
+    fields = {
+        "image": "image",
+        "mask": "image",
+        "label": "int64",
+        "score": "float64",
+        "good": "bool",
+        "box": "float32[4]",
+        "ids": "int32[?]",
+        "caption": "text",
+    }
+    source = {"type": "lmdb", "path": str(tmp_path / "a.lmdb"), "fields": fields, "format": "msgpack"}
+    file = write_settings(tmp_path / "batchd.toml", {"all": {"source": source, "batch_size": 1, "pipeline": []}}, {})
+
+    said = batchd("prepare", "all", "-c", file, "--to", tmp_path / "out", "--shard-samples", 4).stdout
+
+    assert proposed(said)["fields"] == fields
+    assert "names" not in proposed(said)
+    steps = [
+        *({"op": "decode"}, {"op": "resize", "size": [16, 16]}),
+        *({"op": "decode", "field": "mask", "color": "gray"}, {"op": "center_crop", "field": "mask", "size": [8, 8]}),
+        *(
+            {"op": "pad_batch", "field": "ids", "max_shape": [9]},
+            {"op": "text_bytes", "field": "caption", "length": 20},
+        ),
+    ]
+    stream = {"batch_size": 9, "pipeline": steps, "shuffle": False}
+    daemon = start_daemon({"one": {**stream, "source": source}, "other": {**stream, "source": proposed(said)}})
+    with batchd_client.connect(daemon.address) as connection:
+        one, other = (next(iter(connection.stream(name, epochs=1))) for name in ("one", "other"))
+        assert list(one) == list(other)
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+        assert batchd_client.text(other["caption"])[:2] == ["", "grüße 1"]
+        assert other["score"].tolist() == [record["score"] for record in records]
+        del one, other

@@ -5,6 +5,7 @@ after that is the sample's own (``SampleUnreadable``). Both name the file; nothi
 that is read has values of the types that its columns say.
 """
 
+import io
 import os
 import shutil
 from collections.abc import Callable
@@ -63,6 +64,27 @@ def webdataset(root: Path) -> Made:
     return WebDatasetSource(root=root, shards=("*.tar",)), write_shard(root / "a.tar", members)
 
 
+def webdataset_fields(root: Path) -> Made:
+    box = io.BytesIO()
+    np.save(box, np.arange(4, dtype=np.float32))
+    endings = {"seg.png": b"mask", "txt": b"a text", "box.npy": box.getvalue(), "json": b'{"score": 1.5}', "cls": b"7"}
+    members = [
+        (f"{n}.{end}", data) for n, image in enumerate(IMAGES) for end, data in (("jpg", image), *endings.items())
+    ]
+    fields = {
+        "image": "image",
+        "mask": "image",
+        "caption": "text",
+        "box": "float32[4]",
+        "score": "float32",
+        "label": "int64",
+    }
+    names = {"mask": "seg.png", "caption": "txt"}
+    return WebDatasetSource(root=root, shards=("*.tar",), fields=fields, names=names), write_shard(
+        root / "a.tar", members
+    )
+
+
 def tfrecord(root: Path) -> Made:
     file = write_records(root / "a.rec", [example(image=[image], label=[n]) for n, image in enumerate(IMAGES)])
     return TFRecordSource(root=root, shards=("*.rec",), fields={"image": "image", "label": "int64"}), file
@@ -107,7 +129,21 @@ def video(root: Path) -> Made:
 
 KINDS: dict[str, Callable[[Path], Made]] = {
     kind.__name__: kind
-    for kind in (folder, glob, list_of_files, webdataset, tfrecord, csv, npy, npz, raw, parquet, lmdb, video)
+    for kind in (
+        folder,
+        glob,
+        list_of_files,
+        webdataset,
+        webdataset_fields,
+        tfrecord,
+        csv,
+        npy,
+        npz,
+        raw,
+        parquet,
+        lmdb,
+        video,
+    )
 }
 HELD = {"lmdb"}
 """Kinds that map their file, so that one which is cut under them ends the process; ``tests/process`` has what becomes of that."""

@@ -191,6 +191,13 @@ def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
         PushSource(fields={"x": "uint8[2,2]"}, capacity=9, sample_bytes_max="1MiB", when_full="drop_oldest"),
         WebDatasetSource(root=Path("/data"), shards=("a-{00..11}.tar", "b.tar")),
         WebDatasetSource(root=Path("/data"), shards=("*.tar",), image=("png",), label="json:label", path_bytes=9),
+        WebDatasetSource(
+            root=Path("/data"),
+            shards=("*.tar",),
+            fields={"image": "image", "mask": "image", "boxes": "float32[?,4]", "label": "int64", "caption": "text"},
+            names={"mask": "seg.png;mask.png", "label": "json:class"},
+            defaults={"boxes": (), "label": -1, "caption": ""},
+        ),
         ParquetSource(root=Path("/data"), shards=("*.parquet",), fields={"image": "image", "label": "int64"}),
         ParquetSource(
             root=Path("/data"),

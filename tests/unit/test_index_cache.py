@@ -61,6 +61,10 @@ def sources(root: Path) -> dict[str, tuple]:
             WebDatasetSource(root=root / "shards", shards=("*.tar",)),
             lambda: write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"8")]),
         ),
+        "webdataset fields": (
+            WebDatasetSource(root=root / "shards", shards=("*.tar",), fields={"label": "int64"}),
+            lambda: write_shard(root / "shards/0.tar", [("1.jpg", b"one"), ("1.cls", b"8")]),
+        ),
         "csv": (
             CsvSource(path=root / "t.csv", fields={"a": "int64"}),
             lambda: (root / "t.csv").write_text("a\n1\n3\n"),
@@ -71,7 +75,9 @@ def sources(root: Path) -> dict[str, tuple]:
     }
 
 
-@pytest.mark.parametrize("kind", ["folder", "glob", "list", "webdataset", "csv", "npy", "npz", "raw"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "glob", "list", "webdataset", "webdataset fields", "csv", "npy", "npz", "raw"]
+)
 def test_a_source_is_scanned_once_until_it_changes(
     kind: str, tmp_path: Path, cache: IndexCache, scans: list[str]
 ) -> None:
@@ -81,16 +87,16 @@ def test_a_source_is_scanned_once_until_it_changes(
     first = scan_source(source, nothing, cache)
     again = scan_source(source, nothing, cache)
 
-    assert scans == [kind]
+    assert scans == [source.type]
     assert (again.digest, again.facts, again.place) == (first.digest, first.facts, first.place)
     assert all(np.array_equal(again.arrays[name], array) for name, array in first.arrays.items())
     assert again.arrays.keys() == first.arrays.keys()
     change()
     changed = scan_source(source, nothing, cache)
-    assert scans == [kind, kind]
+    assert scans == [source.type] * 2
     assert changed.digest != first.digest
     assert scan_source(source, nothing, cache).digest == changed.digest
-    assert scans == [kind, kind]
+    assert scans == [source.type] * 2
 
 
 def test_a_new_folder_within_a_folder_is_seen(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:

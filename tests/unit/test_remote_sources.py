@@ -65,6 +65,9 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
     "list": lambda root: ListSource(path=root / "list.txt", path_bytes=40),
     "glob of names": lambda root: GlobSource(root=root, patterns=("photos/{cat/1,dog/é ü}.jpg",), classes="folder"),
     "webdataset": lambda root: WebDatasetSource(root=root / "shards", shards=("s-{0..1}.tar",)),
+    "webdataset fields": lambda root: WebDatasetSource(
+        root=root / "shards", shards=("s-{0..1}.tar",), fields={"image": "image", "label": "int64"}, path_bytes=3
+    ),
     "tfrecord": lambda root: TFRecordSource(root=root, shards=("records/r-{0..1}",), fields=TAR_FIELDS),
     "csv": lambda root: CsvSource(
         path=root / "t.csv", fields={"age": "int64"}, image="file", image_root=root / "photos"

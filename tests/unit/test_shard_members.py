@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from batchd.config.columns import Column
+from batchd.config.members import is_label
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.prepare import members as members_module
-from batchd.prepare.members import MemberEncoder, is_image, is_label, main_image
+from batchd.prepare.members import MemberEncoder, is_image, main_image
 from support.images import encode, jpeg, photo
 
 PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))

@@ -1,0 +1,41 @@
+"""The source that reads prepared shards again, as TOML for people's configuration. The process of ``batchd prepare``.
+
+Invariant: it reads every column that was written; the shortest form that does so is taken.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchd.config.columns import Column
+from batchd.config.members import usual_member
+from batchd.prepare.members import stored
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_PAIR = {"image": "image", "label": "int64"}
+"""What a source without fields reads."""
+
+
+def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
+    """The table of a ``webdataset`` source over the shards that the pattern ``shards`` names below ``root``."""
+    members = stored(columns)
+    fields = {name: column.text for name, (column, _member) in members.items()}
+    names = {name: member.text for name, (column, member) in members.items() if member != usual_member(column)}
+    options = [
+        'type = "webdataset"',
+        f"root = {_text(str(root))}",
+        f"shards = [{_text(shards)}]",
+        *([f"fields = {_table(fields)}"] if list(fields.items()) != list(_PAIR.items()) else []),
+        *([f"names = {_table(names)}"] if names else []),
+    ]
+    return f"{{ {', '.join(options)} }}"
+
+
+def _table(texts: Mapping[str, str]) -> str:
+    pairs = (f"{key if _BARE_KEY.fullmatch(key) else _text(key)} = {_text(value)}" for key, value in texts.items())
+    return f"{{ {', '.join(pairs)} }}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
