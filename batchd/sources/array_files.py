@@ -109,8 +109,7 @@ def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
 
 
 def checked_array(where: str, array: StoredArray) -> StoredArray:
-    """The array, if samples can be read from it. Raises ``SourceInvalid``; ``where`` is its file, or its place in one."""
-    check_dtype(where, array.dtype)
+    """An array, if samples can be read from it. Raises ``SourceInvalid``; ``where`` is its file, or its place there."""
     if not array.shape:
         raise SourceInvalid(f"{where} is one number; the first dimension of an array counts the samples")
     if not all(array.shape):

@@ -4,9 +4,10 @@ import os
 import signal
 
 import batchd_client
+from support.images import encode, photo
 from support.seen import see
 from support.settings import folder_stream
-from support.shards import photo_shards
+from support.shards import photo_shards, write_shard
 from support.waiting import wait_until
 
 
@@ -38,3 +39,47 @@ def test_a_shard_that_is_cut_while_it_is_served_makes_bad_samples_that_are_named
     assert all(f"{shard}: " in one.path and ".jpg" in one.path for one in bad)
     assert any("the shard ends at byte" in one.reason for one in bad)
     assert any("its file has changed since the daemon read it" in one.reason for one in bad)
+
+
+def test_fields_are_the_same_whoever_reads_them(start_daemon, photos, tmp_path):
+    """With one worker and with two, one of which is killed meanwhile; a sample without its mask is a bad one, by its name."""
+    files = sorted(photos.rglob("*.jpg"))
+    mask = encode(photo(8, 8)[:, :, 0] // 128, ".png")
+    members = [
+        (f"{number:02}.{ending}", data)
+        for number, file in enumerate(files)
+        for ending, data in (
+            ("jpg", file.read_bytes()),
+            ("json", b'{"width": %d, "caption": "number %d"}' % (number, number)),
+            ("seg.png", mask),
+        )
+        if (number, ending) != (7, "seg.png")
+    ]
+    write_shard(tmp_path / "a.tar", members)
+    source = {
+        "type": "webdataset",
+        "root": str(tmp_path),
+        "shards": ["a.tar"],
+        "fields": {"image": "image", "mask": "image", "width": "int32", "caption": "text"},
+        "names": {"mask": "seg.png", "caption": "json:caption"},
+    }
+    steps = [
+        *({"op": "decode"}, {"op": "random_resized_crop", "size": [16, 16]}, {"op": "decode", "field": "mask"}),
+        *(
+            {"op": "center_crop", "field": "mask", "size": [8, 8]},
+            {"op": "text_bytes", "field": "caption", "length": 16},
+        ),
+    ]
+    stream = {"source": source, "batch_size": 8, "pipeline": steps, "max_bad_fraction": 0.5}
+    alone = start_daemon({"photos": stream}, workers=1)
+    with batchd_client.connect(alone.address) as connection:
+        expected = see(connection.stream("photos", epochs=2))
+        (bad,) = connection.bad("photos").samples
+    assert bad.path == f"{tmp_path}/a.tar: 07"
+    assert bad.reason == "there is no member .seg.png, which the field mask comes from"
+    daemon = start_daemon({"photos": stream}, workers=2)
+    with batchd_client.connect(daemon.address) as connection:
+        reads = connection.stream("photos", epochs=2)
+        first = see(reads, batches=1)
+        os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
+        assert first + see(reads) == expected
