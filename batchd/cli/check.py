@@ -15,18 +15,19 @@ import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.table import aligned
-from batchd.config.load import load_config, locate_in_file
+from batchd.config.draft import daemon_draft, hidden_by_pipelines, stream_drafts
+from batchd.config.load import Reading, read_config
 from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.tcp import default_keys_dir
-from batchd.config.tree import Config
+from batchd.config.tree import Config, DaemonConfig
+from batchd.daemon.findings import look_at_stream
 from batchd.daemon.keys import KeyDirectory, check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.sources import storage
-from batchd.sources.kinds import source_problems
 from batchd.sources.storage import CHECK_LIMITS
 from batchd_wire.fields import PlacedField, length_texts
 
@@ -40,45 +41,66 @@ def command(config_file: Path, overrides: dict[str, str]) -> None:
     If nothing is, print what would be served. Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
     storage.use(CHECK_LIMITS)
-    config = load_config(config_file, overrides)
-    rings = _check(config, config_file)
+    reading = read_config(config_file, overrides)
+    config, rings = _check(reading, config_file)
     click.echo(f"{config_file} is fine: {config.daemon.worker_count()} workers, {_memory(config, rings)}")
     click.echo()
     for line in _table(config, rings):
         click.echo(line)
 
 
-def _check(config: Config, config_file: Path) -> dict[str, RingSize]:
+def _check(reading: Reading, config_file: Path) -> tuple[Config, dict[str, RingSize]]:
     """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems and their lines."""
-    problems = [
-        Problem(path_text(path), text, meaning_of(path, {}))
-        for name, stream in config.streams.items()
-        for path in [("streams", name, "source")]
-        for text in source_problems(stream.source)
-    ]
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
+    problems = list(reading.problems)
     rings: dict[str, RingSize] = {}
-    try:
-        choose_runtime_directory(config.daemon.runtime_dir)
-    except ConfigInvalid as error:
-        problems += error.problems
-    problems += _key_problems(config)
-    try:
-        rings = plan_rings(config)
-    except (ConfigInvalid, MemoryTooSmall) as error:
-        kind = ConfigInvalid if problems else type(error)
-        known = {problem.path for problem in problems}
-        problems += [problem for problem in error.problems if problem.path not in known]
-    if problems:
-        raise kind(locate_in_file(problems, config_file), str(config_file))
-    return rings
+    if reading.config is None:
+        problems += _problems_around(reading)
+    else:
+        problems += _daemon_problems(reading.config.daemon, frozenset())
+        try:
+            rings = plan_rings(reading.config, thoroughly=True)
+        except (ConfigInvalid, MemoryTooSmall) as error:
+            kind = ConfigInvalid if problems else type(error)
+            problems += error.problems
+    if reading.config is None or problems:
+        raise kind(reading.located(problems), str(config_file))
+    return reading.config, rings
 
 
-def _key_problems(config: Config) -> Sequence[Problem]:
-    if config.daemon.tcp is None:
+def _problems_around(reading: Reading) -> list[Problem]:
+    """What else is wrong where the file by itself is, as far as anybody can tell. Not the memory: that is divided among all."""
+    daemon, wrong = daemon_draft(reading.data)
+    problems = _daemon_problems(daemon, wrong)
+    python_path = None if "python_path" in wrong else daemon.python_path or ()
+    for name, draft in stream_drafts(reading.data).items():
+        problems += look_at_stream(name, draft, python_path).problems
+    known = {problem.path for problem in reading.problems}
+    for name, text in hidden_by_pipelines(reading.data):
+        path = ("streams", name)
+        if path_text(path) not in known:
+            problems.append(Problem(path_text(path), text, meaning_of(path, {})))
+    return problems
+
+
+def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Problem]:
+    """What is wrong with the places that the daemon names; not with the keys that are ``wrong`` by themselves."""
+    problems: list[Problem] = []
+    if "runtime_dir" not in wrong:
+        try:
+            choose_runtime_directory(daemon.runtime_dir)
+        except ConfigInvalid as error:
+            problems += error.problems
+    if not wrong & {"tcp", "keys_dir"}:
+        problems += _key_problems(daemon)
+    return problems
+
+
+def _key_problems(daemon: DaemonConfig) -> Sequence[Problem]:
+    if daemon.tcp is None:
         return []
     try:
-        problem = check_tcp_keys(config, KeyDirectory(config.daemon.keys_dir or default_keys_dir()))
+        problem = check_tcp_keys(daemon, KeyDirectory(daemon.keys_dir or default_keys_dir()))
     except ConfigInvalid as error:
         return error.problems
     return [problem] if problem else []

@@ -3,11 +3,12 @@
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 
 PARTS_MAX = 256
@@ -128,6 +129,27 @@ class SubsetSource(SourceOptions):
         """Where the samples come from, for people."""
         which = str(self.indices) if self.indices is not None else f"{self.start} to {self.stop}"
         return f"{which} of {self.of.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSource:
+    """A source whose options are wrong, and what could be read of its parts, by their keys in it."""
+
+    parts: tuple[tuple[KeyPath, "SourceOptions | UnreadSource"], ...] = ()
+    source_field: str = ""
+
+
+def parts_of(source: SourceOptions | UnreadSource) -> Sequence[tuple[KeyPath, SourceOptions | UnreadSource]]:
+    """The sources that one is made of, each with its key; none where it is made of none."""
+    match source:
+        case UnreadSource(parts=parts):
+            return parts
+        case ConcatSource(sources=sources) | MixSource(sources=sources):
+            return [(("sources", number), part) for number, part in enumerate(sources)]
+        case SubsetSource(of=part):
+            return [(("of",), part)]
+        case _:
+            return []
 
 
 def share_of(given: int | str, samples: int) -> int | None:

@@ -30,6 +30,7 @@ ENVIRONMENT_PREFIX = "BATCHD_"
 FILE_BYTES_MAX = 4 << 20
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
+_BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[([0-9]+)\]""")
 _TOML_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 
 
@@ -50,28 +51,48 @@ def load_config(
     ``overrides`` maps dotted paths to values in TOML, or plain text: ``{"streams.photos.batch_size": "64"}``; the default of
     ``environment`` is the process's own. Raises ``ConfigInvalid`` with all problems, each with its line where it has one.
     """
+    reading = read_config(file, overrides, environment)
+    if reading.config is None or reading.problems:
+        raise ConfigInvalid(reading.located(reading.problems), str(file))
+    return reading.config
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A configuration as it was read, right or wrong.
+
+    ``data`` is what the file, the environment and the command line say together; ``config`` is None where that is no tree.
+    """
+
+    config: Config | None
+    data: Mapping[str, Any]
+    problems: tuple[Problem, ...]
+    """Without lines yet."""
+    changes: tuple["_Change", ...]
+    lines: Mapping[KeyPath, int]
+
+    def located(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Problems with their lines, in the order of the file; values from outside of it have their origins instead."""
+        return _locate_outside(_name_origins(problems, self.changes), self.changes, self.lines)
+
+
+def read_config(
+    file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
+) -> Reading:
+    """Read a configuration as ``load_config`` does. Raises ``ConfigInvalid`` only where the file is no TOML."""
     text = read_text(file)
     data = _parse(text, file)
     _make_paths_absolute(data, file.absolute().parent)
     if isinstance(daemon := data.setdefault("daemon", {}), dict):
         daemon.setdefault("python_path", [str(file.absolute().parent)])
-    changes, problems = _changes(overrides, os.environ if environment is None else environment)
-    for change in changes:
-        problems += _apply(data, change)
+    changes, problems = _change(data, overrides, os.environ if environment is None else environment)
+    config = None
     try:
         # JSON is the way in, because pydantic's strict mode takes a table for a dataclass only from there.
         config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        problems += _name_origins(problems_from(error, data), changes)
-    else:
-        if not problems:
-            return config
-    raise ConfigInvalid(_locate_outside(problems, changes, key_lines(text)), str(file))
-
-
-def locate_in_file(problems: Sequence[Problem], file: Path) -> list[Problem]:
-    """Add lines to problems that were found after ``file`` was loaded; a pipe (``<(…)``) can be read only once."""
-    return locate(problems, key_lines(read_text(file))) if file.is_file() else list(problems)
+        problems += problems_from(error, data)
+    return Reading(config, data, tuple(problems), tuple(changes), key_lines(text))
 
 
 def read_text(file: Path) -> str:
@@ -118,8 +139,10 @@ def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
     return _unusable(file, f"is not TOML: {what}" + (f", column {place[2]}" if place and place[2] else ""), line)
 
 
-def _changes(overrides: Mapping[str, str], environment: Mapping[str, str]) -> tuple[list[_Change], list[Problem]]:
-    """Collect what the environment and the command line change, weakest first."""
+def _change(
+    data: dict[str, Any], overrides: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[list[_Change], list[Problem]]:
+    """Do to ``data`` what the environment and the command line change, weakest first."""
     changes: list[_Change] = []
     problems: list[Problem] = []
     given: list[tuple[KeyPath, str, str]] = []
@@ -134,17 +157,20 @@ def _changes(overrides: Mapping[str, str], environment: Mapping[str, str]) -> tu
         else:
             given.append((path, text, f"--set {dotted}"))
     for path, text, origin in given:
-        if text.encode(errors="replace").decode() == text:
-            changes.append(_Change(path, _value_from_text(path, text), origin))
-        else:
+        if text.encode(errors="replace").decode() != text:
             problems.append(Problem(path_text(path), f"is not UTF-8 (set by {origin})"))
+            continue
+        try:
+            changes.append(_apply(data, path, text, origin))
+        except LookupError as error:
+            problems.append(Problem(path_text(path), f"cannot be set by {origin}: {error.args[0]}"))
     return changes, problems
 
 
 def _dotted_path(dotted: str) -> KeyPath | None:
-    """Split a path as TOML does, quotes and all. None where it is no path."""
+    """Split a path as TOML does, quotes and all; ``[1]`` behind a list is as good as ``.1``. None where it is no path."""
     try:
-        data: Any = tomllib.loads(f"{dotted} = 0")
+        data: Any = tomllib.loads(f"{_BRACKETS.sub(_without_brackets, dotted)} = 0")
     except ValueError:
         return None
     path: KeyPath = ()
@@ -152,6 +178,10 @@ def _dotted_path(dotted: str) -> KeyPath | None:
         name, data = next(iter(data.items()))
         path += (name,)
     return path if data == 0 and "\n" not in dotted else None
+
+
+def _without_brackets(match: re.Match[str]) -> str:
+    return match[1] or f".{match[2]}"
 
 
 def _value_from_text(path: KeyPath, text: str) -> Any:
@@ -164,24 +194,43 @@ def _value_from_text(path: KeyPath, text: str) -> Any:
     usable = len(parsed) == 1 and isinstance(value, (str, bool, int, float, list, dict))
     if not usable or (path[-1] in path_keys() and not isinstance(value, str)):
         value = text
-    changed = {path[-1]: value}
+    changed: Any = [value] if isinstance(path[-1], int) else {path[-1]: value}
     around: Any = changed
     for name in reversed(path[:-1]):
-        around = {name: around}
+        around = [around] if isinstance(name, int) else {name: around}
     _make_paths_absolute(around, Path.cwd())
-    return changed[path[-1]]
+    return changed[0 if isinstance(path[-1], int) else path[-1]]
 
 
-def _apply(data: dict[str, Any], change: _Change) -> list[Problem]:
-    """Set one value, making the tables around it where they are missing."""
+def _apply(data: dict[str, Any], path: KeyPath, text: str, origin: str) -> _Change:
+    """Set one value, making the tables around it where they are missing. Raises ``LookupError`` saying why it cannot be done."""
     here: Any = data
-    for depth, name in enumerate(change.path[:-1], start=1):
-        here = here.setdefault(name, {})
-        if not isinstance(here, dict):
-            where = path_text(change.path[:depth])
-            return [Problem(path_text(change.path), f"cannot be set by {change.origin}: {where} is no table")]
-    here[change.path[-1]] = change.value
-    return []
+    found: KeyPath = ()
+    for name in path[:-1]:
+        key = _key_in(here, name, found)
+        found += (key,)
+        if isinstance(here, dict):
+            here.setdefault(key, {})
+        here = here[key]
+    key = _key_in(here, path[-1], found)
+    found += (key,)
+    here[key] = _value_from_text(found, text)
+    return _Change(found, here[key], origin)
+
+
+def _key_in(here: object, name: str | int, path: KeyPath) -> str | int:
+    """What ``name`` is in what stands at ``path``: a key of a table, or the number of an item. Raises ``LookupError``."""
+    if isinstance(here, dict):
+        return name
+    if isinstance(here, list) and re.fullmatch(r"[0-9]{1,9}", str(name)) and int(name) < len(here):
+        return int(name)
+    where = path_text(path)
+    if isinstance(here, list):
+        numbers = {0: "", 1: ", number 0"}.get(len(here), f", numbers 0 to {len(here) - 1}")
+        text = f"{where} has {len(here)} item{'s' * (len(here) != 1)}{numbers}, and there is no {name}"
+    else:
+        text = f"{where} is no table, and no list"
+    raise LookupError(text)
 
 
 def _make_paths_absolute(data: Any, base: Path) -> None:

@@ -15,14 +15,33 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from batchd.config.examples import EXAMPLES, example_of
 from batchd.config.lines import KeyPath
-from batchd.config.names import suggestion
-from batchd.config.schema import known_keys, meaning_of
+from batchd.config.names import known_here, suggestion
+from batchd.config.schema import default_text, kinds_at, known_keys, meaning_of
 from batchd.errors import Problem
 
 VALUE_CHARACTERS_MAX = 60
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _MUST_BE = "must be "
+_TYPES = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean: true or false",
+    "string_type": "a string",
+    "path_type": "a string, the path of a file or folder",
+    "tuple_type": "an array",
+    "list_type": "an array",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "dataclass_type": "a table",
+    "dataclass_exact_type": "a table",
+}
+"""What TOML calls what pydantic misses, by pydantic's names."""
+_TEXTS = ("string_type", "path_type")
+_STEP_EXAMPLE = '{ op = "decode" }'
 
 
 def path_text(path: KeyPath) -> str:
@@ -80,7 +99,7 @@ def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]
             return (*path, key), f'"{context["tag"]}" is unknown; {suggestion(str(context["tag"]), known)}'
         case "union_tag_not_found":
             key = context["discriminator"].strip("'")
-            return (*path, key), "missing"
+            return (*path, key), f"missing; {known_here(kinds_at(path, data))}"
         case "string_pattern_mismatch" if details["loc"][-1:] == ("[key]",):
             return path, 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
         case "value_error":
@@ -89,8 +108,34 @@ def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]
             return path, f"must have {context['min_length']} or more items, not {context['actual_length']}"
         case "too_long":
             return path, f"must have {context['max_length']} or fewer items, not {context['actual_length']}"
-        case _:
-            return path, details["msg"].replace("Input should be ", _MUST_BE)
+        case kind:
+            return path, _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
+
+
+def _must_be(kind: str, path: KeyPath, data: Mapping[str, Any]) -> str:
+    """Which type is missing at ``path``, with an example; "" where it is no matter of types."""
+    if kind not in _TYPES:
+        return ""
+    text = f"{_MUST_BE}{_TYPES[kind]}"
+    example = _example(path, data)
+    if not example or kind == "bool_type":
+        return text
+    if example.startswith('"') and kind not in _TEXTS:
+        return f"{text} or a text such as {example}" if path[-1] == "memory" else text
+    return f"{text}, such as {example}"
+
+
+def _example(path: KeyPath, data: Mapping[str, Any]) -> str:
+    """What may stand at ``path``, in TOML on one line; "" where there is no example."""
+    *before, name = path or ("",)
+    if isinstance(name, int):
+        return {"pipeline": _STEP_EXAMPLE, "sources": EXAMPLES["source"]}.get(str(before[-1]), "")
+    around: Any = data
+    for one in before:
+        around = around[one] if _holds(around, one) else {}
+    kind = around.get("op", around.get("type", "")) if isinstance(around, dict) else ""
+    example = default_text(path, data) or " ".join(example_of(str(kind), name).split())
+    return example.replace("[ ", "[").replace(", ]", "]")
 
 
 def _concerns_the_data(details: ErrorDetails) -> bool:

@@ -10,72 +10,12 @@ import json
 from collections.abc import Iterator
 from textwrap import wrap
 
+from batchd.config.examples import EXAMPLES, example_of
 from batchd.config.schema import Node, alternatives, json_schema, resolve
 from batchd.config.sizes import format_bytes
 
 WIDTH_CHARACTERS = 110
 _EXAMPLE_STREAM = "photos"
-_EXAMPLES = {
-    "source": '{ type = "folder", path = "/data/photos" }',
-    "batch_size": "256",
-    "pipeline": """[
-    { op = "decode" },
-    { op = "random_resized_crop", size = [224, 224] },
-    { op = "random_flip" },
-]""",
-    "sources": '[{ type = "folder", path = "/data/photos" }, { type = "folder", path = "/data/more" }]',
-    "weights": "[3, 1]",
-    "name": '"zip"',
-    "options": '{ path = "/data/photos.zip" }',
-    "of": '{ type = "folder", path = "/data/photos" }',
-    "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
-    "parquet.fields": '{ image = "image", label = "int64" }',
-    "lmdb.fields": '{ image = "image" }',
-    "shards": '["train-{0000..0123}.tar"]',
-    "csv.fields": '{ age = "float32", label = "int64" }',
-    "record": '{ label = "uint8", image = "uint8[3,32,32]" }',
-    "tfrecord.fields": '{ image = "image", label = "int64" }',
-    "video.files": '["train/**/*.mp4"]',
-    "csv.root": "",
-    "csv.path": '"/data/table.csv"',
-    "npy.root": "",
-    "npy.path": '"/data/images.npy"',
-    "npz.path": '"/data/mnist.npz"',
-    "raw.root": "",
-    "raw.path": '"/data/data_batch_1.bin"',
-    "runtime_dir": '"/run/batchd"',
-    "tcp": '"10.0.0.5:7070"',
-    "keys_dir": '"/etc/batchd/keys"',
-    "cache_dir": '"/var/cache/batchd"',
-    "memory": '"1GiB"',
-    "path": '"/data/photos"',
-    "root": '"/data"',
-    "size": "[224, 224]",
-    "classes": "10",
-    "dtype": '"float32"',
-    "min": "0.0",
-    "max": "255.0",
-    "drop.fields": '["caption"]',
-    "field": '"fname"',
-    "to": '"file"',
-    "file": '"/data/tokenizer.json"',
-    "max_length": "128",
-    "words": '"/data/words.txt"',
-    "table": '"/data/vectors.npy"',
-    "max_words": "64",
-    "length": "256",
-    "max_shape": "[512, 512, 3]",
-    "quarter_turns": "[0, 1, 2, 3]",
-    "mask": '"mask"',
-    "python_path": '["/srv/training"]',
-    "python.options": '{ split = "train" }',
-    "generator.options": "{ level = 3 }",
-    "function": '"package.module:name"',
-    "fields": '{ image = "uint8[32,32,3]", label = "int64" }',
-    "outputs": '{ score = "float32" }',
-}
-"""What stands where there is no default, or an empty list; a key without an example, or with an empty one for its kind of source
-or step, excludes one that has one."""
 _DEPENDENT = {"max_skew"}
 """Keys that are refused unless another key says that they count."""
 _MANUAL_HEAD = """# Configuration
@@ -140,7 +80,7 @@ def _annotated_keys(table: Node) -> Iterator[str]:
         value = _default(node)
         required = name in table.get("required", ())
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
-        yield f"{mark}{name} = {_EXAMPLES[name] if value in ('', '[]') else value}"
+        yield f"{mark}{name} = {EXAMPLES[name] if value in ('', '[]') else value}"
         yield ""
 
 
@@ -150,7 +90,7 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
     for kind, table in alternatives(node).items():
         keys = {name: key for name, key in table["properties"].items() if name != chosen_by}
         written = [f"{chosen_by} = {json.dumps(kind)}"]
-        values = {name: _default(key) or _example(kind, name) for name, key in keys.items()}
+        values = {name: _default(key) or example_of(kind, name) for name, key in keys.items()}
         written += [f"{name} = {value}" for name, value in values.items() if value]
         yield f"# {{ {', '.join(written)} }}"
         yield from _comment(_meaning(table), "    ")
@@ -158,10 +98,6 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
             yield from _comment(f"{name} ({_shown_default(name, key, table)}): {_meaning(key)}", "      ")
         yield "#"
     yield ""
-
-
-def _example(kind: str, name: str) -> str:
-    return _EXAMPLES.get(f"{kind}.{name}", _EXAMPLES.get(name, ""))
 
 
 def _section(title: str, table: Node, introduction: str = "") -> list[str]:

@@ -5,11 +5,13 @@ The schema is made from ``config.tree``; everything that speaks of keys (message
 Invariant: an answer follows the data: which keys a step or a source has depends on its ``op`` or ``type``.
 """
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from batchd.config.lines import KeyPath
+from batchd.config.sizes import format_bytes
 from batchd.config.tree import Config
 
 Node = dict[str, Any]
@@ -79,13 +81,34 @@ def meaning_of(path: KeyPath, data: object) -> str:
 
 def known_keys(path: KeyPath, data: object) -> list[str]:
     """The keys that the table at ``path`` may have; none where it has no fixed keys."""
+    node = _node_at(path, data)
+    for name in path:
+        data = _item(data, name)
+    return [] if node is None else list(resolve(node, data).get("properties", ()))
+
+
+def kinds_at(path: KeyPath, data: object) -> list[str]:
+    """The kinds of sources or steps that there are, for a table at ``path`` that is one of them."""
+    node = _node_at(path, data)
+    return list(node["discriminator"]["mapping"]) if node is not None and "discriminator" in node else []
+
+
+def default_text(path: KeyPath, data: object) -> str:
+    """The default of the key at ``path`` as TOML writes it; "" where it has none, or one that says nothing."""
+    node = _node_at(path, data) or {}
+    value = node.get("default")
+    return "" if value in (None, "", [], {}) else json.dumps(format_bytes(value) if "x-unit" in node else value)
+
+
+def _node_at(path: KeyPath, data: object) -> Node | None:
+    """The schema of what stands at ``path``; None where nothing may."""
     node = json_schema()
     for name in path:
         child = _child(resolve(node, data), name)
         if child is None:
-            return []
+            return None
         node, data = child, _item(data, name)
-    return list(resolve(node, data).get("properties", ()))
+    return node
 
 
 def resolve(node: Node, data: object = None) -> Node:

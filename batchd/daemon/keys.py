@@ -29,7 +29,7 @@ import zmq
 
 from batchd.config.schema import meaning_of
 from batchd.config.tcp import is_loopback, parse_tcp
-from batchd.config.tree import STREAM_NAME_PATTERN, Config
+from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
 from batchd.daemon.seldom import Seldom
 from batchd.errors import BatchdError, KeysInvalid, Problem
 from batchd_wire.keys import (
@@ -257,9 +257,9 @@ class KeyDirectory:
             _log.error("key file lets nobody in", path=str(path), reason=reason)
 
 
-def check_tcp_keys(config: Config, keys: KeyDirectory) -> Problem | None:
+def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
     """Say why the daemon may not listen where ``[daemon] tcp`` says: beyond loopback it needs its key, and somebody to let in."""
-    address = config.daemon.tcp
+    address = daemon.tcp
     if address is None or is_loopback(parse_tcp(address)[0]):
         return None
     make_one = f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(keys.path))}` makes one"

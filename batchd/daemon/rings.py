@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from batchd.config.columns import Column
+from batchd.config.draft import whole_draft
 from batchd.config.live_sources import PushSource
 from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config, StreamConfig
-from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, SourceInvalid
-from batchd.functions.named import code_problems
-from batchd.pipeline.fields import check_steps, sample_fields
-from batchd.sources.kinds import kind_of
+from batchd.daemon.findings import look_at_stream
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.pipeline.fields import sample_fields
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
 
 SLOTS_MIN = 2
@@ -53,8 +53,8 @@ class RingSize:
         return self.slots_max * self.slot_bytes + self.mailbox_bytes
 
 
-def plan_rings(config: Config) -> dict[str, RingSize]:
-    """Lay out the slots of every stream and count them.
+def plan_rings(config: Config, *, thoroughly: bool = False) -> dict[str, RingSize]:
+    """Lay out the slots of every stream and count them. ``thoroughly`` is for whoever does not scan the sources afterwards.
 
     Raises ``ConfigInvalid`` where a source cannot be looked at or the steps of a stream make no sense, and ``MemoryTooSmall``
     where it is only the memory that does not suffice; either carries everything that is wrong with any stream. The problems
@@ -64,16 +64,11 @@ def plan_rings(config: Config) -> dict[str, RingSize]:
     columns: dict[str, tuple[Column, ...]] = {}
     layouts: dict[str, SlotLayout] = {}
     for name, stream in config.streams.items():
-        try:
-            columns[name] = kind_of(stream.source).columns(stream.source)
-        except SourceInvalid as error:
-            problems.append(_problem(name, "source", str(error)))
-            continue
-        problems += code_problems(name, stream, config.daemon.python_path or ())
-        found = check_steps(columns[name], stream.pipeline)
-        problems += [_problem(name, "pipeline", text) for text in found]
-        if not found:
-            layouts[name] = place_fields(_row_fields(stream, columns[name]), stream.batch_size)
+        findings = look_at_stream(name, whole_draft(stream), config.daemon.python_path or (), thoroughly=thoroughly)
+        problems += findings.problems
+        if findings.columns is not None:
+            columns[name] = findings.columns
+            layouts[name] = place_fields(_row_fields(stream, findings.columns), stream.batch_size)
     memory_problems = _memory_problems(config, layouts)
     if problems:
         raise ConfigInvalid(problems + memory_problems)

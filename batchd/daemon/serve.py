@@ -151,7 +151,7 @@ def _scan(options: ServeOptions, cache: IndexCache, stream: str, python_path: Se
 def _open_network(config: Config, watch: Watch, desk: Desk, memory: SlotMemory) -> Network:
     """Make the TCP side. Where there are keys they are asked for, on loopback too; without any, loopback alone is served."""
     keys = KeyDirectory(config.daemon.keys_dir or default_keys_dir())
-    problem = check_tcp_keys(config, keys)
+    problem = check_tcp_keys(config.daemon, keys)
     if problem is not None:
         raise ConfigInvalid([problem])
     outbox = Outbox(watch, memory, desk.enqueue)

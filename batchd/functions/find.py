@@ -20,6 +20,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from batchd.config.function import FunctionName, parse_function
+from batchd.functions.signature import Given, call_problem, written_signature
 
 ANY_NAME = "*"
 """Among the names of a module where nobody can tell which there are."""
@@ -73,8 +74,8 @@ def find_module(name: str, folders: Sequence[Path]) -> Module:
         raise ModuleNotFound(f"{spec.origin} cannot be read: {error.strerror}") from None
 
 
-def function_problems(text: str, folders: Sequence[Path]) -> list[str]:
-    """What is wrong with the name of a function, as far as it can be seen without importing anything."""
+def function_problems(text: str, folders: Sequence[Path], given: Given | None = None) -> list[str]:
+    """What is wrong with the name of a function, or with how it will be called, as far as it can be seen without importing it."""
     name = parse_function(text)
     try:
         module = find_module(name.module, folders)
@@ -83,11 +84,16 @@ def function_problems(text: str, folders: Sequence[Path]) -> list[str]:
     if module.file.suffix != ".py":
         return []
     try:
-        names = _top_names(ast.parse(module.source, module.file).body)
+        body = ast.parse(module.source, module.file).body
+        names = list(_top_names(body))
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         return [f"{module.file}{line} is no Python: {getattr(error, 'msg', error)}"]
-    return _name_problems(name, module, frozenset(names))
+    problems = _name_problems(name, module, frozenset(names))
+    if problems or given is None or len(name.path) > 1 or names.count(name.path[0]) != 1 or ANY_NAME in names:
+        return problems
+    problem = call_problem(text, written_signature(body, name.path[0]), given)
+    return [] if problem is None else [f"{problem} ({module.file})"]
 
 
 def _name_problems(name: FunctionName, module: Module, names: frozenset[str]) -> list[str]:

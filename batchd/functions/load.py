@@ -17,6 +17,7 @@ from typing import Any
 
 from batchd.config.function import parse_function
 from batchd.functions.find import Module, ModuleNotFound, find_module
+from batchd.functions.signature import Given, call_problem, signature_of
 from batchd.functions.told import FunctionFailed, call
 
 _expected: dict[str, str] = {}
@@ -45,6 +46,15 @@ def load(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise FunctionUnusable(f"{text} is {type(found).__name__}, which cannot be called")
     return found  # type: ignore[no-any-return]
+
+
+def load_for(text: str, given: Given) -> Callable[..., Any]:
+    """Import a function that will be called with this. Raises ``FunctionUnusable``, also where it cannot be called so."""
+    function = load(text)
+    problem = call_problem(text, signature_of(function), given)
+    if problem is not None:
+        raise FunctionUnusable(problem)
+    return function
 
 
 def _import(name: str) -> ModuleType:

@@ -12,15 +12,17 @@ from pathlib import Path
 
 from batchd.config.call_steps import Call
 from batchd.config.code_sources import GeneratorSource, PythonSource
-from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
+from batchd.config.composed_sources import UnreadSource, parts_of
 from batchd.config.function import parse_function
 from batchd.config.lines import KeyPath
-from batchd.config.problems import path_text
-from batchd.config.schema import meaning_of
 from batchd.config.source import SourceOptions
+from batchd.config.step import UnreadStep
+from batchd.config.steps import Step
 from batchd.config.tree import StreamConfig
-from batchd.errors import Problem, SourceInvalid
+from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems
+from batchd.functions.given import call_given, source_given
+from batchd.functions.signature import Given
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class StreamCode:
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     """Find the modules of a stream. Raises ``SourceInvalid`` where one is not there."""
-    functions = [function for _path, function in _functions_in(stream)]
+    functions = [function for _path, function, _given in _functions_in(stream.source, stream.pipeline)]
     if not functions:
         return StreamCode()
     try:
@@ -44,31 +46,33 @@ def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     return StreamCode(tuple(map(str, python_path)), digests)
 
 
-def code_problems(name: str, stream: StreamConfig, python_path: Sequence[Path]) -> list[Problem]:
-    """What is wrong with the functions that the stream ``name`` names, each with its key."""
-    data = {"streams": {name: stream.model_dump(mode="json")}}
+def code_problems(
+    source: SourceOptions | UnreadSource, steps: Sequence[Step | UnreadStep], python_path: Sequence[Path]
+) -> list[tuple[KeyPath, str]]:
+    """What is wrong with the functions that a stream names, each with its key in the stream."""
     return [
-        Problem(path_text(path), text, meaning_of(path, data))
-        for key, function in _functions_in(stream)
-        for path in [("streams", name, *key)]
-        for text in function_problems(function, python_path)
+        (key, text)
+        for key, function, given in _functions_in(source, steps)
+        for text in function_problems(function, python_path, given)
     ]
 
 
-def _functions_in(stream: StreamConfig) -> Iterator[tuple[KeyPath, str]]:
-    for key, source in _sources_in(("source",), stream.source):
+def _functions_in(
+    whole: SourceOptions | UnreadSource, steps: Sequence[Step | UnreadStep]
+) -> Iterator[tuple[KeyPath, str, Given]]:
+    """Each function with its key, and with what it is called."""
+    for key, source in _sources_in(("source",), whole):
         if isinstance(source, (PythonSource, GeneratorSource)):
-            yield (*key, "function"), source.function
-    for place, step in enumerate(stream.pipeline):
+            yield (*key, "function"), source.function, source_given(source)
+    for place, step in enumerate(steps):
         if isinstance(step, Call):
-            yield ("pipeline", place, "function"), step.function
+            yield ("pipeline", place, "function"), step.function, call_given()
 
 
-def _sources_in(key: KeyPath, source: SourceOptions) -> Iterator[tuple[KeyPath, SourceOptions]]:
+def _sources_in(
+    key: KeyPath, source: SourceOptions | UnreadSource
+) -> Iterator[tuple[KeyPath, SourceOptions | UnreadSource]]:
     """A source and all that it is made of."""
     yield key, source
-    if isinstance(source, (ConcatSource, MixSource)):
-        for number, part in enumerate(source.sources):
-            yield from _sources_in((*key, "sources", number), part)
-    elif isinstance(source, SubsetSource):
-        yield from _sources_in((*key, "of"), source.of)
+    for name, part in parts_of(source):
+        yield from _sources_in((*key, *name), part)

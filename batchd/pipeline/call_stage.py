@@ -19,7 +19,8 @@ import numpy.typing as npt
 from batchd.config.call_steps import Call
 from batchd.config.steps import Step
 from batchd.config.values import Value
-from batchd.functions.load import load
+from batchd.functions.given import call_given
+from batchd.functions.load import load_for
 from batchd.functions.taken import NotAsDeclared, taken
 from batchd.functions.told import FunctionFailed, call
 from batchd.pipeline.effects import Columns
@@ -33,7 +34,7 @@ class CallStage:
 
     def __init__(self, step: Call, before: Columns, after: Columns) -> None:
         self._name = step.function
-        self._function = load(step.function)
+        self._function = load_for(step.function, call_given())
         self._is_random = step.random
         self._fields = tuple(before)
         self._changing = {name: after[name] for name in step.outputs or before}

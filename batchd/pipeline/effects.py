@@ -3,10 +3,12 @@
 Each family of steps has a module of effects, which the daemon uses too, and a module of stages, which only workers load.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from batchd.config.columns import Column
+from batchd.config.lines import KeyPath
+from batchd.config.names import nearest
 
 Columns: TypeAlias = Mapping[str, Column]
 """By name, in the order in which they become fields."""
@@ -19,14 +21,32 @@ TAKEN = frozenset({INDEX, VALID})
 
 
 class StepInvalid(ValueError):  # noqa: N818  names what is wrong
-    """A step that cannot be done to what is there; the text says which, and what to do."""
+    """A step that cannot be done to what is there; the text says which, and what to do.
+
+    ``key`` is the option that is wrong, or the path to a part of it; empty where it is the step as a whole.
+    """
+
+    def __init__(self, text: str, key: KeyPath = ()) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class NoSuchField(StepInvalid):
+    """A step names fields that a sample does not have by then. ``said`` is the text without advice."""
+
+    def __init__(self, said: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
+        meant = [repr(found) for name in names if (found := nearest(name, columns)) is not None]
+        advice = f"; did you mean {' and '.join(meant)}?" if meant else ""
+        self.said = f"{said}, and a sample has {', '.join(map(repr, columns))}"
+        self.names = tuple(names)
+        super().__init__(self.said + advice, key)
 
 
 def column_of(step: Any, columns: Columns) -> Column:
-    """The column that a step is done to. Raises ``StepInvalid`` where the sample has none of this name."""
+    """The column that a step is done to. Raises ``NoSuchField`` where the sample has none of this name."""
     column = columns.get(step.field)
     if column is None:
-        raise StepInvalid(f'"{step.op}" is done to {step.field!r}, and a sample has {", ".join(map(repr, columns))}')
+        raise NoSuchField(f'"{step.op}" is done to {step.field!r}', ("field",), [step.field], columns)
     return column
 
 

@@ -6,13 +6,14 @@ from types import MappingProxyType
 
 from batchd.config.field_steps import Drop, Rename
 from batchd.config.steps import Step
-from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of, replaced
+from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, replaced
 
 
 def _drop(step: Drop, columns: Columns) -> Columns:
-    for name in step.fields:
-        if name not in columns:
-            raise StepInvalid(f'"drop" leaves out {name!r}, and a sample has {", ".join(map(repr, columns))}')
+    missing = [name for name in step.fields if name not in columns]
+    if missing:
+        key = "fields", step.fields.index(missing[0])
+        raise NoSuchField(f'"drop" leaves out {" and ".join(map(repr, missing))}', key, missing, columns)
     left = {name: column for name, column in columns.items() if name not in step.fields}
     if not left:
         raise StepInvalid(f'"drop" leaves out {", ".join(map(repr, columns))}, and then a batch has nothing in it')

@@ -6,13 +6,18 @@ Invariant: for steps without problems, ``sample_fields`` is exactly what ``execu
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from batchd.config.columns import Column
+from batchd.config.lines import KeyPath
+from batchd.config.names import nearest
+from batchd.config.step import UnreadStep
 from batchd.config.steps import Step
 from batchd.pipeline import call_effects, field_effects, image_effects, number_effects, shape_effects, text_effects
-from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, StepInvalid
+from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid
 from batchd.pipeline.file_checks import check_files
 from batchd_wire.fields import FIELDS_MAX, Field
 
@@ -47,43 +52,132 @@ def columns_after(columns: Sequence[Column], steps: Sequence[Step]) -> Columns:
     return made
 
 
+def taken_names(columns: Sequence[Column]) -> list[str]:
+    """What is wrong with the names of a source's columns."""
+    return [
+        f"the source has a field {column.name!r}, which is what every batch calls something else; give it another name"
+        for column in columns
+        if column.name in TAKEN
+    ]
+
+
 def is_random(steps: Sequence[Step]) -> bool:
     """Tell whether one sample can give different fields; False means that it always gives the same bytes."""
     return any(family.is_random(step) for step in steps for family in _FAMILIES)
 
 
-def check_steps(columns: Sequence[Column], steps: Sequence[Step]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class StepProblem:
+    """What is wrong with a pipeline, for people. ``key``: of the step, by its number, and of its option; empty for the whole."""
+
+    text: str
+    key: KeyPath = ()
+
+
+def step_problems(columns: Sequence[Column] | None, steps: Sequence[Step | UnreadStep]) -> list[StepProblem]:
     """List everything that is wrong with ``steps`` for such columns, and with files that they read; empty where they can be run.
 
-    Reads files, so it is for the start, once.
+    Where nobody knows the columns, it is the files alone. Nothing is told that only follows from what was told before. Reads
+    files, so it is for the start, once.
     """
-    return list(_problems(columns, steps))
+    check = _StepCheck(columns)
+    for place, step in enumerate(steps):
+        check.look_at(place, step)
+    check.look_at_the_end()
+    return check.problems
 
 
-def _problems(columns: Sequence[Column], steps: Sequence[Step]) -> Iterator[str]:
-    made: Columns = {column.name: column for column in columns}
-    for name in made:
-        if name in TAKEN:
-            yield f"the source has a field {name!r}, which is what every batch calls something else; give it another name"
-    broken: set[str] = set()
-    files = [check_files(step) for step in steps]
-    for step, problems in zip(steps, files, strict=True):
-        yield from problems
-        if problems or broken & (
-            step.touches or made.keys()
-        ):  # one mistake would be told once more for every step behind it
-            broken |= step.touches or made.keys()
-            continue
+class _StepCheck:
+    """Goes through the steps of one pipeline, with the columns as they are by then."""
+
+    def __init__(self, columns: Sequence[Column] | None) -> None:
+        self.problems: list[StepProblem] = []
+        self._columns: Columns = {column.name: column for column in columns or ()}
+        self._is_lost = columns is None
+        """Can nobody say any more what a sample consists of?"""
+        self._spoilt: set[str] = set()
+        """Fields about which a mistake was told: it would be told once more for every step behind it."""
+        self._gone: dict[str, str] = {}
+        """The step that took away each field that is no more."""
+
+    def look_at(self, place: int, step: Step | UnreadStep) -> None:
+        """The next step."""
+        if isinstance(step, UnreadStep):
+            self._look_at_unread(place, step)
+            return
+        files = check_files(step)
+        self.problems += [StepProblem(text, (place, *key)) for key, text in files]
+        if files or self._is_spoilt(step.touches):
+            self._spoil(step.touches)
+            return
+        before = self._columns
         try:
-            made = _after(step, made)
+            self._columns = _after(step, before)
         except StepInvalid as problem:
-            broken |= step.touches or made.keys()
-            yield str(problem)
-    if len(made) > SAMPLE_FIELDS_MAX:
-        yield f'a sample has {len(made)} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
-    for column in made.values():
-        if not column.is_fixed and column.name not in broken:
-            yield _not_fixed(column)
+            self._tell(place, problem)
+            self._spoil(step.touches)
+            if isinstance(problem, NoSuchField):
+                self._spoil(self._meant(step, problem))
+        self._gone |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
+
+    def look_at_the_end(self) -> None:
+        """What is left has to be fields of a batch."""
+        if self._is_lost:
+            return
+        count = len(self._columns)
+        if count > SAMPLE_FIELDS_MAX and not self._spoilt:
+            self.problems.append(
+                StepProblem(
+                    f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
+                )
+            )
+        self.problems += [
+            StepProblem(_not_fixed(column))
+            for column in self._columns.values()
+            if not column.is_fixed and column.name not in self._spoilt
+        ]
+
+    def _look_at_unread(self, place: int, step: UnreadStep) -> None:
+        """Its options were told of already; what may be left to tell is that there is no such field."""
+        if step.field is not None and not self._is_spoilt(frozenset({step.field})) and step.field not in self._columns:
+            said = f'"{step.op}" is done to {step.field!r}'
+            self._tell(place, NoSuchField(said, ("field",), [step.field], self._columns))
+        self._spoil(step.touches)
+        for name in (step.touches or frozenset()) - self._columns.keys():
+            meant = nearest(name, self._columns)
+            self._spoil(frozenset() if meant is None else frozenset({meant}))
+
+    def _tell(self, place: int, problem: StepInvalid) -> None:
+        text = str(problem)
+        if isinstance(problem, NoSuchField):
+            taken = [f"{self._gone[name]} took {name!r} away" for name in problem.names if name in self._gone]
+            text = f"{problem.said}; {' and '.join(taken)}" if taken else text
+        self.problems.append(StepProblem(text, (place, *problem.key)))
+
+    def _meant(self, step: Step, problem: NoSuchField) -> frozenset[str]:
+        """The fields that may have been meant by names that nobody has: a later step on these tells nothing new."""
+        near = {nearest(name, self._columns) for name in problem.names}
+        if None not in near:
+            return frozenset(filter(None, near))
+        if problem.key != ("field",):
+            return frozenset(self._columns)
+        return frozenset(name for name in self._columns if self._can_be_done_to(step, name))
+
+    def _can_be_done_to(self, step: Any, name: str) -> bool:
+        try:
+            _after(replace(step, field=name), self._columns)
+        except ValueError:  # StepInvalid is one, and so is what a step says of its own options
+            return False
+        return True
+
+    def _is_spoilt(self, touches: frozenset[str] | None) -> bool:
+        return self._is_lost or bool(self._spoilt if touches is None else self._spoilt & touches)
+
+    def _spoil(self, touches: frozenset[str] | None) -> None:
+        if touches is None:
+            self._is_lost = True
+        else:
+            self._spoilt |= touches
 
 
 def _after(step: Step, columns: Columns) -> Columns:

@@ -4,9 +4,12 @@ Everything that would end a stream at its first batch is found here, before any 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from batchd.config.lines import KeyPath
 from batchd.config.step import StepOptions
 from batchd.config.text_steps import Lookup, RemoveStopwords, Tokenize
 from batchd.pipeline.effects import StepInvalid
@@ -14,16 +17,21 @@ from batchd.pipeline.step_files import file_problem
 from batchd.pipeline.words import read_stop_words
 
 
-def check_files(step: StepOptions) -> list[str]:
-    """What is wrong with the files of a step, each with its path; empty where it can be run."""
-    problems = [problem for path in step.files if (problem := file_problem(path)) is not None]
-    check = CHECKS.get(type(step))
+def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
+    """What is wrong with the files of a step, each with its path, by the options that name them; empty where it can be run."""
+    kind: Any = type(step)
+    files = {option.name: path for option in fields(kind) if isinstance(path := getattr(step, option.name), Path)}
+    problems: list[tuple[KeyPath, str]] = [
+        ((name,), problem) for name, path in files.items() if (problem := file_problem(path)) is not None
+    ]
+    check = CHECKS.get(kind)
     if problems or check is None:
         return problems
     try:
         check(step)
     except StepInvalid as problem:
-        return [str(problem)]
+        named = [name for name, path in files.items() if str(path) in str(problem)]
+        return [(tuple(named[:1]), str(problem))]
     return []
 
 

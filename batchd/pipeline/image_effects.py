@@ -14,7 +14,7 @@ from batchd.config.geometry_steps import Fill, Follow, Pad, RandomCrop, Rotate
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.steps import STEP_KINDS, ImageStep, Step
-from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
+from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of
 
 IMAGE_DIMENSIONS = 3
 GRAY_DIMENSIONS = 2
@@ -50,14 +50,16 @@ def _follow(step: Follow, columns: Columns) -> Columns:
         )
     made = dict(_changed(step, columns, shape=lead.shape, followers=step.followers))
     following = {name for column in columns.values() for _role, name in column.followers}
+    missing = [(role, name) for role, name in step.followers if name not in columns]
+    if missing:
+        said = " and ".join(f"{role} = {name!r}" for role, name in missing)
+        raise NoSuchField(f'"follow" has {said}', missing[0][:1], [name for _role, name in missing], columns)
     for role, name in step.followers:
         if name in following:
-            raise StepInvalid(f'"follow" has {role} = {name!r}, which follows another image already')
-        column = columns.get(name)
-        if column is None:
-            raise StepInvalid(f'"follow" has {role} = {name!r}, and a sample has {", ".join(map(repr, columns))}')
+            raise StepInvalid(f'"follow" has {role} = {name!r}, which follows another image already', (role,))
+        column = columns[name]
         if not (_can_follow(role, column) or (role == "mask" and column.kind == "encoded")):
-            raise StepInvalid(f'"follow" has {role} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}')
+            raise StepInvalid(f'"follow" has {role} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}', (role,))
         shape = lead.shape[:2] if role == "mask" else column.shape
         dtype = "uint8" if role == "mask" else column.dtype
         fill = step.mask_fill if role == "mask" else 0
@@ -143,7 +145,9 @@ def _with_factors(
     shape = _pixels(step, columns).shape
     for name, values in factors:
         if len(values) != shape[2]:
-            raise StepInvalid(f'"{step.op}" has {len(values)} numbers in {name}, and the image has {shape[2]} channels')
+            raise StepInvalid(
+                f'"{step.op}" has {len(values)} numbers in {name}, and the image has {shape[2]} channels', (name,)
+            )
     return _changed(step, columns, dtype=dtype, shape=shape)
 
 

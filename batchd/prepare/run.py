@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from batchd.config.columns import Column
+from batchd.config.problems import path_text
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.sources import source_to_plain
 from batchd.config.steps import Step, step_to_plain
@@ -98,7 +99,7 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         made = dict(columns_after(columns, steps))
         digests = digests_of(steps)
     except StepInvalid as problem:
-        raise ConfigInvalid([Problem(f"streams.{work.name}.pipeline", str(problem))]) from None
+        raise ConfigInvalid([Problem(path_text(("streams", work.name, "pipeline")), str(problem))]) from None
     index = scan_source(work.config.source, lambda _found: None, work.cache, work.python_path)
     told = _told(work, output, columns, steps, digests)
     orders = _orders(work.name, len(index), output.shard_samples)
@@ -130,9 +131,10 @@ def _check_source(work: Work) -> None:
     if source.is_live:
         text = f"samples of a {source.type} cannot be read twice, so what was interrupted could not go on with them"
         raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
-    problems = code_problems(work.name, work.config, work.python_path)
+    problems = code_problems(source, work.config.pipeline, work.python_path)
     if problems:
-        raise ConfigInvalid(problems)
+        where = ("streams", work.name)
+        raise ConfigInvalid([Problem(path_text((*where, *key)), text) for key, text in problems])
 
 
 def _told(

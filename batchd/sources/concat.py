@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from batchd.config.composed_sources import ConcatSource
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.parts import ComposedReader, PartReaders, Places, common_columns, join, part_problems, scan_parts
+from batchd.sources.kinds import SourceKind, kind_of
+from batchd.sources.parts import ComposedReader, PartReaders, Places, common_columns, join, scan_parts
 from batchd.sources.survey import Survey
 
 
@@ -34,9 +34,20 @@ def _open(source: ConcatSource, index: SourceIndex, max_bytes: int) -> ComposedR
     return ComposedReader(PartReaders(source.sources, index, max_bytes), _places(index), source.source_field)
 
 
+def _samples(source: ConcatSource) -> int | None:
+    samples = 0
+    for part in source.sources:
+        count = kind_of(part).samples(part)
+        if count is None:
+            return None
+        samples += count
+    return samples
+
+
 KIND = SourceKind(
-    problems=lambda source: part_problems(source.sources, "sources"),
+    problems=lambda _source: [],
     columns=lambda source: common_columns(source.sources, source.source_field),
     scan=_scan,
     open=_open,
+    samples=_samples,
 )

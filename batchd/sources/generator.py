@@ -19,7 +19,8 @@ from batchd.config.function import parse_function
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module
-from batchd.functions.load import load
+from batchd.functions.given import source_given
+from batchd.functions.load import load_for
 from batchd.functions.told import FunctionFailed, call
 from batchd.sources.declared import columns_of, named, values_of
 from batchd.sources.errors import SampleUnreadable
@@ -35,7 +36,7 @@ class GeneratorReader:
 
     def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
         self._name = source.function
-        self._function = load(source.function)
+        self._function = load_for(source.function, source_given(source))
         self._options = source.options
         self._takes_rng = _takes_rng(self._function)
         self._columns = columns_of(source.fields)

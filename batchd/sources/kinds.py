@@ -58,13 +58,15 @@ class SourceKind:
     """One kind of source. ``source`` is always its dataclass of ``config.sources``."""
 
     problems: Callable[[Any], list[str]]
-    """What is wrong with a source, without scanning it."""
+    """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these."""
     columns: Callable[[Any], tuple[Column, ...]]
     """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]
     """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
     open: Callable[[Any, SourceIndex, int], Reader]
     """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
+    samples: Callable[[Any], int | None] = lambda _source: None
+    """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
 _MODULES = {
@@ -110,11 +112,3 @@ def kind_of(source: SourceOptions) -> SourceKind:
         ) from None
     assert isinstance(kind, SourceKind)
     return kind
-
-
-def source_problems(source: SourceOptions) -> list[str]:
-    """What is wrong with a source without scanning it: is it there, and is it what it should be?"""
-    try:
-        return kind_of(source).problems(source)
-    except SourceInvalid as error:
-        return [str(error)]

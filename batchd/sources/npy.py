@@ -106,4 +106,9 @@ def _problems(source: NpySource) -> list[str]:
     return [text for path in source.paths().values() for text in file_problems(path, "the array")]
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader)
+def _samples(source: NpySource) -> int:
+    with _opened(next(iter(source.paths().values())), Survey(lambda _found: None)) as (_stream, array):
+        return array.shape[0]
+
+
+KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader, samples=_samples)

@@ -137,4 +137,9 @@ def _problems(source: NpzSource) -> list[str]:
     return file_problems(source.path, "the archive")
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader)
+def _samples(source: NpzSource) -> int:
+    with _members(source, Survey(lambda _found: None)) as (stream, members):
+        return _array(source, stream, next(iter(members.values()))).shape[0]
+
+
+KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader, samples=_samples)

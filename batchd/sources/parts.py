@@ -16,23 +16,23 @@ from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.sources.index import Arrays, SourceIndex, blob, readable
-from batchd.sources.kinds import Reader, kind_of, read_ahead, source_problems
+from batchd.sources.kinds import Reader, kind_of, read_ahead
 from batchd.sources.survey import Survey
 
 Parts = Sequence[SourceOptions]
 
 
-def part_problems(parts: Parts, key: str) -> list[str]:
-    """What is wrong with any of them; ``key`` is where they stand."""
-    return [f"{key}[{number}]: {text}" for number, part in enumerate(parts) for text in source_problems(part)]
-
-
 def common_columns(parts: Parts, source_field: str = "") -> tuple[Column, ...]:
     """The columns that all of them have, and one for which part a sample is from. Raises ``SourceInvalid`` where they differ."""
-    first, *others = (_columns(part, number) for number, part in enumerate(parts))
-    for number, other in enumerate(others, 1):
+    return agreed_columns({number: _columns(part, number) for number, part in enumerate(parts)}, source_field)
+
+
+def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str = "") -> tuple[Column, ...]:
+    """As above, for parts whose columns are known, by their numbers."""
+    (earliest, first), *others = columns.items()
+    for number, other in others:
         if set(other) != set(first):
-            raise SourceInvalid(f"sources[{number}] has {_listed(other)}, but sources[0] has {_listed(first)}")
+            raise SourceInvalid(f"sources[{number}] has {_listed(other)}, but sources[{earliest}] has {_listed(first)}")
     if source_field in {column.name for column in first}:
         raise SourceInvalid(f"source_field = {source_field!r} is a field of the sources already")
     return (*first, Column(source_field, dtype="int64")) if source_field else first

@@ -24,7 +24,8 @@ from batchd.config.function import parse_function
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module
-from batchd.functions.load import FunctionUnusable, load
+from batchd.functions.load import FunctionUnusable, load_for
+from batchd.functions.signature import Given
 from batchd.functions.told import FunctionFailed, call
 from batchd.sources.declared import columns_of, named, values_of
 from batchd.sources.errors import SampleUnreadable
@@ -74,7 +75,7 @@ class PythonReader:
 
 def make_object(function: str, options: Mapping[str, Any]) -> Any:
     """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
-    return call(load(function), **options)
+    return call(load_for(function, Given(options=options)), **options)
 
 
 def _columns(source: PythonSource) -> tuple[Column, ...]:

@@ -5,17 +5,19 @@
 Invariant: a file that is not made of whole records is refused, so a wrong record or offset is found before it does harm.
 """
 
+import os
 from math import prod
 
 import numpy as np
 
 from batchd.config.array_sources import RawSource
+from batchd.config.location import Url
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import ArrayField, Part, Run, build_index, fingerprint
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import reading, size_of
+from batchd.sources.places import reading, size_of, status_of
 from batchd.sources.survey import Survey
 from batchd.sources.walk import files_of, files_problems
 
@@ -57,4 +59,17 @@ def _problems(source: RawSource) -> list[str]:
     return files_problems(source.path, source.root, source.files, "the file")
 
 
-KIND = SourceKind(problems=_problems, columns=lambda source: source.parsed_record(), scan=_scan, open=ArrayReader)
+def _samples(source: RawSource) -> int | None:
+    """Of one file of this machine; several would have to be looked for."""
+    if source.path is None or isinstance(source.path, Url):
+        return None
+    return (status_of(os.fsencode(source.path)).st_size - source.offset) // source.record_bytes
+
+
+KIND = SourceKind(
+    problems=_problems,
+    columns=lambda source: source.parsed_record(),
+    scan=_scan,
+    open=ArrayReader,
+    samples=_samples,
+)

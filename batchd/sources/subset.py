@@ -12,16 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.config.composed_sources import SubsetSource, share_of
+from batchd.config.composed_sources import NUMBER_MAX, SubsetSource, share_of
+from batchd.config.location import Url
+from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
 from batchd.sources.index import NUMBER, SourceIndex, readable
-from batchd.sources.kinds import SourceKind, kind_of, source_problems
+from batchd.sources.kinds import SourceKind, kind_of
 from batchd.sources.npy import read_array
 from batchd.sources.parts import ComposedReader, PartReaders, join, places_in, scan_parts
 from batchd.sources.places import file_problems, reading
 from batchd.sources.survey import Survey
 
 INDICES_BYTES_MAX = 8 << 30
+CHECKED_BYTES_MAX = 64 << 20
+"""``batchd check`` reads a file of indices up to this size, which takes a second or two; the daemon reads any."""
 DIGITS_MAX = 18
 _NPY = b"\x93NUMPY"
 _MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
@@ -38,6 +42,13 @@ def _scan(source: SubsetSource, survey: Survey) -> SourceIndex:
 
 
 def _range(source: SubsetSource, samples: int) -> NDArray[np.int64]:
+    start, stop = _bounds(source, samples)
+    order = np.arange(samples, dtype=NUMBER) if source.shuffle_seed is None else shuffled(samples, source.shuffle_seed)
+    return order[start:stop]
+
+
+def _bounds(source: SubsetSource, samples: int) -> tuple[int, int]:
+    """Where the range begins and ends. Raises ``SourceInvalid`` where it holds nothing."""
     start, stop = share_of(source.start, samples), share_of(source.stop, samples)
     assert start is not None, "its dataclass has read it"
     assert stop is not None, "the same"
@@ -47,8 +58,7 @@ def _range(source: SubsetSource, samples: int) -> NDArray[np.int64]:
             if stop <= samples
             else f"stop = {source.stop}, but there are only {samples} samples"
         )
-    order = np.arange(samples, dtype=NUMBER) if source.shuffle_seed is None else shuffled(samples, source.shuffle_seed)
-    return order[start:stop]
+    return start, stop
 
 
 def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
@@ -61,15 +71,19 @@ def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
     return np.argsort(keys, kind="stable").astype(NUMBER)
 
 
-def _read_indices(file: Path, samples: int, survey: Survey) -> NDArray[np.int64]:
-    """The numbers in a file. Raises ``SourceInvalid`` naming the line, or the place, of one that is no sample."""
+def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np.int64]:
+    """The numbers in a file. Raises ``SourceInvalid`` naming the line, or the place, of one that is no sample.
+
+    Where nobody knows yet how many ``samples`` there are, any number may be one.
+    """
     with reading(file, survey) as stream:
         content = stream.read(INDICES_BYTES_MAX)
     numbers, places = _read_array(file, content) if content.startswith(_NPY) else _read_lines(file, content)
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= samples))
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= (NUMBER_MAX if samples is None else samples)))
     if len(wrong):
         place = int(places[wrong[0]])
-        raise SourceInvalid(f"{file}:{place}: {numbers[wrong[0]]} is no sample; there are {samples}, counted from 0")
+        known = "they are" if samples is None else f"there are {samples},"
+        raise SourceInvalid(f"{file}:{place}: {numbers[wrong[0]]} is no sample; {known} counted from 0")
     if not len(numbers):
         raise SourceInvalid(f"{file} names no sample; each line is a number")
     return numbers.astype(NUMBER)
@@ -102,8 +116,40 @@ def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], N
 
 
 def _problems(source: SubsetSource) -> list[str]:
-    indices = file_problems(source.indices, "the file of indices") if source.indices is not None else []
-    return source_problems(source.of) + indices
+    problems = file_problems(source.indices, "the file of indices") if source.indices is not None else []
+    if problems:
+        return problems
+    try:
+        _check(source)
+    except SourceInvalid as error:
+        return [str(error)]
+    return []
+
+
+def _check(source: SubsetSource) -> None:
+    """Raise ``SourceInvalid`` where a scan would, as far as a quick look tells."""
+    samples = _known_samples(source.of)
+    if source.indices is None:
+        if samples is not None:
+            _bounds(source, samples)
+    elif not isinstance(source.indices, Url) and source.indices.stat().st_size <= CHECKED_BYTES_MAX:
+        _read_indices(source.indices, samples, Survey(lambda _found: None))
+
+
+def _known_samples(source: SourceOptions) -> int | None:
+    """How many samples there are, where that is known without a scan; what is wrong with the source, others say."""
+    try:
+        return kind_of(source).samples(source)
+    except SourceInvalid:
+        return None
+
+
+def _samples(source: SubsetSource) -> int | None:
+    samples = _known_samples(source.of)
+    if samples is None or source.indices is not None:
+        return None
+    start, stop = _bounds(source, samples)
+    return stop - start
 
 
 def _open(source: SubsetSource, index: SourceIndex, max_bytes: int) -> ComposedReader:
@@ -115,4 +161,5 @@ KIND = SourceKind(
     columns=lambda source: kind_of(source.of).columns(source.of),
     scan=_scan,
     open=_open,
+    samples=_samples,
 )

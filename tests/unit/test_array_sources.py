@@ -17,8 +17,9 @@ from batchd.config.columns import Column
 from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
 from batchd.sources import array_files
-from batchd.sources.kinds import kind_of, source_problems
+from batchd.sources.kinds import kind_of
 from batchd_wire.fields import ITEM_BYTES
+from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
 
 

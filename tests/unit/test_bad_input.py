@@ -28,9 +28,10 @@ from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
 from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, kind_of, source_problems
+from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
 from support.lmdb_files import write_lmdb
+from support.looks import source_problems
 from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.source_files import nothing

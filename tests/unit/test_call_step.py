@@ -13,8 +13,9 @@ from batchd.config.image_steps import CenterCrop, RandomFlip
 from batchd.functions.load import FunctionUnusable
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, columns_after, is_random, sample_fields
+from batchd.pipeline.fields import columns_after, is_random, sample_fields
 from batchd_wire.fields import Field
+from support.steps import check_steps
 
 pytestmark = pytest.mark.usefixtures("importable")
 

@@ -177,11 +177,11 @@ def test_check_says_everything_that_is_wrong_with_a_valid_tree(
     assert code == 2
     assert f"{config_file} has 5 problems:" in text
     assert f"{config_file}:4: daemon.runtime_dir: " in text
-    assert f"{config_file}:7: streams.photos.source: there is no folder {config_file.parent}/photos" in text
-    assert f"{config_file}:16: streams.list.source: there is no file {config_file.parent}/list.txt" in text
-    assert f"{config_file}:19: streams.list.pipeline: " in text
+    assert f"{config_file}:7: streams.photos.source.path: there is no folder {config_file.parent}/photos" in text
+    assert f"{config_file}:16: streams.list.source.path: there is no file {config_file.parent}/list.txt" in text
+    assert f"{config_file}:19: streams.list.pipeline[4]: " in text
     assert f"{config_file}:6: streams.photos.memory: need 1.6 MiB for 2 slots of 64 samples, have 1.0 MiB" in text
-    assert "(Where the samples come from.)" in text
+    assert "(The folder. Each sub-folder is a class;" in text
 
 
 def test_check_has_an_exit_code_for_memory_alone(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,8 @@ def test_check_has_an_exit_code_for_memory_alone(config_file: Path, capsys: pyte
     code, text = fail(capsys, "check", str(config_file), "--set", "streams.list.memory=64KiB")
 
     assert code == 5
-    assert f"{config_file}:18: streams.list.memory: need 304.0 KiB for 2 slots of 8 samples, have 64.0 KiB;" in text
+    assert "  streams.list.memory: need 304.0 KiB for 2 slots of 8 samples, have 64.0 KiB;" in text
+    assert "(set by --set streams.list.memory)" in text
     assert 'set memory = "1MiB" in [streams.list]' in text
 
 

@@ -8,9 +8,10 @@ from batchd.config.field_steps import Drop
 from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import SAMPLE_FIELDS_MAX, check_steps, sample_fields
+from batchd.pipeline.fields import SAMPLE_FIELDS_MAX, sample_fields
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
 from support.images import encode, jpeg, photo
+from support.steps import check_steps
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import ConfigInvalid, SourceInvalid
 from batchd.sources.cache import IndexCache
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of, source_problems
+from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.look import look_at
 from batchd.sources.mix import mixed_counts, mixed_order
 from batchd.sources.scan import scan_source
 from batchd.sources.subset import shuffled
 from batchd.sources.survey import Survey
 from support.configs import load
+from support.looks import source_problems
 from support.shards import write_shard
 from support.source_files import make, nothing
 
@@ -122,7 +124,7 @@ def test_the_part_that_is_wrong_is_named(tmp_path: Path, folders) -> None:
     (tmp_path / "empty").mkdir()
     empty = ConcatSource(sources=(folders[0], FolderSource(path=tmp_path / "empty")))
 
-    assert source_problems(gone) == [f"sources[1]: there is no folder {tmp_path}/gone"]
+    assert look_at(gone).problems == ((("sources", 1, "path"), f"there is no folder {tmp_path}/gone"),)
     with pytest.raises(SourceInvalid, match=r"sources\[1\]: .*holds no image"):
         scan(empty)
 

@@ -16,7 +16,7 @@ from batchd.config.arrow_sources import ParquetSource
 from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
+from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.live_sources import PushSource
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.load import load_config
@@ -311,6 +311,70 @@ def test_names_in_a_table_of_the_users_own_are_no_paths(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("dotted", ["streams.photos.pipeline.1.size", "streams.photos.pipeline[1].size"])
+def test_overrides_reach_items_of_lists(tmp_path: Path, dotted: str) -> None:
+    """By their numbers, as in messages or with dots; each finds what those in front of it have made."""
+    replaced = {"streams.photos.pipeline": '[{ op = "decode" }, { op = "resize", size = [1, 1] }]'}
+
+    assert load(tmp_path, WHOLE, {dotted: "[9, 7]"}).streams["photos"].pipeline[1] == RandomResizedCrop(size=(9, 7))
+    assert load(tmp_path, WHOLE, {**replaced, dotted: "[9, 7]"}).streams["photos"].pipeline[1] == Resize(size=(9, 7))
+
+
+def test_overrides_reach_parts_of_sources_and_whole_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path in one is relative to the current directory, as all on the command line are."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    source = '{ type = "mix", weights = [1, 2], sources = [{ type = "folder", path = "a" }, { type = "folder", path = "b" }] }'
+    text = WHOLE.replace('{ type = "folder", path = "photos" }', source)
+    changes = {
+        "streams.photos.source.sources.1.path": "c",
+        "streams.photos.source.weights.0": "5",
+        "streams.photos.pipeline.0": '{ op = "decode", color = "gray" }',
+    }
+
+    photos = load(tmp_path, text, changes).streams["photos"]
+
+    folders = (FolderSource(path=tmp_path / "a"), FolderSource(path=elsewhere / "c"))
+    assert photos.source == MixSource(sources=folders, weights=(5, 2))
+    assert photos.pipeline[0] == Decode(color="gray")
+
+
+def test_a_stream_whose_name_is_a_number_is_no_item(tmp_path: Path) -> None:
+    """Numbers are items only of lists."""
+    assert load(tmp_path, f"[streams.0]{STREAM}", {"streams.0.seed": "3"}).streams["0"].seed == 3
+
+
+@pytest.mark.parametrize(
+    ("dotted", "message"),
+    [
+        ("streams.photos.pipeline.2.size", "streams.photos.pipeline has 2 items, numbers 0 to 1, and there is no 2"),
+        ("streams.photos.pipeline.5", "streams.photos.pipeline has 2 items, numbers 0 to 1, and there is no 5"),
+        ("streams.photos.pipeline.-1.size", "and there is no -1"),
+        ("streams.photos.pipeline.resize.size", "and there is no resize"),
+        ("daemon.python_path.1", "daemon.python_path has 1 item, number 0, and there is no 1"),
+        ("streams.photos.batch_size.0", "streams.photos.batch_size is no table, and no list"),
+    ],
+)
+def test_an_item_that_is_not_there_is_told_with_how_many_there_are(tmp_path: Path, dotted: str, message: str) -> None:
+    """Nothing is added at the end of a list by mistake."""
+    (problem,) = problems(tmp_path, WHOLE, {dotted: "[8, 8]"}).values()
+
+    assert problem.message.startswith(f"cannot be set by --set {dotted}: ")
+    assert problem.message.endswith(message)
+
+
+def test_what_an_override_makes_wrong_in_an_item_names_it(tmp_path: Path) -> None:
+    """The item's line in the file is not where it stands."""
+    (problem,) = problems(tmp_path, WHOLE, {"streams.photos.pipeline.1.size": "224"}).values()
+
+    assert problem.path == "streams.photos.pipeline[1].size"
+    assert problem.message == (
+        "must be an array, such as [224, 224], not 224 (set by --set streams.photos.pipeline.1.size)"
+    )
+    assert problem.line is None
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 WRONG_VALUES = [
@@ -330,17 +394,18 @@ WRONG_VALUES = [
     ("daemon.sample_timeout_s", "nan", "finite"),
     ("streams.photos.batch_size", "0", "greater than or equal to 1, not 0"),
     ("streams.photos.batch_size", "65537", "less than or equal to 65536, not 65537"),
-    ("streams.photos.batch_size", '"4"', 'integer, not "4"'),
+    ("streams.photos.batch_size", '"4"', 'an integer, such as 256, not "4"'),
     ("streams.photos.batch_size", "4.0", "integer"),
     ("streams.photos.seed", "-1", "greater than or equal to 0"),
     ("streams.photos.seed", str(1 << 63), "less than"),
-    ("streams.photos.shuffle", '"yes"', "boolean"),
+    ("streams.photos.shuffle", '"yes"', 'a boolean: true or false, not "yes"'),
+    ("streams.photos.memory", "3.5", 'an integer or a text such as "1GiB", not 3.5'),
     ("streams.photos.on_error", '"ignore"', "'substitute', 'mask' or 'fail', not \"ignore\""),
     ("streams.photos.lag", '"lock"', "'independent' or 'lockstep'"),
     ("streams.photos.max_bad_fraction", "1.5", "less than or equal to 1"),
     ("streams.photos.window", "65", "less than or equal to 64"),
-    ("streams.photos.pipeline", "3", "valid array"),
-    ("streams.photos.source", "3", "object"),
+    ("streams.photos.pipeline", "3", r"an array, such as \[{ op = \"decode\" },.*\], not 3"),
+    ("streams.photos.source", "3", 'a table, such as { type = "folder", path = .* }, not 3'),
 ]
 
 
@@ -413,7 +478,7 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert found["streams.photos.batch_sise"].message == "unknown key; did you mean batch_size?"
     assert found["streams.photos.pipeline[1].op"].message == '"rezise" is unknown; did you mean resize?'
     assert found["streams.photos.pipeline[2].sise"].message == "unknown key; did you mean size?"
-    assert found["streams.photos.pipeline[3].op"].message == "missing"
+    assert found["streams.photos.pipeline[3].op"].message.startswith("missing; known here: call, cast, center_crop, ")
     assert found["speling"].message == "unknown key; known here: daemon, streams"
 
 

@@ -14,7 +14,8 @@ from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources import csv_records
 from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of, source_problems
+from batchd.sources.kinds import kind_of
+from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
 
 FIELDS = {"a": "text", "b": "text"}

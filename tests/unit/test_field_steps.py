@@ -8,8 +8,9 @@ from batchd.config.field_steps import Drop, Rename
 from batchd.config.image_steps import Decode, Resize
 from batchd.config.number_steps import OneHot
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, sample_fields
+from batchd.pipeline.fields import sample_fields
 from support.images import jpeg, photo
+from support.steps import check_steps
 
 COLUMNS = (Column("jpg", "encoded"), Column("caption", "text"), Column("cls", dtype="int64"))
 

@@ -728,9 +728,9 @@ def config_with(tmp_path: Path, tcp: str) -> Config:
 def test_beyond_loopback_the_daemon_needs_its_key_and_a_trainers(keys: KeyDirectory, tmp_path: Path) -> None:
     """Step by step; the message has the command that helps."""
     config = config_with(tmp_path, "10.0.0.5:7070")
-    without_daemon = check_tcp_keys(config, keys)
+    without_daemon = check_tcp_keys(config.daemon, keys)
     keys.make_daemon_key()
-    without_trainer = check_tcp_keys(config, keys)
+    without_trainer = check_tcp_keys(config.daemon, keys)
     keys.new("a")
 
     for problem, what in ((without_daemon, "of the daemon"), (without_trainer, "of a trainer")):
@@ -738,7 +738,7 @@ def test_beyond_loopback_the_daemon_needs_its_key_and_a_trainers(keys: KeyDirect
         assert problem.path == "daemon.tcp"
         assert f"no key {what}; `batchd keys new --name NAME --keys-dir {keys.path}` makes one" in problem.message
         assert problem.meaning
-    assert check_tcp_keys(config, keys) is None
+    assert check_tcp_keys(config.daemon, keys) is None
 
 
 def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory, tmp_path: Path) -> None:
@@ -747,13 +747,13 @@ def test_keys_that_cannot_be_used_are_as_good_as_none(keys: KeyDirectory, tmp_pa
     keys.new("a")
     file = keys.path / "trainers/a.key"
     file.write_text("")
-    assert "no key of a trainer" in str(check_tcp_keys(config, keys))
+    assert "no key of a trainer" in str(check_tcp_keys(config.daemon, keys))
     (keys.path / "daemon.key").chmod(0o644)
-    assert "chmod 600" in str(check_tcp_keys(config, keys))
+    assert "chmod 600" in str(check_tcp_keys(config.daemon, keys))
 
 
 def test_loopback_and_no_tcp_need_no_keys(keys: KeyDirectory, tmp_path: Path) -> None:
     """Who is on this machine could come in anyway."""
     for address in ("127.0.0.1:7070", "localhost:7070", "[::1]:7070"):
-        assert check_tcp_keys(config_with(tmp_path, address), keys) is None
-    assert check_tcp_keys(load(tmp_path, WHOLE), keys) is None
+        assert check_tcp_keys(config_with(tmp_path, address).daemon, keys) is None
+    assert check_tcp_keys(load(tmp_path, WHOLE).daemon, keys) is None

@@ -14,8 +14,9 @@ from batchd.config.image_steps import Decode, Resize
 from batchd.config.number_steps import Cast, Clip, OneHot, Scale
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, sample_fields
+from batchd.pipeline.fields import sample_fields
 from support.images import jpeg, photo
+from support.steps import check_steps
 
 WHOLE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FLOATS = ("float16", "float32", "float64")

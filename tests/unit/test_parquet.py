@@ -478,8 +478,8 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
     program = (
         f"import sys; sys.modules[{library!r}] = None;"
-        "from batchd.config.sources import source_from_plain; from batchd.sources.kinds import source_problems;"
-        f"print(*source_problems(source_from_plain({plain!r})))"
+        "from batchd.config.sources import source_from_plain; from batchd.sources.look import look_at;"
+        f"print(*[one.text for one in look_at(source_from_plain({plain!r})).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     expected = f"a {kind} source needs {library}, which is not installed: pip install 'batchd[{extra}]'"

@@ -20,10 +20,11 @@ from batchd.sources import kinds, storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of, read_ahead, source_problems
+from batchd.sources.kinds import Reader, kind_of, read_ahead
 from batchd.sources.scan import scan_source
 from batchd.sources.storage import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
+from support.looks import source_problems
 from support.shards import write_shard
 from support.source_files import nothing
 from support.tfrecords import example, write_records

@@ -98,5 +98,5 @@ def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None
     with pytest.raises(ConfigInvalid) as caught:
         plan_rings(config_of(MEBIBYTE, a=stream_of(pipeline=(RandomFlip(),)), b=stream_of(256)))
 
-    assert {problem.path for problem in caught.value.problems} == {"streams.a.pipeline", "streams.b.memory"}
+    assert {problem.path for problem in caught.value.problems} == {"streams.a.pipeline[0]", "streams.b.memory"}
     assert caught.value.exit_code == ExitCode.USAGE

@@ -8,9 +8,10 @@ from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Res
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, is_random, sample_fields
+from batchd.pipeline.fields import is_random, sample_fields
 from batchd_wire.fields import Field, Varying
 from support.images import encode, jpeg, jpeg_with_exif, photo
+from support.steps import check_steps
 
 IMAGE = Column("image", "encoded")
 TOKENS = Column("tokens", dtype="int32", shape=(None,))

@@ -19,9 +19,10 @@ from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, T
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.steps import STEP_KINDS, Step, step_from_plain, step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.pipeline.fields import check_steps, columns_after, is_random, sample_fields
+from batchd.pipeline.fields import columns_after, is_random, sample_fields
 from batchd.sources.reader import image_columns
 from batchd_wire.fields import Field
+from support.steps import check_steps
 
 COLUMNS = image_columns(0)
 CROP = RandomResizedCrop(size=(224, 160))

@@ -13,8 +13,9 @@ from batchd.config.columns import Column
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, sample_fields
+from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import StepFileInvalid
+from support.steps import check_steps
 from support.texts import word_table
 
 TEXT = [Column("text", "text")]

@@ -17,7 +17,8 @@ from batchd.config.shape_steps import Ragged
 from batchd.config.text_steps import Tokenize
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import check_steps, sample_fields
+from batchd.pipeline.fields import sample_fields
+from support.steps import check_steps
 from support.texts import BPE_MERGES, BPE_VOCABULARY, WORDS, byte_pairs, save, with_special, word_level
 
 TEXT = [Column("text", "text"), Column("label", dtype="int64")]

@@ -1,0 +1,147 @@
+"""Can a function be called with what it will be given? Daemon and CLI, from its source; workers, from the function itself.
+
+    "mine:generate"  --ast----->  (size, *, rng=None)   nothing is imported
+    generate         --inspect->  (size, *, rng=None)   what a decorator made of it counts
+
+What cannot be called would make every sample a bad one, so it is told before the first.
+
+Invariant: where nobody can tell how a function is called, it passes; it is never refused for what its source seems to say.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
+
+from batchd.config.names import nearest
+from batchd.functions.told import FunctionFailed, call
+
+VALUE_CHARACTERS_MAX = 40
+
+
+class Given(NamedTuple):
+    """What a function is called with: names for people of what goes by place, and options by name."""
+
+    places: tuple[str, ...] = ()
+    options: Mapping[str, Any] = {}
+    offered: str = ""
+    """An option that it gets where it takes it."""
+
+
+class _Written:
+    """A default as it stands in the source."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def call_problem(name: str, signature: Signature | None, given: Given) -> str | None:
+    """Why a function that has this signature cannot be called so; None where it can, or where nobody knows."""
+    if signature is None:
+        return None
+    options = dict(given.options)
+    if given.offered and takes(signature, given.offered):
+        options[given.offered] = None
+    try:
+        signature.bind(*given.places, **options)
+    except TypeError as error:
+        called = f"{name}({_shown_given(given, options)})"
+        return f"{name}{_shown(signature)} cannot be called as {called}: {_reason(error, signature, given)}"
+    return None
+
+
+def takes(signature: Signature, option: str) -> bool:
+    """Does a function take an option of this name?"""
+    return any(
+        one.kind is one.VAR_KEYWORD or (one.name == option and one.kind is not one.POSITIONAL_ONLY)
+        for one in signature.parameters.values()
+    )
+
+
+def signature_of(function: Callable[..., Any]) -> Signature | None:
+    """How a function is called; None where it does not say, or says what somebody wrote about it."""
+    if hasattr(function, "__signature__"):
+        return None
+    try:
+        return call(inspect.signature, function, follow_wrapped=False)
+    except FunctionFailed:  # written in C
+        return None
+
+
+def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
+    """How the function or class ``name`` of a module is called, as far as its source alone tells for sure."""
+    for statement in body:
+        match statement:
+            case ast.FunctionDef(name=found, decorator_list=[]) if found == name:
+                return _of_arguments(statement.args)
+            case ast.ClassDef(name=found, decorator_list=[], keywords=[]) if found == name:
+                return _of_class(statement)
+    return None
+
+
+def _of_class(statement: ast.ClassDef) -> Signature | None:
+    methods = [one for one in statement.body if isinstance(one, ast.FunctionDef)]
+    made = [one for one in methods if one.name in ("__init__", "__new__")]
+    if len(made) != 1 or made[0].name != "__init__" or made[0].decorator_list:
+        return None
+    whole = _of_arguments(made[0].args)
+    parameters = list(whole.parameters.values())
+    if not parameters or parameters[0].kind is Parameter.VAR_POSITIONAL:
+        return None
+    return whole.replace(parameters=parameters[1:])
+
+
+def _of_arguments(arguments: ast.arguments) -> Signature:
+    by_place = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [*[None] * (len(by_place) - len(arguments.defaults)), *arguments.defaults]
+    parameters = [
+        _parameter(
+            one,
+            Parameter.POSITIONAL_ONLY if place < len(arguments.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
+            defaults[place],
+        )
+        for place, one in enumerate(by_place)
+    ]
+    if arguments.vararg is not None:
+        parameters.append(_parameter(arguments.vararg, Parameter.VAR_POSITIONAL))
+    parameters += [
+        _parameter(one, Parameter.KEYWORD_ONLY, default)
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    if arguments.kwarg is not None:
+        parameters.append(_parameter(arguments.kwarg, Parameter.VAR_KEYWORD))
+    return Signature(parameters)
+
+
+def _parameter(argument: ast.arg, kind: Any, default: ast.expr | None = None) -> Parameter:
+    return Parameter(argument.arg, kind, default=Parameter.empty if default is None else _Written(ast.unparse(default)))
+
+
+def _shown(signature: Signature) -> str:
+    bare = [one.replace(annotation=Parameter.empty) for one in signature.parameters.values()]
+    return str(Signature(bare))
+
+
+def _shown_given(given: Given, options: Mapping[str, Any]) -> str:
+    values = [f"{name}={_brief(value)}" for name, value in given.options.items()]
+    offered = [name for name in options if name not in given.options]
+    return ", ".join([*given.places, *values, *offered])
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."
+
+
+def _reason(error: TypeError, signature: Signature, given: Given) -> str:
+    """What does not fit, and which name was probably meant."""
+    unknown = next((name for name in given.options if not takes(signature, name)), None)
+    meant = nearest(unknown, [name for name in signature.parameters if takes(signature, name)]) if unknown else None
+    reason = str(error)
+    if meant is not None and meant not in given.options:
+        return f"there is no option {unknown!r}; did you mean {meant!r}?"
+    return f"there is no option {unknown!r}" if unknown is not None else reason

@@ -1,0 +1,85 @@
+"""A quick look at a source and at all that it is made of, each by itself. The daemon at its start, and ``batchd check``.
+
+What is wrong is told at its own key, and once: a part whose columns nobody knows does not hide those of the others, nor is
+anything told that follows from it.
+
+Invariant: a source without problems has columns.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from batchd.config.columns import Column
+from batchd.config.composed_sources import UnreadSource, parts_of
+from batchd.config.lines import KeyPath
+from batchd.config.source import SourceOptions
+from batchd.errors import SourceInvalid
+from batchd.sources.kinds import kind_of
+from batchd.sources.parts import agreed_columns
+
+
+class SourceProblem(NamedTuple):
+    """What is wrong, and the key in the source's table that it is about."""
+
+    key: KeyPath
+    text: str
+
+
+class Look(NamedTuple):
+    """What a look at a source gives; ``columns`` is None where nobody can tell them."""
+
+    columns: tuple[Column, ...] | None
+    problems: tuple[SourceProblem, ...]
+
+
+def look_at(source: SourceOptions | UnreadSource, *, thoroughly: bool = True) -> Look:
+    """Look at a source without scanning it. Not ``thoroughly``: find its columns alone, and what is wrong with these."""
+    parts = [(key, look_at(part, thoroughly=thoroughly)) for key, part in parts_of(source)]
+    problems = [SourceProblem((*key, *one.key), one.text) for key, look in parts for one in look.problems]
+    if parts or isinstance(source, UnreadSource):
+        columns, own = _of_parts(source, [look for _key, look in parts], thoroughly=thoroughly)
+    else:
+        columns, own = _by_itself(source, thoroughly=thoroughly)
+    return Look(columns, (*problems, *own))
+
+
+def _by_itself(source: SourceOptions, *, thoroughly: bool) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
+    problems: list[SourceProblem] = []
+    try:
+        kind = kind_of(source)
+        if thoroughly:
+            problems = [SourceProblem(_key_of(source, text), text) for text in kind.problems(source)]
+        return kind.columns(source), problems
+    except SourceInvalid as error:
+        return None, problems or [SourceProblem(_key_of(source, str(error)), str(error))]
+
+
+def _of_parts(
+    source: SourceOptions | UnreadSource, looks: list[Look], *, thoroughly: bool
+) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
+    """The columns that the parts agree on, as far as they are known, and what is wrong besides the parts."""
+    problems: list[SourceProblem] = []
+    if thoroughly and isinstance(source, SourceOptions):
+        texts = kind_of(source).problems(source)
+        problems = [SourceProblem(_key_of(source, text), text) for text in texts]
+    known = {number: look.columns for number, look in enumerate(looks) if look.columns is not None}
+    if not known:
+        return None, problems
+    try:
+        return agreed_columns(known, getattr(source, "source_field", "")), problems
+    except SourceInvalid as error:
+        if isinstance(source, SourceOptions):
+            problems.append(SourceProblem((), str(error)))
+        return None, problems
+
+
+def _key_of(source: SourceOptions, text: str) -> KeyPath:
+    """The option whose path a text speaks of; the source as a whole where there is none."""
+    kind: Any = type(source)
+    named = {
+        name: str(path)
+        for name in (field.name for field in fields(kind))
+        if isinstance(path := getattr(source, name), Path) and str(path) in text
+    }
+    return (max(named, key=lambda name: len(named[name])),) if named else ()

@@ -1,0 +1,9 @@
+"""What is wrong with a source, as texts alone. For tests of sources."""
+
+from batchd.config.source import SourceOptions
+from batchd.sources.look import look_at
+
+
+def source_problems(source: SourceOptions) -> list[str]:
+    """What a look at a source finds wrong, without the keys."""
+    return [problem.text for problem in look_at(source).problems]

@@ -1,0 +1,292 @@
+"""`batchd check` in one round: all that is wrong, each at its own line, and nothing that only follows from something else."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from batchd.cli.main import main
+
+Told = dict[str, tuple[int | None, str]]
+_PROBLEM = re.compile(r"  (?:\S+\.toml:(\d+): )?([^ :]+): (.*)")
+
+
+class Checker(NamedTuple):
+    """A folder with some data, and `batchd check` of a configuration in it."""
+
+    folder: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, text: str, *arguments: str) -> Told:
+        """Line and message of each problem, by its path; none where the file is fine."""
+        file = self.folder / "batchd.toml"
+        file.write_text(f'[daemon]\nruntime_dir = "run"\n{text}')
+        with pytest.raises(SystemExit) as ended:
+            main(["check", str(file), *arguments])
+        found = filter(None, map(_PROBLEM.fullmatch, self.capsys.readouterr().err.splitlines()))
+        told = {one[2]: (int(one[1]) if one[1] else None, one[3]) for one in found}
+        assert bool(told) == (ended.value.code not in (0, None))
+        return told
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checker:
+    (tmp_path / "photos").mkdir()
+    np.save(tmp_path / "x.npy", np.zeros((10, 4, 4, 3), np.uint8))
+    return Checker(tmp_path, capsys)
+
+
+def test_what_is_wrong_in_one_place_hides_nothing_elsewhere(check: Checker) -> None:
+    """A wrong value, a source that is not there, and steps, in one stream and in others."""
+    told = check(
+        """[streams.a]
+source = { type = "folder", path = "fotos" }
+batch_size = "4"
+pipeline = [
+    { op = "decode" },
+    { op = "resize", size = 224 },
+    { op = "one_hot", field = "lable", classes = 2 },
+]
+[streams.b]
+source = { type = "folder", path = "photos" }
+batch_size = 4
+[[streams.b.pipeline]]
+op = "decode"
+[[streams.b.pipeline]]
+op = "resize"
+size = [8, 8]
+field = "imge"
+[streams.c]
+source = { type = "foldr" }
+batch_size = 4
+pipeline = [{ op = "tokenize", file = "none.json", max_length = 4 }]
+"""
+    )
+
+    assert {path: line for path, (line, _message) in told.items()} == {
+        "streams.a.source.path": 4,
+        "streams.a.batch_size": 5,
+        "streams.a.pipeline[1].size": 8,
+        "streams.a.pipeline[2].field": 9,
+        "streams.b.pipeline[1].field": 19,
+        "streams.c.source.type": 21,
+        "streams.c.pipeline[0].file": 23,
+    }
+    assert told["streams.b.pipeline[1].field"][1].endswith("a sample has 'image', 'label'; did you mean 'image'?")
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [
+        ('{ op = "decode", color = "red" }, { op = "resize", size = [4, 4] }, { op = "normalize" }', ["[0].color"]),
+        ('{ op = "decode" }, { op = "resize", field = "imge", size = [4, 4] }, { op = "normalize" }', ["[1].field"]),
+        ('{ op = "decode" }, { op = "resize", field = "picture", size = [4, 4] }', ["[1].field"]),
+        ('{ op = "decode" }, { op = "rezise", size = [4, 4] }, { op = "one_hot", field = "lable", classes = 2 }',
+         ["[1].op", "[2].field"]),
+        ('{ op = "decode" }, { op = "nonsense", size = [4, 4] }, { op = "cast", field = "b", dtype = "int8" }', ["[1].op"]),
+        ('{ op = "decode" }, { op = "resize", field = "imge", size = 4 }', ["[1].field", "[1].size"]),
+        ('{ op = "drop", fields = "image" }, { op = "cast", field = "label", dtype = "int8" }', ["[0].fields"]),
+        ('{ op = "drop", fields = ["imag", "x"] }, { op = "one_hot", classes = 3 }', ["[0].fields[0]"]),
+        ('{ op = "drop", fields = ["image"] }, { op = "resize", size = [4, 4] }', ["[1].field"]),
+        (('{ op = "rename", field = "lable", to = "y" }, { op = "drop", fields = ["image"] }, { op = "one_hot", field = "y", '
+         'classes = 3 }'), ["[0].field"]),
+        ('"decode", { op = "cast", field = "x", dtype = "int8" }', ["[0]"]),
+        ('{ op = "call", function = 3 }, { op = "cast", field = "score", dtype = "int8" }', ["[0].function"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_told_that_follows_from_an_earlier_mistake(check: Checker, steps: str, wrong: list[str]) -> None:
+    """Neither what a step did not do, nor what is left at the end for want of it."""
+    source = 'source = { type = "folder", path = "photos" }'
+
+    told = check(f"[streams.a]\n{source}\nbatch_size = 4\npipeline = [{steps}]\n")
+
+    assert sorted(told) == [f"streams.a.pipeline{path}" for path in wrong]
+
+
+def test_a_field_that_a_step_took_away_is_told_with_that_step(check: Checker) -> None:
+    """Its name is right, so nothing else was meant."""
+    steps = (
+        '[{ op = "decode" }, { op = "resize", size = [4, 4] }, { op = "drop", fields = ["label"] }, '
+        '{ op = "one_hot", classes = 3 }]'
+    )
+
+    told = check(f'[streams.a]\nsource = {{ type = "folder", path = "photos" }}\nbatch_size = 4\npipeline = {steps}\n')
+
+    message = told["streams.a.pipeline[3].field"][1]
+    assert (
+        message == "\"one_hot\" is done to 'label', and a sample has 'image'; pipeline[2], \"drop\", took 'label' away"
+    )
+
+
+def test_parts_of_a_source_are_told_by_themselves(check: Checker) -> None:
+    """At their own lines; the columns are those of a part that is right, so steps are looked at, too."""
+    told = check(
+        """[streams.a]
+batch_size = 4
+pipeline = [{ op = "decode" }, { op = "resize", size = [4, 4] }, { op = "cast", field = "form", dtype = "int8" }]
+[streams.a.source]
+type = "mix"
+weights = [1, 1, 1]
+source_field = "from"
+sources = [
+    { type = "folder", path = "photos" },
+    { type = "folder", path = "none" },
+    { type = "folder", pth = "photos" },
+]
+"""
+    )
+
+    assert {path: line for path, (line, _message) in told.items()} == {
+        "streams.a.pipeline[2].field": 5,
+        "streams.a.source.sources[1].path": 12,
+        "streams.a.source.sources[2].path": 13,
+        "streams.a.source.sources[2].pth": 13,
+    }
+    assert "did you mean 'from'?" in told["streams.a.pipeline[2].field"][1]
+
+
+def test_parts_that_do_not_agree_are_told_at_the_source(check: Checker) -> None:
+    """None of them is wrong by itself."""
+    parts = '[{ type = "folder", path = "photos" }, { type = "npy", path = "x.npy" }]'
+
+    told = check(f'[streams.a]\nsource = {{ type = "concat", sources = {parts} }}\nbatch_size = 4\n')
+
+    assert list(told) == ["streams.a.source"]
+    assert (
+        "sources[1] has image: uint8[4,4,3], but sources[0] has image: image, label: int64"
+        in told["streams.a.source"][1]
+    )
+
+
+def test_a_wrong_key_of_the_daemon_hides_nothing(check: Checker) -> None:
+    """Nor is anything said of a key that is wrong already."""
+    stream = '[streams.a]\nsource = { type = "npy", path = "y.npy" }\nbatch_size = 4\nmax_skew = 3\npipeline = [{ op = "x" }]\n'
+
+    told = check(f'workers = 0\ntcp = "nowhere"\n{stream}')
+
+    assert sorted(told) == [
+        "daemon.tcp",
+        "daemon.workers",
+        "streams.a",
+        "streams.a.pipeline[0].op",
+        "streams.a.source.path",
+    ]
+    assert told["streams.a"][1] == 'max_skew counts only with lag = "lockstep"'
+
+
+def test_what_the_command_line_set_is_not_looked_for_in_the_file(check: Checker) -> None:
+    """Also where it is found wrong only after the file was read."""
+    text = '[streams.a]\nsource = { type = "npy", path = "x.npy" }\nbatch_size = 4\n'
+
+    told = check(text, "--set", f"streams.a.source.path={check.folder}/y.npy")
+
+    expected = f"there is no file {check.folder}/y.npy (set by --set streams.a.source.path)"
+    assert told == {"streams.a.source.path": (None, expected)}
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ('indices = "none.txt"', ".indices", "there is no file {}/none.txt"),
+        ('indices = "good.txt"', "", ""),
+        ('indices = "far.txt"', ".indices", "{}/far.txt:2: 10 is no sample; there are 10, counted from 0"),
+        ('indices = "below.txt"', ".indices", "{}/below.txt:1: not the number of a sample: -3"),
+        ('indices = "below.npy"', ".indices", "{}/below.npy:1: -3 is no sample; there are 10, counted from 0"),
+        ('indices = "words.txt"', ".indices", "{}/words.txt:2: not the number of a sample: two"),
+        ('indices = "empty.txt"', ".indices", "{}/empty.txt names no sample; each line is a number"),
+        ("stop = 11", "", "stop = 11, but there are only 10 samples"),
+        ("stop = 10", "", ""),
+        ('start = "99%", stop = 9', "", "the range from 99% to 9 of 10 samples is from 9 to 9, which holds none"),
+    ],
+)  # fmt: skip
+def test_a_subset_is_looked_at_as_the_daemon_would(check: Checker, options: str, key: str, message: str) -> None:
+    """Its file is read, and compared with the length of the source where a header tells that."""
+    contents = {"good": "9\n0\n", "far": "9\n10\n", "below": "-3\n", "words": "1\ntwo\n", "empty": "# none\n"}
+    for name, content in contents.items():
+        (check.folder / f"{name}.txt").write_text(content)
+    np.save(check.folder / "below.npy", np.array([0, -3]))
+
+    told = check(
+        f'[streams.a]\nsource = {{ type = "subset", of = {{ type = "npy", path = "x.npy" }}, {options} }}\nbatch_size = 2\n'
+    )
+
+    assert told == ({f"streams.a.source{key}": (4, message.format(check.folder))} if message else {})
+
+
+def test_numbers_of_a_source_whose_length_nobody_knows_are_looked_at_by_themselves(check: Checker) -> None:
+    """A folder would have to be scanned."""
+    (check.folder / "one.txt").write_text("123456\n")
+    np.save(check.folder / "below.npy", np.array([0, -3]))
+    text = """[streams.a]
+source = {{ type = "subset", of = {{ type = "folder", path = "photos" }}, indices = "{}" }}
+batch_size = 2
+pipeline = [{{ op = "decode" }}, {{ op = "resize", size = [4, 4] }}]
+"""
+
+    assert check(text.format("one.txt")) == {}
+    assert "below.npy:1: -3 is no sample" in check(text.format("below.npy"))["streams.a.source.indices"][1]
+
+
+CALLED = """
+from functools import wraps
+def one(sample): return {}
+def two(sample, rng): return {}
+def more(sample, rng=None, *, why=3): return {}
+def options(**given): yield 1
+def generate(size, *, depth=3, rng): yield 1
+def place_only(size, /): yield 1
+class Data:
+    def __init__(self, n, split="train"): ...
+class Derived(Data): ...
+def decorated(call):
+    @wraps(call)
+    def inner(*arguments, **options): return call(*arguments[:1], **options)
+    return inner
+@decorated
+def inside(sample): return {}
+def twice(sample): return {}
+twice = two
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "call", "message"),
+    [
+        (None, "one", "mine:one(sample) cannot be called as mine:one(sample, rng): too many positional arguments"),
+        (None, "two", ""),
+        (None, "more", ""),
+        (None, "inside", ""),
+        (None, "twice", ""),
+        (("generator", "generate", "{ size = 1 }"), None, ""),
+        (("generator", "options", "{ anything = 1 }"), None, ""),
+        (("generator", "generate", "{}"), None, "missing a required argument: 'size'"),
+        (("generator", "generate", "{ size = 1, dept = 2 }"), None, ("mine:generate(size, *, depth=3, rng) cannot be called "
+         "as mine:generate(size=1, dept=2, rng): there is no option 'dept'; did you mean 'depth'?")),
+        (("generator", "place_only", "{ size = 1 }"), None, "there is no option 'size'"),
+        (("python", "Data", "{ n = 1, splt = 'x' }"), None, ("mine:Data(n, split='train') cannot be called as "
+         "mine:Data(n=1, splt='x'): there is no option 'splt'; did you mean 'split'?")),
+        (("python", "Data", "{ n = 1 }"), None, ""),
+        (("python", "Derived", "{ m = 1 }"), None, ""),
+    ],
+)  # fmt: skip
+def test_functions_that_cannot_be_called_so_are_told_without_importing_them(
+    check: Checker, write: Callable[..., Path], source: tuple[str, str, str] | None, call: str | None, message: str
+) -> None:
+    """From what stands in the source; where that does not tell for sure, they pass."""
+    file = write("mine.py", f"raise AssertionError('imported')\n{CALLED}")
+    text = f'python_path = ["{file.parent}"]\n[streams.a]\nbatch_size = 1\n'
+    if source is not None:
+        kind, name, options = source
+        text += f'source = {{ type = "{kind}", function = "mine:{name}", fields = {{ x = "int64" }}, options = {options} }}\n'
+    else:
+        text += (
+            f'source = {{ type = "npy", path = "x.npy" }}\npipeline = [{{ op = "call", function = "mine:{call}" }}]\n'
+        )
+
+    told = [found for _line, found in check(text).values()]
+
+    assert bool(told) == bool(message)
+    assert all(message in found and str(file) in found for found in told)
