@@ -22,7 +22,8 @@ def set_option(command: _Command) -> _Command:
         metavar="PATH=VALUE",
         multiple=True,
         callback=_split,
-        help="Set one key, over the file and the environment: --set streams.photos.batch_size=64. Repeatable.",
+        help="Set one key, over the file and the environment: --set streams.photos.batch_size=64. Items of lists go by their "
+        "numbers, from 0: --set streams.photos.pipeline.1.size=[64,64]. Repeatable.",
     )(command)
 
 

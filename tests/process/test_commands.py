@@ -219,6 +219,24 @@ def test_what_check_passes_serves_and_what_it_refuses_does_not(start_daemon, tmp
         assert "batch_size" in message
 
 
+def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
+    """A wrong value, a source that is not there, a step, and what --set says of an item that is not there."""
+    config = tmp_path / "batchd.toml"
+    config.write_text(
+        f'[daemon]\nruntime_dir = "{tmp_path}/run"\n[streams.a]\nbatch_size = "2"\n'
+        'source = { type = "folder", path = "photos" }\n'
+        'pipeline = [\n{ op = "decode" },\n{ op = "resize", field = "imge", size = [8, 8] },\n]\n'
+    )
+    message = batchd("check", config, "--set", "streams.a.pipeline.2.size=[4, 4]", status=2).stderr
+
+    assert f"{config} has 4 problems:" in message
+    assert f'{config}:4: streams.a.batch_size: must be an integer, such as 256, not "2"' in message
+    assert f"{config}:5: streams.a.source.path: there is no folder {tmp_path}/photos" in message
+    assert f"{config}:8: streams.a.pipeline[1].field: " in message
+    assert "did you mean 'image'?" in message
+    assert "cannot be set by --set streams.a.pipeline.2.size: streams.a.pipeline has 2 items, numbers 0 to 1" in message
+
+
 @pytest.mark.parametrize("content", ["", "a.jpg\n", "a.jpg 0\nb.jpg one\n"])
 def test_a_malformed_list_ends_the_start_with_file_and_line(tmp_path, content):
     """Exit status 2; nothing is served that the user did not mean."""

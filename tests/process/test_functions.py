@@ -151,6 +151,19 @@ def test_what_cannot_be_imported_stops_the_stream_at_once(start_daemon, photos, 
     assert daemon.worker_pids() == workers
 
 
+def test_a_generator_with_a_wrong_option_stops_its_stream_at_once(start_daemon, code, write):
+    """Where the check cannot tell, as behind a decorator; trainers read how it is defined, and no sample is bad for it."""
+    write("mine.py", "def same(call): return call\n@same\ndef generate(size, *, rng):\n    yield 1, 2")
+    source = {**GENERATED["source"], "options": {"sise": 3}}
+    daemon = start_daemon({"numbers": {**GENERATED, "source": source}}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        with pytest.raises(StreamStopped) as told:
+            see(connection.stream("numbers", epochs=None), 1)
+        assert not connection.bad("numbers").samples
+    message = "mine:generate(size, *, rng) cannot be called as mine:generate(sise=3, rng): there is no option 'sise'"
+    assert message in str(told.value)
+
+
 def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(start_daemon, photos, code, write):
     """A worker that is started later would run the new one; a daemon that is started anew serves another stream."""
     write("mine.py", AUGMENT)

@@ -273,6 +273,35 @@ def test_a_function_that_cannot_be_had_is_no_bad_sample():
         Pipeline(COLUMNS, [Call(function="mine:fn")], 0)
 
 
+@pytest.mark.parametrize(
+    "text", ["def fn(sample): ...", "def fn(): ...", "def fn(sample, rng, more): ...", "fn = lambda: 3"]
+)
+def test_a_function_that_cannot_be_called_so_is_no_bad_sample(write, text):
+    """The message has how it is defined, and how it is called."""
+    write("mine.py", text)
+
+    with pytest.raises(FunctionUnusable, match=r"mine:fn\(.*\) cannot be called as mine:fn\(sample, rng\): "):
+        Pipeline(COLUMNS, [Call(function="mine:fn")], 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def fn(*arguments): return {}",
+        "def fn(sample, rng, more=3): return {}",
+        "class Fn:\n    def __call__(self, sample, rng): return {}\nfn = Fn()",
+        "from functools import partial\ndef whole(more, sample, rng): return {}\nfn = partial(whole, 3)",
+        "from functools import wraps\ndef inner(sample): return {}\n@wraps(inner)\ndef fn(sample, rng): return inner(sample)",
+        "def fn(sample, rng): return {}\nfn.__signature__ = 'nonsense'",
+    ],
+)
+def test_whatever_can_be_called_so_is_called(write, text):
+    """What a decorator says of another function does not count, but what it made."""
+    write("mine.py", text)
+
+    assert run(Call(function="mine:fn"))["label"] == 3
+
+
 def test_a_masked_sample_keeps_what_no_function_changes(write):
     """Without declared outputs that is nothing."""
     write("mine.py", "def fn(sample, rng): return {}")

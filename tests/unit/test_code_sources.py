@@ -310,6 +310,31 @@ def test_random_numbers_are_given_to_who_takes_them(write, signature, gets):
 
 
 @pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("signature", "options", "message"),
+    [
+        (
+            "size",
+            {},
+            r"mine:generate\(size\) cannot be called as mine:generate\(\): missing a required argument: 'size'",
+        ),
+        ("size=1", {"sise": 2}, "there is no option 'sise'; did you mean 'size'"),
+        (
+            "*, rng, size: int = 1",
+            {"other": "x" * 99},
+            r"\(\*, rng, size=1\) cannot be called as .*other='x+\.\.\., rng\)",
+        ),
+    ],
+)
+def test_a_generator_that_cannot_be_called_so_is_no_bad_sample(write, signature, options, message):
+    """It would be the same for each of them, so the stream stops."""
+    write("mine.py", f"def generate({signature}): yield 1")
+
+    with pytest.raises(FunctionUnusable, match=message):
+        open_generator({"x": "int64"}, options=options)
+
+
+@pytest.mark.usefixtures("importable")
 def test_a_generator_that_raises_is_a_bad_sample_and_begun_anew(write):
     """So the next one that is asked for is a good one."""
     write(
