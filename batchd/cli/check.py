@@ -1,9 +1,9 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
-Six things are looked at: the file by itself, the runtime directory, whether there are keys for TCP beyond loopback, whether the
-sources are there, whether functions and steps fit, and whether the memory holds two slots of each stream. Where the file by itself
-is wrong, the others are looked at as far as it can be read, but for the memory. Sources are not scanned, so a check is fast for
-any number of files.
+Six things are looked at: the file by itself, the runtime directory, whether there are keys for TCP beyond loopback, whether
+sources are there, whether functions and steps fit, and whether the memory holds two slots of each stream. Where the file by
+itself is wrong, the others are looked at as far as it can be read, but for the memory. Sources are not scanned, so a check is
+fast for any number of files.
 
 Invariant: what passes here starts, unless the machine has too little memory or hardly any descriptors, or a source turns out
 empty or malformed.

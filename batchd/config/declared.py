@@ -7,6 +7,7 @@ names  = { label = "class_id" }                    what the data calls a field, 
 from collections.abc import Mapping
 
 from batchd.config.columns import Column, parse_column
+from batchd.config.names import nearest
 
 
 def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
@@ -31,8 +32,21 @@ def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) ->
 
 def check_names(fields: Mapping[str, str], names: Mapping[str, str], key: str = "names") -> None:
     """Raise ``ValueError`` for a name that no field has, and for an empty one. ``key`` is what the table is called."""
+    check_known(fields, **{key: names})
     for field, name in names.items():
-        if field not in fields:
-            raise ValueError(f"{key} has {field!r}, which is none of the fields {', '.join(fields)}")
         if not name:
             raise ValueError(f"{key}.{field} must not be empty")
+
+
+def check_known(fields: Mapping[str, str], **tables: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` with every name in one of the ``tables``, by their keys, that is none of the fields."""
+    unknown = [
+        f"{key} has {name!r}, which is none of the fields {', '.join(fields)}"
+        + (f"; did you mean {meant}?" if meant else "")
+        for key, table in tables.items()
+        for name in table
+        if name not in fields
+        for meant in [nearest(name, fields)]
+    ]
+    if unknown:
+        raise ValueError("; ".join(unknown))

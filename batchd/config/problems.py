@@ -87,10 +87,8 @@ def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]
     path = _real_path(details, data)
     context = details.get("ctx", {})
     match details["type"]:
-        case "missing" if path == ("streams",):
-            return path, "missing: the daemon needs at least one table [streams.NAME]"
         case "missing":
-            return path, "missing"
+            return _missing(path, data)
         case "extra_forbidden" | "unexpected_keyword_argument":
             return path, f"unknown key; {suggestion(str(path[-1]), known_keys(path[:-1], data))}"
         case "union_tag_invalid":
@@ -110,6 +108,16 @@ def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]
             return path, f"must have {context['max_length']} or fewer items, not {context['actual_length']}"
         case kind:
             return path, _must_be(kind, path, data) or details["msg"].replace("Input should be ", _MUST_BE)
+
+
+def _missing(path: KeyPath, data: Mapping[str, Any]) -> tuple[KeyPath, str]:
+    """Where something is missing, and what; of an array that is too short, it is said of the whole."""
+    if path == ("streams",):
+        return path, "missing: the daemon needs at least one table [streams.NAME]"
+    if isinstance(path[-1], int):
+        example = _example(path[:-1], data)
+        return path[:-1], "has too few items" + (f"; write for example {example}" if example else "")
+    return path, "missing"
 
 
 def _must_be(kind: str, path: KeyPath, data: Mapping[str, Any]) -> str:

@@ -23,11 +23,13 @@ _MANUAL_HEAD = """# Configuration
 *Made by `batchd config --reference`; do not edit.*
 
 `batchd serve --config batchd.toml` reads one TOML file. `batchd config` prints all of it with its defaults, `batchd check
-batchd.toml` says everything that is wrong with yours, each at its line, and `batchd config --schema` prints a JSON Schema for editors.
+batchd.toml` says everything that is wrong with yours, each at its line, and `batchd config --schema` prints a JSON Schema for
+editors.
 
 A value is taken from the first of these that has one: `--set PATH=VALUE` on the command line, where the path has dots
-(`--set streams.photos.batch_size=64`), and items of lists have their numbers, counted from 0
-(`--set 'streams.photos.pipeline.1.size=[64, 64]'`, `--set streams.all.source.sources.0.path=/data`); for keys of `[daemon]` the environment variable `BATCHD_` with the key in capitals
+(`--set streams.photos.batch_size=64`), and items of lists their numbers, counted from 0
+(`--set 'streams.photos.pipeline.1.size=[64, 64]'`, `--set streams.photos.source.sources.0.path=/data`); for keys of
+`[daemon]` the environment variable `BATCHD_` with the key in capitals
 (`BATCHD_WORKERS=4`), unless it is empty; the file; the default. Relative paths in the file are relative to the file, others
 to the current directory, and `~` is the home directory. Unknown keys are refused.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.config.columns import Column, parse_column
+from batchd.config.declared import check_known
 from batchd.config.source import SourceOptions, check_files, place_of_files
 
 
@@ -67,9 +68,7 @@ class CsvSource(SourceOptions):
                 raise ValueError(f"{column.name}: numbers in a row tell one unknown length, not several")
         if self.image and "image" in self.fields:
             raise ValueError("image stands for two fields: the one in fields, and that of the files which image names")
-        for name in self.names:
-            if name not in self.fields:
-                raise ValueError(f"names has {name!r}, which is none of the fields: {', '.join(self.fields)}")
+        check_known(self.fields, names=self.names)
 
     def parsed_fields(self) -> tuple[Column, ...]:
         """``fields``, as columns. Raises ``ValueError``."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.config.columns import Column, parse_column
+from batchd.config.declared import check_known
 from batchd.config.defaults import Default, check_default
 from batchd.config.source import SourceOptions
 
@@ -56,10 +57,7 @@ class TFRecordSource(SourceOptions):
             raise ValueError(
                 'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
             )
-        for key, table in (("names", self.names), ("defaults", self.defaults)):
-            for name in table:
-                if name not in self.fields:
-                    raise ValueError(f"{key} has {name!r}, and fields have {', '.join(map(repr, self.fields))}")
+        check_known(self.fields, names=self.names, defaults=self.defaults)
         if not all(self.names.values()):
             raise ValueError("names must not be empty")
         for column in self.columns:

@@ -6,17 +6,20 @@ anything told that follows from it.
 Invariant: a source without problems has columns.
 """
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchd.config.columns import Column
-from batchd.config.composed_sources import UnreadSource, parts_of
+from batchd.config.composed_sources import SubsetSource, UnreadSource, parts_of
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
 from batchd.sources.kinds import kind_of
 from batchd.sources.parts import agreed_columns
+
+_ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
 
 
 class SourceProblem(NamedTuple):
@@ -75,8 +78,10 @@ def _of_parts(
 
 
 def _key_of(source: SourceOptions, text: str) -> KeyPath:
-    """The option whose path a text speaks of; the source as a whole where there is none."""
+    """The option whose path is not what it should be; the source as a whole where it is about something else."""
     kind: Any = type(source)
+    if not _ABSENT.search(text) and not isinstance(source, SubsetSource):
+        return ()
     named = {
         name: str(path)
         for name in (field.name for field in fields(kind))

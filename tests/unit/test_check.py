@@ -106,6 +106,20 @@ def test_nothing_is_told_that_follows_from_an_earlier_mistake(check: Checker, st
     assert sorted(told) == [f"streams.a.pipeline{path}" for path in wrong]
 
 
+@pytest.mark.parametrize("size", ["[8]", "8", '"8x8"', "[8, 8, 8]"])
+def test_a_size_that_is_none_is_told_with_how_it_is_written_or_how_long_it_is(check: Checker, size: str) -> None:
+    """At the key, whatever is wrong with it."""
+    source = 'source = { type = "folder", path = "photos" }'
+
+    told = check(
+        f'[streams.a]\n{source}\nbatch_size = 4\npipeline = [{{ op = "decode" }}, {{ op = "resize", size = {size} }}]\n'
+    )
+
+    ((path, (line, message)),) = told.items()
+    assert (path, line) == ("streams.a.pipeline[1].size", 6)
+    assert "[224, 224]" in message or "2 or fewer items, not 3" in message
+
+
 def test_a_field_that_a_step_took_away_is_told_with_that_step(check: Checker) -> None:
     """Its name is right, so nothing else was meant."""
     steps = (
