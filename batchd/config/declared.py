@@ -30,12 +30,12 @@ def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) ->
     return columns
 
 
-def check_names(fields: Mapping[str, str], names: Mapping[str, str], key: str = "names") -> None:
-    """Raise ``ValueError`` for a name that no field has, and for an empty one. ``key`` is what the table is called."""
-    check_known(fields, **{key: names})
+def check_names(fields: Mapping[str, str], names: Mapping[str, str], **tables: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` for an empty name, or with all that ``names`` and other ``tables`` have that is no field."""
+    check_known(fields, names=names, **tables)
     for field, name in names.items():
         if not name:
-            raise ValueError(f"{key}.{field} must not be empty")
+            raise ValueError(f"names.{field} must not be empty")
 
 
 def check_known(fields: Mapping[str, str], **tables: Mapping[str, object]) -> None:

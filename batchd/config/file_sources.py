@@ -172,8 +172,7 @@ class WebDatasetSource(SourceOptions):
             raise ValueError(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
             )
-        check_names(self.fields, self.names)
-        check_names(self.fields, dict.fromkeys(self.defaults, "a value"), "defaults")
+        check_names(self.fields, self.names, defaults=self.defaults)
         if self.path_bytes and "path" in self.fields:
             raise ValueError("path stands for two fields: the one in fields, and that of path_bytes")
         for column in self.columns:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.config.columns import Column, parse_column
-from batchd.config.declared import check_known
+from batchd.config.declared import check_names
 from batchd.config.defaults import Default, check_default
 from batchd.config.source import SourceOptions
 
@@ -57,9 +57,7 @@ class TFRecordSource(SourceOptions):
             raise ValueError(
                 'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
             )
-        check_known(self.fields, names=self.names, defaults=self.defaults)
-        if not all(self.names.values()):
-            raise ValueError("names must not be empty")
+        check_names(self.fields, self.names, defaults=self.defaults)
         for column in self.columns:
             _check_column(column, self.defaults.get(column.name))
 

@@ -589,7 +589,7 @@ def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
         ({"fields": {"x": "int"}}, r'x = "int" is no type'),
         ({"fields": {"x": "int64[?,?]"}}, r'x = "int64\[\?,\?\]": one length may be \?'),
         ({"names": {"y": "z"}}, "names has 'y', which is none of the fields label"),
-        ({"names": {"label": ""}}, "names must not be empty"),
+        ({"names": {"label": ""}}, "names.label must not be empty"),
         ({"defaults": {"y": 1}}, "defaults has 'y', which is none of the fields label"),
         (
             {"names": {"labl": "z"}, "defaults": {"lable": 1}},
