@@ -6,7 +6,12 @@
 
 Conventions: values keep their order (C order) and stand at the row's beginning; of a sample that is cut, the beginning is kept.
 
-Invariant: every element of the row is written once, whatever the sample's shape is.
+What stands behind a sample does not depend on what was in the row before. A slot is used again and again, and zeros need not
+be written where they are: of a ragged row, the sizes in the slot say how far the former sample reached. They say so whoever
+wrote it, as the next one may be another process.
+
+Invariant: behind as many elements of a ragged row as its sizes say there are zeros alone. So it is in fresh memory, which is
+zeros; and while a row is written its sizes say that all of the room is used, so it stays true wherever a worker dies.
 """
 
 from collections.abc import Mapping
@@ -25,7 +30,7 @@ from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.shape_effects import sizes_column
 from batchd.pipeline.stages import MakeStage, Row
 from batchd.pipeline.vision import Image
-from batchd_wire.fields import PADDED
+from batchd_wire.fields import PADDED, Varying
 
 
 class RoomStage:
@@ -48,8 +53,10 @@ class RoomStage:
         if varying.kind == PADDED:
             _pad(array, out, self._column.fill)
         else:
-            _begin(array, out)
-        sizes[...] = array.shape[varying.axes[0]] if sizes.ndim == 0 else [array.shape[axis] for axis in varying.axes]
+            former = _elements(out.shape, sizes, varying)
+            _set_sizes(sizes, out.shape, varying)
+            _begin(array, out, former)
+        _set_sizes(sizes, array.shape, varying)
         values[self._step.field], values[self._sizes] = out, sizes
 
     def _check(self, array: Image) -> None:
@@ -80,9 +87,23 @@ def _pad(array: Image, out: Image, fill: float) -> None:
         out[(*corner[:axis], slice(length, None))] = fill
 
 
-def _begin(array: Image, out: Image) -> None:
-    """Write ``array`` at the beginning of the memory of ``out``, and zeros behind it."""
+def _begin(array: Image, out: Image, former: int) -> None:
+    """Write ``array`` at the beginning of the memory of ``out``, and zeros over what is left of ``former`` elements."""
     assert out.flags.c_contiguous, "a row is one run of bytes"
     flat, used = out.reshape(-1), prod(array.shape)
     flat[:used].reshape(array.shape)[...] = array
-    flat[used:] = 0
+    flat[used:former] = 0
+
+
+def _elements(room: tuple[int, ...], sizes: Image, varying: Varying) -> int:
+    """How many elements of a row its sizes say are used; all of its room where they are sizes that no sample has."""
+    shape = list(room)
+    for axis, size in zip(varying.axes, sizes.reshape(-1).tolist(), strict=True):
+        if not 0 <= size <= room[axis]:
+            return prod(room)
+        shape[axis] = size
+    return prod(shape)
+
+
+def _set_sizes(sizes: Image, shape: tuple[int, ...], varying: Varying) -> None:
+    sizes.reshape(-1)[:] = [shape[axis] for axis in varying.axes]

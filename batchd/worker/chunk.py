@@ -10,8 +10,9 @@
     a file that a step reads is not what the daemon saw,
     or somebody's function cannot be had -------------------> zeros; the daemon stops the stream
 
-Invariant: every field of every ordered row is written, whatever happens to a sample, so nothing of the slot's former
-content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process, and the daemon bisects.
+Invariant: every field of every ordered row is written, whatever happens to a sample (but zeros that are there already), so
+nothing of the slot's former content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process,
+and the daemon bisects.
 """
 
 from time import perf_counter_ns

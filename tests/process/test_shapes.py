@@ -115,6 +115,23 @@ def test_the_same_bytes_on_one_worker_and_on_two(start_daemon, daemon, folder):
             assert [see(many), see(many)] == [see(single), see(single)]
 
 
+def test_slots_that_are_used_again_show_nothing_of_former_samples(start_daemon, folder):
+    """Behind each sample there are zeros, whichever worker filled the row before, and though some of them die."""
+    random = {**streams_over(folder)["random"], "memory": "192KiB"}
+    daemon = start_daemon({"random": random}, workers=2, chunk_rows=3)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("random", epochs=8)
+        for epoch in range(8):
+            for batch in stream:
+                room = batch.ragged("image")
+                rows = room.values.reshape(batch.samples, -1, 3)
+                assert not any(row[length:].any() for row, length in zip(rows, room.lengths, strict=True))
+                batch.release()
+            if epoch % 3 == 1:
+                daemon.kill_a_worker()
+    assert daemon.stream_status("random")["slots"] <= 3
+
+
 def test_rows_of_several_ranks_vary_by_themselves(connection):
     """The last batch is shared: each part is cut to its own largest image, and its sizes are its own."""
     images = expected_images()

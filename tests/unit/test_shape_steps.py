@@ -6,6 +6,7 @@ import pytest
 from batchd.config.columns import Column
 from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
 from batchd.config.shape_steps import PadBatch, Ragged
+from batchd.pipeline import shape_stage
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import is_random, sample_fields
@@ -137,6 +138,71 @@ def test_a_masked_sample_is_empty_and_filled() -> None:
     assert row["tokens_length"] == 0
     assert not row["image"].any()
     assert not row["image_shape"].any()
+
+
+def blank_row(pipeline):
+    """A row of fresh memory, which is zeros."""
+    return {name: np.zeros(column.fixed_shape, column.dtype) for name, column in pipeline.columns.items()}
+
+
+@pytest.mark.parametrize("kind", [PadBatch, Ragged])
+def test_what_was_in_a_row_before_leaves_nothing_behind(kind) -> None:
+    """Larger, smaller and empty samples, and masked ones, one after the other in one row: the bytes of a fresh row each."""
+    grids = Column("grid", dtype="uint8", shape=(None, None, 2))
+    pipeline = Pipeline([grids], [kind(field="grid", max_shape=(5, 6, 2))], 0)
+    row = blank_row(pipeline)
+    sizes = [(3, 4), (5, 6), (1, 6), (5, 1), (0, 6), (2, 3), "masked", (4, 2), (4, 2), (5, 6), "masked", (1, 1), (0, 0)]
+
+    for number, size in enumerate(sizes):
+        fresh = blank_row(pipeline)
+        for one in (row, fresh):
+            if size == "masked":
+                pipeline.keep({}, one)
+            else:
+                pipeline.run({"grid": np.full((*size, 2), number + 1, np.uint8)}, 0, 0, 0, one)
+        assert all(np.array_equal(row[name], fresh[name]) for name in row), (number, size)
+
+
+def test_a_worker_that_dies_while_it_writes_a_row_leaves_nothing_behind(monkeypatch) -> None:
+    """Whoever writes the row next cannot know how far it came."""
+    pipeline = Pipeline([TOKENS], [RAGGED_TOKENS], 0)
+    row = blank_row(pipeline)
+    pipeline.run({"tokens": np.ones(2, np.int32)}, 0, 0, 0, row)
+
+    def die(_array, out, _former):
+        out[:7] = 99
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shape_stage, "_begin", die)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.run({"tokens": np.ones(7, np.int32)}, 0, 0, 0, row)
+    pipeline.run({"tokens": np.ones(3, np.int32)}, 0, 0, 0, row)
+
+    assert row["tokens"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_zeros_are_not_written_over_zeros() -> None:
+    """A row with much more room than its samples need costs what the samples do."""
+    pipeline = Pipeline([TOKENS], [RAGGED_TOKENS], 0)
+    row = blank_row(pipeline)
+    pipeline.run({"tokens": np.ones(4, np.int32)}, 0, 0, 0, row)
+    row["tokens"][6] = 55
+
+    pipeline.run({"tokens": np.ones(2, np.int32)}, 0, 0, 0, row)
+
+    assert row["tokens"].tolist() == [1, 1, 0, 0, 0, 0, 55, 0]
+
+
+@pytest.mark.parametrize("noted", [-1, 9, -(1 << 31)])
+def test_sizes_that_no_sample_has_say_nothing_of_a_row(noted) -> None:
+    """All of it is written then."""
+    pipeline = Pipeline([TOKENS], [RAGGED_TOKENS], 0)
+    row = {"tokens": np.full(8, 77, np.int32), "tokens_length": np.array(noted, np.int32)}
+
+    pipeline.run({"tokens": np.ones(2, np.int32)}, 0, 0, 0, row)
+
+    assert row["tokens"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_fields_say_how_they_vary_and_sizes_stand_behind_them() -> None:
