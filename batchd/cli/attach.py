@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -27,6 +28,7 @@ from batchd_wire.fields import PlacedField, layout_from_wire, length_texts, size
 from batchd_wire.messages import (
     TO_TRAINER,
     TO_TRAINER_LIFELINE,
+    AskStatus,
     Handle,
     Hello,
     Open,
@@ -34,6 +36,7 @@ from batchd_wire.messages import (
     Pull,
     Refused,
     SlotShared,
+    Status,
     Subscribe,
     Subscribed,
     Welcome,
@@ -41,6 +44,7 @@ from batchd_wire.messages import (
 from batchd_wire.runtime import ADDRESS_VARIABLE, RuntimeDirectory, candidate_directories, parse_address
 from batchd_wire.slot import holds_generation
 from batchd_wire.views import checked_sizes, row_views, slot_arrays
+from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
 
 ANSWER_TIMEOUT_S = 10.0
 BATCH_TIMEOUT_S = 120.0
@@ -109,20 +113,18 @@ class Attachment:
     def ask(self, question: Message, answer: type[_Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> _Answer:
         """Send a message and wait for the answer to it. Raises ``BatchdError`` with the daemon's words where it refuses."""
         self._dealer.send(question.encode())
-        if not self._dealer.poll(int(timeout_s * 1000)):
-            raise DaemonUnreachable(
-                f"the daemon at {self._directory.address} has not answered {type(question).__name__} for {timeout_s:g} s; "
-                "it lives (its lifeline is open), so its machine is overloaded or it is stuck: look at its log"
-            )
-        reply = self._decode(self._dealer.recv())
-        if isinstance(reply, Refused):
-            raise BatchdError(reply.text)
+        reply = self._reply(timeout_s)
+        if reply is None:
+            raise self._silent(type(question).__name__, timeout_s)
         if not isinstance(reply, answer):
             raise BatchdError(f"the daemon answered {type(question).__name__} with {type(reply).__name__}")
         return reply
 
-    def peek(self, stream: str) -> PeekedBatch:
-        """Wait for the first batch of the stream and copy it, as a trainer that begins now would get it."""
+    def peek(self, stream: str, say: Callable[[str], None]) -> PeekedBatch:
+        """Wait for the first batch of the stream and copy it, as a trainer that begins now would get it.
+
+        Where it does not come soon, and it is known why, ``say`` is called with that, once.
+        """
         subscribe = Subscribe(
             request=1,
             stream=stream,
@@ -136,7 +138,8 @@ class Attachment:
             is_spectator=True,
         )
         told = self.ask(subscribe, Subscribed)
-        handle = self.ask(Pull(told.subscription, 0, True, 0, []), Handle, BATCH_TIMEOUT_S)
+        self._dealer.send(Pull(told.subscription, 0, True, 0, []).encode())
+        handle = self._first_handle(stream, say)
         memory = self._map(handle.slot)
         if not holds_generation(memory[:4096], handle.generation):
             raise BatchdError(f"slot {handle.slot} does not hold the batch that its handle names")
@@ -162,6 +165,42 @@ class Attachment:
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.connect(self._directory.zmq_endpoint)
         self.ask(Open(PROTOCOL_VERSION, welcome.secret), Opened)
+
+    def _first_handle(self, stream: str, say: Callable[[str], None]) -> Handle:
+        """Wait for what a pull brings. Whoever waits for long is told why, if it is for samples; that is asked for once."""
+        deadline = monotonic() + BATCH_TIMEOUT_S
+        missing = None
+        reply = self._reply(SILENCE_MAX_S)
+        if reply is None:
+            self._dealer.send(AskStatus(2).encode())
+            reply = self._reply(deadline - monotonic())
+        if isinstance(reply, Status):
+            missing = missing_samples(reply.status, stream)
+            if missing is not None:
+                say(f"waiting for samples: {missing}")
+            reply = self._reply(deadline - monotonic())
+        if isinstance(reply, Handle):
+            return reply
+        if reply is not None:
+            raise BatchdError(f"the daemon answered Pull with {type(reply).__name__}")
+        if missing is not None:
+            raise BatchdError(f"no batch came within {BATCH_TIMEOUT_S:g} s: {missing}")
+        raise self._silent("Pull", BATCH_TIMEOUT_S)
+
+    def _reply(self, timeout_s: float) -> Message | None:
+        """The next message, or None where none comes in time. Raises ``BatchdError`` where it is a refusal."""
+        if not self._dealer.poll(max(0, int(timeout_s * 1000))):
+            return None
+        reply = self._decode(self._dealer.recv())
+        if isinstance(reply, Refused):
+            raise BatchdError(reply.text)
+        return reply
+
+    def _silent(self, question: str, timeout_s: float) -> DaemonUnreachable:
+        return DaemonUnreachable(
+            f"the daemon at {self._directory.address} has not answered {question} for {timeout_s:g} s; "
+            "it lives (its lifeline is open), so its machine is overloaded or it is stuck: look at its log"
+        )
 
     def _close(self) -> None:
         self._context.destroy(linger=0)

@@ -1,6 +1,6 @@
 """``batchd peek``: a picture of a stream's first batch, as a trainer that begins now would get it. Runs in the user's shell.
 
-A batch without images is printed as a table instead.
+A batch without images is printed as a table instead. Whoever waits because a live stream has no samples is told so.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ def command(stream: str, address: str | None, output: Path, field: str | None, b
     from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
     with Attachment(find_daemon(address)) as attachment:
-        batch = attachment.peek(stream)
+        batch = attachment.peek(stream, _say)
     where = f"epoch {batch.epoch}, step {batch.step}, {batch.rows} samples"
     images = image_fields(batch)
     if field is not None and field not in images:
@@ -45,3 +45,7 @@ def command(stream: str, address: str | None, output: Path, field: str | None, b
         return
     write_sheet(batch, output, field or images[0], is_bgr=bgr)
     click.echo(f"{output}: {where}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"batchd: {text}", err=True)

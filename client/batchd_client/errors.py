@@ -132,8 +132,9 @@ class ReconnectTimeout(DaemonUnavailable):
 class BatchTimeout(DaemonUnavailable):
     """The daemon lives, but the next batch did not come in time.
 
-    `batchd status` tells what its workers do; a slow pipeline or slow storage may need connect(batch_timeout_s=...) to
-    be longer. The stream stands where it stood: the next call waits for the same batch.
+    `batchd status` tells what its workers do, and of a live stream whether anybody pushes samples; a slow pipeline or slow
+    storage may need connect(batch_timeout_s=...) to be longer. The stream stands where it stood: the next call waits for
+    the same batch.
     """
 
 

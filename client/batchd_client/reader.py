@@ -11,6 +11,7 @@ interrupted; so a position is neither lost nor repeated, whatever is raised and 
 import logging
 import random
 import time
+from contextlib import suppress
 from functools import partial
 
 from batchd_client.batch import Batch, Lease
@@ -20,6 +21,7 @@ from batchd_client.errors import (
     BatchCorrupt,
     BatchdClientError,
     BatchTimeout,
+    ConnectTimeout,
     ProtocolError,
     RingBusy,
     RingExhausted,
@@ -33,8 +35,9 @@ from batchd_client.session import Session
 from batchd_client.subscription import Claim, Subscription
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
-from batchd_wire.messages import Handle, Mismatched, Parcel, Refused, Subscribed
+from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.slot import UNFINISHED, holds_generation
+from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
 
 ANNOUNCE_AGAIN_S = 1.0
 """How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
@@ -65,6 +68,8 @@ class Reader:
         self._mismatched_at: Position | None = None
         self._mismatches_here = 0
         self._pause_s = 0.0
+        self._is_told = False
+        """Why it waits for its first batch has been looked for."""
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
@@ -174,12 +179,22 @@ class Reader:
             seconds = give_up - time.monotonic()
             if seconds <= 0:
                 raise self._timeout()
+            if not self._is_told and not self.batches and time.monotonic() - self._began_s >= SILENCE_MAX_S:
+                self._is_told = True
+                connection.run(partial(self._tell, deadline=min(give_up, deadlines.request_deadline())))
             if self._pause_s:
                 seconds, self._pause_s = min(self._pause_s, seconds), 0.0
                 time.sleep(seconds)
             else:
                 connection.wait(seconds)
                 self._waited_in_vain = True
+
+    def _tell(self, session: Session, deadline: float) -> None:
+        """Log what the first batch waits for, where that is samples which nobody has pushed yet."""
+        with suppress(ConnectTimeout):  # a daemon that does not answer is spoken of when the batch is overdue
+            missing = missing_samples(session.request(AskStatus, Status, deadline).status, self.claim.stream)
+            if missing is not None:
+                _log.warning("waiting for samples: %s", missing)
 
     def _attempt(self, session: Session) -> bool:
         """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""

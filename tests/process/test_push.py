@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from contextlib import closing, contextmanager
@@ -21,11 +23,12 @@ from batchd_client.errors import (
     StreamUnknown,
 )
 from support.commands import batchd
+from support.daemon_process import clean_environment
 from support.images import jpeg
 from support.network import free_port
 from support.producers import ProducerProcess, frame, push_stream, read
 from support.settings import folder_stream
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 LIVE = {"live": push_stream()}
 
@@ -59,6 +62,43 @@ def test_every_sample_arrives_once_and_in_order(start_daemon):
         assert read(connection.stream("live"), 50) == list(range(200))
     live = wait_until(lambda: daemon.stream_status("live"), "there is a status")["live"]
     assert (live["pushed_samples"], live["queued_samples"], live["lost_batches"]) == (200, 0, 0)
+
+
+@contextmanager
+def peeking(address, folder):
+    """``batchd peek`` on the live stream, begun and waiting for samples; it has ended in the end."""
+    command = [sys.executable, "-m", "batchd", "peek", "live", "--address", address, "-o", str(folder / "sheet.png")]
+    peek = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
+    )
+    try:
+        assert b"stream 'live' has no producers yet, and 0 of the 4 samples" in peek.stderr.readline()
+        yield peek
+    finally:
+        peek.kill()
+        peek.communicate()
+
+
+def test_peek_says_that_nobody_has_pushed_and_draws_what_comes(start_daemon, tmp_path):
+    """It waits for the samples that it says it waits for."""
+    daemon = start_daemon({"live": push_stream(fields={"image": "uint8[6,8,3]", "label": "int64"})})
+    with peeking(daemon.address, tmp_path) as peek:
+        with batchd_client.push("live", daemon.address) as producer:
+            for number in range(4):
+                producer.put({"image": np.full((6, 8, 3), number, np.uint8), "label": number})
+        out, err = peek.communicate(timeout=PATIENCE_S)
+    assert (peek.returncode, err) == (0, b"")
+    assert b"sheet.png: epoch 0, step 0, 4 samples" in out
+
+
+def test_peek_that_waits_ends_with_ctrl_c(start_daemon, tmp_path):
+    """At once, without a traceback."""
+    daemon = start_daemon(LIVE)
+    with peeking(daemon.address, tmp_path) as peek:
+        peek.send_signal(signal.SIGINT)
+        out, err = peek.communicate(timeout=PATIENCE_S)
+    assert peek.returncode == 1
+    assert (out, err.split()) == (b"", [b"Aborted!"])
 
 
 def test_two_producers_and_two_mirrored_trainers(start_daemon):

@@ -1,0 +1,130 @@
+"""What people are told who wait for the first batch of a stream, by ``batchd peek`` and by the client."""
+
+import logging
+
+import pytest
+from click.testing import CliRunner
+
+import batchd_client
+import batchd_client.reader
+from batchd.cli import attach
+from batchd.cli.main import cli
+from batchd.errors import BatchdError
+from batchd_client.errors import BatchTimeout
+from batchd_wire.messages import AskStatus, Status
+from batchd_wire.waiting import missing_samples
+from support.fake_daemon import FakeDaemon
+
+NONE_YET = "stream 'photos' has no producers yet, and 0 of the 4 samples of its next batch"
+
+
+@pytest.fixture(autouse=True)
+def _impatience(monkeypatch):
+    """Nobody waits for a whole second before he is told."""
+    for module in (attach, batchd_client.reader):
+        monkeypatch.setattr(module, "SILENCE_MAX_S", 0.05)
+
+
+def status(**live):
+    """What a daemon says of its one live stream."""
+    counts = {"producers": 0, "pushed_samples": 0, "queued_samples": 0, "bound_samples": 0, **live}
+    return {"streams": [{"name": "photos", "batch_size": 4, "live": counts}]}
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """A daemon that grants nothing before it was asked for its status."""
+
+    def answer(session, message):
+        if isinstance(message, AskStatus):
+            fake.send(session, Status(message.request, fake.status))
+            fake.grants_at_most = fake.granted_when_asked
+            fake._grant_all()
+        return isinstance(message, AskStatus)
+
+    with FakeDaemon(tmp_path / "run") as fake:
+        fake.grants_at_most, fake.granted_when_asked, fake.status = 0, 1, status()
+        fake.answer = answer
+        yield fake
+
+
+@pytest.mark.parametrize(
+    ("live", "text"),
+    [
+        ({}, "has no producers yet, and 0 of the 4 samples of its next batch; "),
+        ({"producers": 1}, "has 1 producer, and 0 of the 4 samples"),
+        ({"producers": 2, "queued_samples": 1, "bound_samples": 2}, "has 2 producers, and 3 of the 4 samples"),
+        ({"pushed_samples": 9}, "has no producers just now, and 0 of the 4 samples"),
+    ],
+)
+def test_what_is_missing_is_counted(live, text) -> None:
+    """With what to do."""
+    told = missing_samples(status(**live), "photos")
+
+    assert told is not None
+    assert text in told
+    assert "batchd_client.push('photos')" in told
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"streams": None},
+        {"streams": [None, 3, {"name": "photos"}]},
+        {"streams": [{"name": "photos", "batch_size": 4, "live": None}]},
+        {"streams": [{"name": "photos", "batch_size": "4", "live": {"producers": 0}}]},
+        status(queued_samples=4),
+        status(queued_samples=None),
+        {"streams": [{**status()["streams"][0], "name": "other"}]},
+    ],
+)
+def test_nothing_is_said_where_samples_are_not_what_is_missing(said) -> None:
+    """Nor where a daemon talks nonsense."""
+    assert missing_samples(said, "photos") is None
+
+
+def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
+    """Once, on standard error, and goes on."""
+    result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address, "-o", str(tmp_path / "sheet.png")])
+
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"batchd: waiting for samples: {NONE_YET}")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout.startswith(str(tmp_path / "sheet.png"))
+    assert len(fake.heard_of(AskStatus)) == 1
+
+
+def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:
+    """Not that the daemon is stuck: it is not."""
+    monkeypatch.setattr(attach, "BATCH_TIMEOUT_S", 0.2)
+    fake.granted_when_asked = 0
+
+    result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address])
+
+    assert isinstance(result.exception, BatchdError)
+    assert str(result.exception).startswith(f"no batch came within 0.2 s: {NONE_YET}")
+
+
+def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> None:
+    """A stream of files waits for workers."""
+    fake.status = {"streams": [{"name": "photos", "batch_size": 4, "live": None}]}
+
+    result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address, "-o", str(tmp_path / "sheet.png")])
+
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_trainer_is_told_what_its_first_batch_waits_for(fake, caplog) -> None:
+    """Once, in the log; later batches come without a word, however slow."""
+    with batchd_client.connect(fake.address, batch_timeout_s=0.2) as daemon:
+        stream = daemon.stream("photos")
+        with caplog.at_level(logging.WARNING):
+            first = next(iter(stream))
+            with pytest.raises(BatchTimeout):
+                next(iter(stream))
+
+    assert (first.epoch, first.step) == (0, 0)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"waiting for samples: {NONE_YET}")
+    assert len(fake.heard_of(AskStatus)) == 1
