@@ -5,13 +5,15 @@ The string under a field is its documentation everywhere: in error messages, ``b
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from batchd.config.source import SourceOptions, check_path, check_path_bytes
+from batchd.config.step import Range
 
 SIDE_MAX = 16_384
 """Pixels that a side may have which frames are scaled to."""
 CLIP_FRAMES_MAX = 4096
+SCAN_TIMEOUT_MAX_S = 86_400.0
 SAMPLE_BYTES_MAX = 1 << 30
 """Bytes of the pixels of one sample."""
 
@@ -64,6 +66,9 @@ class VideoSource(SourceOptions):
 
     max_pixels: int = 100_000_000
     """Width times height, in pixels, above which a frame is a bad sample; looked at before anything is decoded."""
+
+    scan_timeout_s: Annotated[float, Range(1, SCAN_TIMEOUT_MAX_S)] = 60.0
+    """How long the first start may get no further in a file before the file is given up and named, in seconds."""
 
     def __post_init__(self) -> None:
         check_path("root", self.root)

@@ -10,18 +10,22 @@ nonsense. That is then said as what it is: a source that cannot be used.
 What the other process says that it saw, the survey has seen, and the last of it is named where the process dies. A module whose
 library opens files by itself leaves that to whoever calls ``scan_apart``.
 
+A library that never comes back from a file is given up, too: each line is progress, and where none comes for longer than the
+caller allows, the process is ended. So its module has to report often, also from within a long file.
+
 Invariant: nothing of the other process is left when ``scan_apart`` returns or raises.
 """
 
 import json
 import mmap
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from batchd import failpoints
 from batchd.config.sources import Source, source_from_plain, source_to_plain
@@ -29,12 +33,21 @@ from batchd.errors import SourceInvalid
 from batchd.sources.index import SourceIndex, readable, write_all
 from batchd.sources.survey import Survey, Witness
 
+READ_BYTES = 64 << 10
 
-def scan_apart(module: str, source: Source, survey: Survey) -> SourceIndex:
-    """Have a module scan a source; it ends in ``answer``. Raises ``SourceInvalid``."""
+
+class _Silent(Exception):  # noqa: N818  names what is wrong
+    """The other process has not said anything for too long."""
+
+
+def scan_apart(module: str, source: Source, survey: Survey, silence_max_s: float | None = None) -> SourceIndex:
+    """Have a module scan a source; it ends in ``answer``. Raises ``SourceInvalid``.
+
+    ``silence_max_s``: how long it may take from one line to the next; None is for ever.
+    """
     memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
     try:
-        size = _listen(_start(module, source, memory), source, survey)
+        size = _listen(_start(module, source, memory), source, survey, silence_max_s)
         return SourceIndex.from_memory(memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ)))
     finally:
         os.close(memory)
@@ -75,30 +88,29 @@ class _TellingSurvey(Survey):
         self._say("saw", *seen)
 
 
-def _start(module: str, source: Source, memory: int) -> "subprocess.Popen[str]":
+def _start(module: str, source: Source, memory: int) -> "subprocess.Popen[bytes]":
     """Start the other process and tell it what to scan; Ctrl-C in a terminal goes to the daemon alone."""
     popen = subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(memory)],
         pass_fds=(memory,),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         process_group=0,
     )
     assert popen.stdin is not None
     with suppress(BrokenPipeError), popen.stdin:
-        json.dump(source_to_plain(source), popen.stdin)
+        popen.stdin.write(json.dumps(source_to_plain(source)).encode())
     return popen
 
 
-def _listen(popen: "subprocess.Popen[str]", source: Source, survey: Survey) -> int:
+def _listen(
+    popen: "subprocess.Popen[bytes]", source: Source, survey: Survey, silence_max_s: float | None = None
+) -> int:
     """How many bytes the index has."""
     size, at = 0, source.place
     assert popen.stdout is not None
     try:
-        for line in popen.stdout:
-            if not line.endswith("\n"):
-                break  # it died within a line
+        for line in _lines(popen.stdout, silence_max_s):
             match json.loads(line):
                 case ["found", int(found)]:
                     survey.progress(found)
@@ -111,6 +123,11 @@ def _listen(popen: "subprocess.Popen[str]", source: Source, survey: Survey) -> i
                 case ["done", int(count)]:
                     size = count
         status = popen.wait()
+    except _Silent:
+        raise SourceInvalid(
+            f"{at}: the scan got no further within {silence_max_s:g} s, and was ended: the file is damaged, or its storage hangs; "
+            "copy it again or leave it out, or raise scan_timeout_s of the source where the storage is just slow"
+        ) from None
     finally:
         popen.kill()
         popen.wait()
@@ -125,3 +142,17 @@ def _listen(popen: "subprocess.Popen[str]", source: Source, survey: Survey) -> i
             f"{source.place} cannot be scanned: the process that should ended with exit status {status}"
         )
     return size
+
+
+def _lines(stream: IO[bytes], silence_max_s: float | None) -> Iterator[bytes]:
+    """What the other process says, line by line; not what it died within. Raises ``_Silent``."""
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    begun = b""
+    while poll.poll(None if silence_max_s is None else silence_max_s * 1000):
+        data = os.read(stream.fileno(), READ_BYTES)
+        if not data:
+            return
+        *lines, begun = (begun + data).split(b"\n")
+        yield from lines
+    raise _Silent

@@ -30,7 +30,7 @@ def _columns(source: VideoSource) -> tuple[Column, ...]:
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
     """Find the frames of all files. Raises ``SourceInvalid``."""
-    return scan_apart(SCAN_MODULE, source, survey)
+    return scan_apart(SCAN_MODULE, source, survey, source.scan_timeout_s)
 
 
 def _problems(source: VideoSource) -> list[str]:

@@ -3,14 +3,17 @@
 A file is read once, from its first packet to its last. Packets come in the order in which they are decoded, each with the time at
 which its frame is shown; what the header says about their number does not count.
 
-Invariant: no decoder runs.
+Invariant: no decoder runs, and as long as packets come, progress is reported.
 """
 
 import os
 import sys
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, BinaryIO
 from zlib import crc32
 
@@ -32,6 +35,8 @@ from batchd.sources.video_files import VideoUnreadable, open_video, packets_of, 
 from batchd.sources.video_index import NO_KEY, PACKET
 from batchd.sources.walk import Patterns, matching
 
+PROGRESS_EVERY_S = 0.5
+"""Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
 _VP8_SHOWN = 0x10
 """The bit of a VP8 frame's first byte that says whether it is shown: some are there for others to refer to alone."""
 _REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
@@ -48,7 +53,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
             path = source.root / os.fsdecode(folder) / os.fsdecode(name)
             with reading(path, survey) as stream:
                 failpoints.passing("scan.video.opening")
-                growing.add(path, stream, label if source.classes == "folder" else 0)
+                growing.add(path, stream, label if source.classes == "folder" else 0, survey)
             survey.progress(growing.samples)
     if growing.samples == 0:
         raise SourceInvalid(f"no file of {source.place} has the {source.span} frames that a sample reaches over")
@@ -71,14 +76,14 @@ class _GrowingIndex:
         self._times = array("q")
         self._checksums = array("I")
 
-    def add(self, path: Path, file: BinaryIO, label: int) -> None:
+    def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
         """Add the frames of one file, all of which have ``label``."""
         try:
             container, stream = open_video(file.fileno())
         except VideoUnreadable as error:
             raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
         with container:
-            found = _read_packets(path, container, stream)
+            found = _read_packets(path, container, stream, partial(survey.progress, self.samples))
             unit = stream.time_base
         assert unit is not None, "as open_video found"
         _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
@@ -132,8 +137,8 @@ class _Packets:
     """1 where it is a key frame, plus 2 where its frame is shown."""
 
 
-def _read_packets(path: Path, container: InputContainer, stream: VideoStream) -> _Packets:
-    found = _Packets()
+def _read_packets(path: Path, container: InputContainer, stream: VideoStream, progress: Callable[[], None]) -> _Packets:
+    found, reported_s = _Packets(), monotonic()
     codec: Any = stream.codec_context
     is_vp8 = codec.name == "vp8"
     try:
@@ -145,6 +150,9 @@ def _read_packets(path: Path, container: InputContainer, stream: VideoStream) ->
             found.times.append(packet.pts)
             found.checksums.append(crc32(data))
             found.flags.append(packet.is_keyframe + 2 * (not is_hidden))
+            if monotonic() - reported_s >= PROGRESS_EVERY_S:
+                reported_s = monotonic()
+                progress()
     except av.FFmpegError as error:
         raise SourceInvalid(f"{path} cannot be read behind packet {len(found.times)}: {reason_of(error)}") from None
     if not any(flags & 2 for flags in found.flags):

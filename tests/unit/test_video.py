@@ -50,7 +50,9 @@ FRAMES = 100
 def scan_here(monkeypatch, request) -> None:
     """Scan in this process, as starting another takes longer than most of these tests; ``apart`` marks those that do not."""
     if "apart" not in request.fixturenames:
-        monkeypatch.setattr(video, "scan_apart", lambda _module, source, survey: video_scan.scan(source, survey))
+        monkeypatch.setattr(
+            video, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
+        )
 
 
 @pytest.fixture
@@ -474,6 +476,27 @@ def test_a_file_that_kills_whoever_looks_at_it_is_named(classes, monkeypatch) ->
     with pytest.raises(SourceInvalid) as caught:
         kind_of(source).scan(source, Survey(nothing))
     assert str(caught.value).startswith(f"{classes}/cats/b.mp4 is damaged, or was changed while it was scanned")
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_file_that_nobody_comes_back_from_is_named(classes, monkeypatch) -> None:
+    """With what to do, and nothing is left of who looked at it."""
+    monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.video.opening=hang@2")
+    source = VideoSource(root=classes, files=("**/*",), scan_timeout_s=5.0)
+    with pytest.raises(SourceInvalid) as caught:
+        kind_of(source).scan(source, Survey(nothing))
+    assert str(caught.value).startswith(f"{classes}/cats/b.mp4: the scan got no further within 5 s, and was ended")
+    assert "raise scan_timeout_s" in str(caught.value)
+
+
+def test_a_long_file_is_progress_all_the_time(videos, monkeypatch) -> None:
+    """So that it is not taken for one that hangs."""
+    monkeypatch.setattr(video_scan, "PROGRESS_EVERY_S", 0)
+    reports: list[int] = []
+
+    video_scan.scan(of(videos / "h264.mp4"), Survey(reports.append))
+
+    assert reports == [0] * FRAMES + [FRAMES]
 
 
 def test_a_link_out_of_the_root_is_refused_unless_it_is_meant(videos, tmp_path) -> None:
