@@ -125,8 +125,8 @@ def _listen(
         status = popen.wait()
     except _Silent:
         raise SourceInvalid(
-            f"{at}: the scan got no further within {silence_max_s:g} s, and was ended: the file is damaged, or its storage hangs; "
-            "copy it again or leave it out, or raise scan_timeout_s of the source where the storage is just slow"
+            f"{at}: the scan got no further within {silence_max_s:g} s, and was ended: the file is damaged, or its storage "
+            "hangs; copy it again or leave it out, or raise scan_timeout_s of the source where the storage is just slow"
         ) from None
     finally:
         popen.kill()

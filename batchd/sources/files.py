@@ -59,8 +59,8 @@ class FilesIndex:
 
     def path(self, sample: int) -> str:
         """Where a sample is, as people can read it and as every message can carry it. Raises ``IndexError``."""
-        file = readable(self.file(sample))
-        return f"{file}: {readable(self.name(sample))}" if self.extents is not None else file
+        file, extent = readable(self.file(sample)), self.extent(sample)
+        return f"{file}: {readable(self.name(sample))} (byte {extent[0]})" if extent is not None else file
 
     def file(self, sample: int) -> bytes:
         """The path of a sample's file as the kernel takes it, absolute where the root is. Raises ``IndexError``."""

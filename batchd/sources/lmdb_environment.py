@@ -51,13 +51,19 @@ class Environment:
             identity = (status.st_dev, status.st_ino)
             one = cls._opened.get(identity)
             if one is None:
-                one = cls._opened[identity] = cls(path)
-        except lmdb.Error as error:
-            raise SampleUnreadable(f"is no LMDB database, or is damaged: {error}") from None
+                one = cls._opened[identity] = cls._open(path, status.st_size)
         except SourceInvalid as error:
             raise SampleUnreadable(str(error)) from None
         one._users += 1
         return one
+
+    @classmethod
+    def _open(cls, path: Path, size: int) -> Self:
+        try:
+            return cls(path)
+        except lmdb.Error as error:
+            problem = str(error).removeprefix(f"{path}: ")
+            raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None
 
     def get(self, key: bytes) -> memoryview | None:
         """The record under a key, as long as the database is open. Raises ``SampleUnreadable``."""

@@ -64,10 +64,6 @@ class _Record(NamedTuple):
     start: int
     size: int
 
-    @property
-    def text(self) -> str:
-        return f"record {self.number} at byte {self.start}"
-
 
 class TFRecordReader:
     """Reads any record with one ``pread``; see ``kinds.Reader``. Examples are read as ``SequenceExample`` without lists."""
@@ -98,8 +94,8 @@ class TFRecordReader:
         try:
             example = SequenceExample.FromString(data)
         except DecodeError:
-            raise SampleUnreadable(f"{record.text} is no tf.train.{self._message}") from None
-        return {part.column.name: self._value(record, part, example) for part in self._parts}
+            raise SampleUnreadable(f"is no tf.train.{self._message}") from None
+        return {part.column.name: self._value(part, example) for part in self._parts}
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Ask servers for all these records at once."""
@@ -119,7 +115,7 @@ class TFRecordReader:
     def name(self, sample: int) -> str:
         """See ``kinds.Reader``."""
         record = self._record(sample)
-        return f"{readable(self._files[record.shard])}: record {record.number}"
+        return f"{readable(self._files[record.shard])}: record {record.number} (byte {record.start})"
 
     @property
     def _message(self) -> str:
@@ -136,23 +132,24 @@ class TFRecordReader:
     def _data(self, record: _Record, checksum: int) -> bytes:
         """The data of a record, which is what it was when it was found."""
         if record.size > self._max_bytes:
-            raise SampleUnreadable(f"{record.text} has {record.size} bytes, more than max_bytes = {self._max_bytes}")
+            raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
         first = record.start + HEADER.size
         file = self._files[record.shard]
         with blaming_the_sample():
-            data = self._bytes(file, record.size, first, record)
+            data = self._bytes(file, record.size, first)
             if len(data) < record.size:
-                raise SampleUnreadable(f"{record.text} is cut: the file ends at byte {first + len(data)}")
+                end = first + len(data) if is_url(file) else os.fstat(self._shards.descriptor(file)).st_size
+                raise SampleUnreadable(f"is cut: the file ends at byte {end}")
             if masked_crc(data) != checksum:
-                changed = self._bytes(file, FOOTER.size, first + record.size, record) != FOOTER.pack(checksum)
+                changed = self._bytes(file, FOOTER.size, first + record.size) != FOOTER.pack(checksum)
                 raise SampleUnreadable(
-                    f"{record.text} has changed since the source was scanned"
+                    "has changed since the source was scanned"
                     if changed
-                    else f"{record.text} does not match its checksum: its data is damaged"
+                    else "does not match its checksum: its data is damaged"
                 )
         return data
 
-    def _bytes(self, file: bytes, size: int, start: int, record: _Record) -> bytes:
+    def _bytes(self, file: bytes, size: int, start: int) -> bytes:
         """Bytes of a file, fewer where it ends before."""
         if not is_url(file):
             return os.pread(self._shards.descriptor(file), size, start)
@@ -161,15 +158,13 @@ class TFRecordReader:
         try:
             return bytes(self._remote.read(Extent(file, start, size), self._max_bytes))
         except ObjectUnreadable as reason:
-            raise SampleUnreadable(f"{record.text} cannot be read: {reason}") from None
+            raise SampleUnreadable(f"cannot be read: {reason}") from None
 
-    def _value(self, record: _Record, part: Part, example: Any) -> Value:
+    def _value(self, part: Part, example: Any) -> Value:
         try:
             return self._found(part, example.context.feature, example.feature_lists.feature_list)
         except FeatureMisfits as misfit:
-            raise SampleUnreadable(
-                f"{record.text}: {part.feature!r} is declared as {part.column.text}, and {misfit}"
-            ) from None
+            raise SampleUnreadable(f"{part.feature!r} is declared as {part.column.text}, and {misfit}") from None
 
     def _found(self, part: Part, features: Any, lists: Any) -> Value:
         """The value of a field. Where there are a feature and a feature list of the same name, a length of ? means the list."""

@@ -7,6 +7,7 @@ that is read has values of the types that its columns say.
 
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +304,46 @@ def test_a_file_that_vanishes_after_the_scan_makes_bad_samples(made: Made) -> No
 
     one_of_many = isinstance(source, FolderSource | GlobSource)
     assert told == ("++-+" if one_of_many else "++++" if isinstance(source, ListSource) else "----")
+
+
+RECORDS = {
+    "webdataset": "a.tar: 2.jpg (byte 4608)",
+    "tfrecord": "a.rec: record 2 (byte 179)",
+    "csv": "a.csv: record 3 (byte 21)",
+    "npy": "a.npy: sample 2 (byte 152)",
+    "raw": "a.bin: sample 2 (byte 14)",
+    "parquet": "a.parquet: row 2",
+    "lmdb": "a.lmdb: 2",
+}
+"""What the third sample of a file is called: its record and where that begins, as far as files of the kind have either."""
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize("damage", ["vanished", "cut"])
+def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_file(
+    kind: str, damage: str, tmp_path: Path
+) -> None:
+    """The file and the record stand in the sample's name, once, and how much of the file is left in the reason."""
+    root = tmp_path / "data"
+    root.mkdir()
+    source, file = KINDS[kind](root)
+    reader = kind_of(source).open(source, scan_source(source, nothing, IndexCache(None)), MAX_BYTES)
+    left = file.stat().st_size // 3
+    if damage == "vanished":
+        file.unlink()
+    else:
+        os.truncate(file, left)
+
+    with pytest.raises(SampleUnreadable) as lost:
+        reader.read(2)
+    name, reason = reader.name(2), str(lost.value)
+    reader.close()
+
+    assert name == f"{root}/{RECORDS[kind]}"
+    assert re.search("No such file" if damage == "vanished" else rf"\b{left}\b", reason)
+    assert str(file) not in reason
+    assert "record 2" not in reason
+    assert kind != "parquet" or "(row group 1, row 0 of it)" in reason
 
 
 def test_a_file_that_is_cut_after_the_scan_makes_bad_samples(made: Made, made_by: str) -> None:

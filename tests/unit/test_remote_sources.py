@@ -159,10 +159,10 @@ def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: Fi
 
     assert names == {
         "list": f"{web.url}/photos/dog/é ü.jpg",
-        "webdataset": f"{web.url}/shards/s-0.tar: 1.jpg",
+        "webdataset": f"{web.url}/shards/s-0.tar: 1.jpg (byte 2560)",
         "csv": f"{web.url}/t.csv: record 2 (byte 22)",
         "npy": f"{web.url}/arrays/x.npy: sample 1 (byte 176)",
-        "tfrecord": f"{web.url}/records/r-0: record 1",
+        "tfrecord": f"{web.url}/records/r-0: record 1 (byte 51)",
     }
 
 
@@ -321,7 +321,7 @@ class TestSamplesThatFail:
         [
             ("list", "photos/cat/1.jpg", ""),
             ("webdataset", "shards/s-0.tar", r"cannot be read at byte 512 of its shard: "),
-            ("tfrecord", "records/r-0", r"record 0 at byte 0 cannot be read: "),
+            ("tfrecord", "records/r-0", r"cannot be read: "),
             ("raw", "arrays/raw.bin", r"cannot be read at byte 0 of its file: "),
             ("csv", "t.csv", r"cannot be read at byte 9 of its file: "),
         ],

@@ -124,7 +124,10 @@ def test_records_of_several_files_are_numbered_in_the_order_of_the_files(tmp_pat
     reader = open_reader(source(tmp_path, shards=shards))
 
     assert [int(reader.read(sample)["label"]) for sample in (5, 0, 3, 1, 4, 2)] == [22, 0, 20, 10, 21, 11]
-    assert reader.name(4) == f"{tmp_path}/train-00002-of-00003: record 1"
+    assert (
+        reader.name(4)
+        == f"{tmp_path}/train-00002-of-00003: record 1 (byte {len(write_records(tmp_path / 'one', rows[:1]).read_bytes())})"
+    )
     assert reader.known(4) == {}
     with pytest.raises(IndexError):
         reader.read(6)
@@ -275,7 +278,7 @@ def test_a_length_of_question_mark_chooses_the_list_of_a_name_that_is_both(tmp_p
 )
 def test_a_feature_that_is_not_what_was_declared_makes_a_bad_sample(tmp_path, text, record, what) -> None:
     """With the record, its byte, what was declared and what is there."""
-    with pytest.raises(SampleUnreadable, match=rf"^record 0 at byte 0: 'x' .*{what}$"):
+    with pytest.raises(SampleUnreadable, match=rf"^'x' .*{what}$"):
         read_one(tmp_path, {"x": text}, record)
 
 
@@ -295,16 +298,16 @@ def test_a_feature_that_is_not_what_was_declared_makes_a_bad_sample(tmp_path, te
 )
 def test_a_feature_list_that_is_not_what_was_declared_makes_a_bad_sample(tmp_path, text, steps, what) -> None:
     """With the step, where one is to blame."""
-    with pytest.raises(SampleUnreadable, match=rf"^record 0 at byte 0: 'x' is declared as .*, and {what}$"):
+    with pytest.raises(SampleUnreadable, match=rf"^'x' is declared as .*, and {what}$"):
         read_one(tmp_path, {"x": text}, sequence_example({}, {"x": steps}), sequence=True)
 
 
 @pytest.mark.parametrize("data", [b"no example", b"\xff" * 9, example(x=[1])[:-1]])
 def test_a_record_that_is_no_example_is_a_bad_sample(tmp_path, data) -> None:
     """Its checksum may be right."""
-    with pytest.raises(SampleUnreadable, match=r"^record 0 at byte 0 is no tf\.train\.Example$"):
+    with pytest.raises(SampleUnreadable, match=r"^is no tf\.train\.Example$"):
         read_one(tmp_path, FIELDS, data)
-    with pytest.raises(SampleUnreadable, match=r"^record 0 at byte 0 is no tf\.train\.SequenceExample$"):
+    with pytest.raises(SampleUnreadable, match=r"^is no tf\.train\.SequenceExample$"):
         read_one(tmp_path, FIELDS, data, sequence=True)
 
 
@@ -325,7 +328,7 @@ def test_whatever_stands_in_a_record_is_a_sample_or_a_bad_one(tmp_path_factory, 
         reason = str(error)
 
     if values is None:
-        assert reason.startswith("record 0 at byte 0")
+        assert reason
         return
     assert (values["a"].dtype, values["a"].shape) == (np.int8, ())
     assert isinstance(values["b"], str)
@@ -339,7 +342,7 @@ def test_a_record_above_the_limit_is_a_bad_sample(tmp_path) -> None:
     reader = open_reader(source(tmp_path), max_bytes=99)
 
     assert reader.read(0)["label"] == 1
-    with pytest.raises(SampleUnreadable, match=r"^record 1 at byte \d+ has \d+ bytes, more than max_bytes = 99$"):
+    with pytest.raises(SampleUnreadable, match=r"^has \d+ bytes, more than max_bytes = 99$"):
         reader.read(1)
     reader.close()
 
@@ -352,18 +355,14 @@ def test_a_file_that_changes_after_the_scan_makes_bad_samples(tmp_path) -> None:
     reader = open_reader(source(tmp_path))
 
     file.write_bytes(good[: 2 * size - 5] + b"\x77" + good[2 * size - 4 :])
-    with pytest.raises(
-        SampleUnreadable, match=rf"^record 1 at byte {size} does not match its checksum: its data is damaged$"
-    ):
+    with pytest.raises(SampleUnreadable, match=r"^does not match its checksum: its data is damaged$"):
         reader.read(1)
     assert reader.read(2)["label"] == 2
     file.write_bytes(framed(example(label=[3])) + good[size:])
-    with pytest.raises(SampleUnreadable, match=r"^record 0 at byte 0 has changed since the source was scanned$"):
+    with pytest.raises(SampleUnreadable, match=r"^has changed since the source was scanned$"):
         reader.read(0)
     os.truncate(file, 2 * size + 14)
-    with pytest.raises(
-        SampleUnreadable, match=rf"^record 2 at byte {2 * size} is cut: the file ends at byte {2 * size + 14}$"
-    ):
+    with pytest.raises(SampleUnreadable, match=rf"^is cut: the file ends at byte {2 * size + 14}$"):
         reader.read(2)
     assert reader.read(1)["label"] == 1
     reader.close()
@@ -400,7 +399,7 @@ def test_every_bit_that_is_turned_is_found(tmp_path) -> None:
         reader = open_reader(source(tmp_path))
         for sample in range(3):
             if sample == record:
-                with pytest.raises(SampleUnreadable, match=rf"^record {record} at byte {record * size} does not match"):
+                with pytest.raises(SampleUnreadable, match=r"^does not match"):
                     reader.read(sample)
             else:
                 assert reader.read(sample)["label"] == sample

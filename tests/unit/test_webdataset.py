@@ -75,7 +75,7 @@ def test_each_sample_is_found_with_its_label_and_its_bytes(tmp_path) -> None:
 
     assert index.labels.tolist() == [0, 1, 2, 10, 11, 12, 20, 21, 22]
     assert read_all(index) == [f"image {number}-{row}".encode() for number in range(3) for row in range(3)]
-    assert index.path(4) == f"{tmp_path}/train-0001.tar: 1-1.jpg"
+    assert index.path(4) == f"{tmp_path}/train-0001.tar: 1-1.jpg (byte {index.extent(4)[0]})"
     assert index.name(4) == b"1-1.jpg"
 
 
