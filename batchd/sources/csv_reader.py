@@ -17,6 +17,7 @@ from batchd.config.location import is_url
 from batchd.config.table_sources import CsvSource
 from batchd.config.values import Value
 from batchd.sources.cells import cell_reader, split_record
+from batchd.sources.csv_records import TOO_LONG
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.places import below_root
@@ -46,6 +47,7 @@ class CsvReader:
         self._roots = [root if is_url(root) else os.path.realpath(root) for root in self._folders(place["image_root"])]
         self._allow_outside_root = source.allow_outside_root
         self._delimiter = source.delimiter
+        self._max_bytes = max_bytes
         self._bytes = BytesReader(max_bytes, place, "file")
         self._images = BytesReader(max_bytes, {})
         self.close = self._bytes.close  # images are not kept open
@@ -92,6 +94,8 @@ class CsvReader:
     def _row(self, sample: int) -> tuple[int, list[str]]:
         """The number of the file, and the cells. Raises ``SampleUnreadable``."""
         file, start, end = self._extent(sample)
+        if end - start > self._max_bytes:
+            raise SampleUnreadable(f"has {end - start} bytes, more than max_bytes = {self._max_bytes}; {TOO_LONG}")
         try:
             record = self._bytes.read_extent(self._files[file], start, end - start)
             if end < self._ends[file] and record[-1] != _LINE_FEED:

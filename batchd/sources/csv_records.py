@@ -25,6 +25,8 @@ from batchd.errors import SourceInvalid
 BLOCK_BYTES = 256 << 10
 """What fits into the cache of a core, with the arrays that are made of it."""
 RECORD_BYTES_MAX = 64 << 20
+TOO_LONG = "its cells are too long for a table: put them into files of their own, or into parquet"
+"""What to do about a record that is too long."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_FEED, _CARRIAGE_RETURN, _QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -75,7 +77,7 @@ class RecordFinder:
             waiting, first_byte = data[used:], first_byte + used
             if len(waiting) > RECORD_BYTES_MAX:
                 none = np.empty(0, np.int64)
-                reason = f"has no end within {RECORD_BYTES_MAX} bytes"
+                reason = f"has no end within {RECORD_BYTES_MAX} bytes: a quote is missing, or {TOO_LONG}"
                 raise self._refusal(np.frombuffer(waiting, np.uint8), none, first_byte, reason)
 
     def _beginning(self, stream: BinaryIO) -> bytes:

@@ -240,7 +240,10 @@ def test_a_quote_that_is_left_open_does_not_fill_the_memory(tmp_path, monkeypatc
 
     text = refused(table(tmp_path, 'a,b\n1,2\n3,"4\n' + "5,6\n" * 1000))
 
-    assert "record 2, which begins at byte 8, has no end within 1000 bytes" in text
+    assert (
+        "record 2, which begins at byte 8, has no end within 1000 bytes: a quote is missing, or its cells are too"
+        in text
+    )
 
 
 def test_tables_with_other_titles_or_no_records_are_refused(tmp_path) -> None:
@@ -333,7 +336,10 @@ def test_a_cell_that_is_not_what_its_column_is_makes_a_bad_sample(tmp_path, dtyp
         (b"1,2,3", "has 3 cells, and the header 2"),
         (b"1,\xe9t\xe9", "is not UTF-8: byte 0xe9 at byte 2 of the record"),
         (b"1,2\r3,4", "is no record of a table: new-line character seen in unquoted field"),
-        (b"x" * 5000 + b",1", "has 5003 bytes, more than max_bytes = 4096"),
+        (
+            b"x" * 5000 + b",1",
+            "has 5003 bytes, more than max_bytes = 4096; its cells are too long for a table: put them into files",
+        ),
     ],
 )
 def test_a_record_that_is_none_makes_a_bad_sample(tmp_path, record, message) -> None:
