@@ -7,7 +7,8 @@ Invariant: a process has a database open once, as the library demands, however m
 """
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,19 +52,12 @@ class Environment:
             identity = (status.st_dev, status.st_ino)
             one = cls._opened.get(identity)
             if one is None:
-                one = cls._opened[identity] = cls._open(path, status.st_size)
+                with _reasons(path, status.st_size):
+                    one = cls._opened[identity] = cls(path)
         except SourceInvalid as error:
             raise SampleUnreadable(str(error)) from None
         one._users += 1
         return one
-
-    @classmethod
-    def _open(cls, path: Path, size: int) -> Self:
-        try:
-            return cls(path)
-        except lmdb.Error as error:
-            problem = str(error).removeprefix(f"{path}: ")
-            raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None
 
     def get(self, key: bytes) -> memoryview | None:
         """The record under a key, as long as the database is open. Raises ``SampleUnreadable``."""
@@ -94,3 +88,13 @@ class Environment:
 def data_file(path: Path) -> Path:
     """The file that holds the records."""
     return path / DATA_FILE if path.is_dir() else path
+
+
+@contextmanager
+def _reasons(path: Path, size: int) -> Iterator[None]:
+    """What the library says of a file that it cannot open, without the path, which whoever is told has already."""
+    try:
+        yield
+    except lmdb.Error as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None
