@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
+from batchd_wire.wording import counted
+
 
 class ExitCode(IntEnum):
     """How every ``batchd`` command ends; documented in ``batchd --help``."""
@@ -109,8 +111,7 @@ class AlreadyRunning(BatchdError):  # noqa: N818  as above
 def problems_text(problems: Sequence[Problem], file: str = "") -> str:
     """Write problems for people: two lines each, where it is and what is wrong, then what the key is for."""
     name = file or "the configuration"
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    lines = [f"{name} has {count}:"]
+    lines = [f"{name} has {counted(len(problems), 'problem')}:"]
     for problem in problems:
         place = f"{file or 'line'}:{problem.line}: " if problem.line is not None else ""
         key = f"{problem.path}: " if problem.path else ""

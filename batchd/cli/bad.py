@@ -7,6 +7,7 @@ import click
 from batchd.cli.attach import Attachment, find_daemon
 from batchd.cli.options import address_option
 from batchd_wire.messages import AskBad, BadSamples
+from batchd_wire.wording import counted
 
 
 @click.command("bad")
@@ -26,6 +27,6 @@ def command(stream: str, address: str | None, as_json: bool) -> None:
         return
     for sample, path, reason, times in answer.samples:
         first, *more = reason.splitlines() or [""]
-        click.echo("\n".join([f"{path}: {first} (met {times} times, sample {sample})", *more]))
+        click.echo("\n".join([f"{path}: {first} (met {counted(times, 'time')}, sample {sample})", *more]))
     if answer.total > len(answer.samples):
         click.echo(f"... and {answer.total - len(answer.samples):,} more")

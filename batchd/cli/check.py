@@ -31,6 +31,7 @@ from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.sources import storage
 from batchd.sources.storage import CHECK_LIMITS
 from batchd_wire.fields import PlacedField, length_texts
+from batchd_wire.wording import counted
 
 
 @click.command("check")
@@ -44,7 +45,7 @@ def command(config_file: Path, overrides: dict[str, str]) -> None:
     storage.use(CHECK_LIMITS)
     reading = read_config(config_file, overrides)
     config, rings = _check(reading, config_file)
-    click.echo(f"{config_file} is fine: {config.daemon.worker_count()} workers, {_memory(config, rings)}")
+    click.echo(f"{config_file} is fine: {counted(config.daemon.worker_count(), 'worker')}, {_memory(config, rings)}")
     click.echo()
     for line in _table(config, rings):
         click.echo(line)

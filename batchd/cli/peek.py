@@ -11,6 +11,7 @@ from batchd.cli.attach import Attachment, find_daemon
 from batchd.cli.options import address_option
 from batchd.cli.table import batch_table
 from batchd.errors import BatchdError
+from batchd_wire.wording import counted
 
 
 @click.command("peek")
@@ -32,7 +33,7 @@ def command(stream: str, address: str | None, output: Path, field: str | None, b
 
     with Attachment(find_daemon(address)) as attachment:
         batch = attachment.peek(stream, _say)
-    where = f"epoch {batch.epoch}, step {batch.step}, {batch.rows} samples"
+    where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)
     if field is not None and field not in images:
         raise BatchdError(

@@ -25,6 +25,7 @@ from batchd.prepare.source_table import source_table
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.storage import StorageLimits
+from batchd_wire.wording import counted
 
 
 @click.command("prepare")
@@ -110,8 +111,8 @@ def _summarise(folder: Path, stream: str, prepared: Prepared) -> None:
     count = len(prepared.shards)
     bad = len(prepared.left_out)
     click.echo(
-        f"{prepared.samples - bad:,} samples in {count:,} shards of {round_bytes(prepared.shard_bytes)}"
-        + (f"; {bad:,} bad ones are left out, see {folder / 'bad.tsv'}" if bad else "")
+        f"{counted(prepared.samples - bad, 'sample')} in {counted(count, 'shard')} of {round_bytes(prepared.shard_bytes)}"
+        + (f"; {counted(bad, 'bad one')} left out, see {folder / 'bad.tsv'}" if bad else "")
     )
     if prepared.empty:
         click.echo(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")

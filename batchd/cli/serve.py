@@ -12,6 +12,7 @@ from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
 from batchd.config.load import load_config
 from batchd.daemon.serve import ServeOptions, serve
+from batchd_wire.wording import counted
 
 
 @click.command("serve")
@@ -49,4 +50,4 @@ class _ScanProgress:
 
     def __call__(self, stream: str, found: int) -> None:
         if self._shows:
-            click.echo(f"\rscanning {stream}: {found:,} samples\x1b[K\r", err=True, nl=False)
+            click.echo(f"\rscanning {stream}: {counted(found, 'sample')}\x1b[K\r", err=True, nl=False)

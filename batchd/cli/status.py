@@ -12,6 +12,7 @@ from batchd.cli.attach import Attachment, find_daemon
 from batchd.cli.options import address_option
 from batchd.config.sizes import round_bytes
 from batchd_wire.messages import AskStatus, Status
+from batchd_wire.wording import counted
 
 _GONE = {"name": "?", "pid": "?", "transport": "?", "sent_bytes_per_s": None, "connections": 1}
 """What is left of a trainer of which only batches are."""
@@ -42,7 +43,7 @@ def command(address: str | None, as_json: bool) -> None:
         if stream["live"]:
             console.print(f"stream {stream['name']}: {_mailbox(stream['live'])}", soft_wrap=True)
         if stream["mismatched_batches"]:
-            text = f"{stream['mismatched_batches']:,} batches came to trainers other than they were written"
+            text = f"{counted(stream['mismatched_batches'], 'batch')} came to trainers other than they were written"
             console.print(f"stream {stream['name']}: {text}", style="bold red", soft_wrap=True)
         if stream["stopped"]:
             console.print(f"stream {stream['name']} has stopped: {stream['stopped']}", style="bold red", soft_wrap=True)
@@ -50,7 +51,7 @@ def command(address: str | None, as_json: bool) -> None:
 
 def _headline(status: Any) -> str:
     daemon = status["daemon"]
-    deaths = f", {daemon['worker_deaths']} worker deaths" if daemon["worker_deaths"] else ""
+    deaths = f", {counted(daemon['worker_deaths'], 'worker death')}" if daemon["worker_deaths"] else ""
     draining = ", draining" if daemon["draining"] else ""
     return (
         f"batchd {daemon['version']}, pid {daemon['pid']}, up {_duration(daemon['uptime_s'])}, "
@@ -78,9 +79,9 @@ def _streams(status: Any) -> Table:
 def _mailbox(live: Any) -> str:
     """What producers did, and how full the mailbox is."""
     facts = [
-        f"{live['producers']} producers"
-        + (f" ({live['waiting_producers']} wait)" if live["waiting_producers"] else ""),
-        f"{live['pushed_samples']:,} samples pushed",
+        counted(live["producers"], "producer")
+        + (f" ({live['waiting_producers']} waiting)" if live["waiting_producers"] else ""),
+        f"{counted(live['pushed_samples'], 'sample')} pushed",
         f"{live['queued_samples'] + live['bound_samples']:,} of {live['capacity']:,} places taken",
         *(
             f"{live[key]:,} {meaning}"
@@ -93,7 +94,7 @@ def _mailbox(live: Any) -> str:
         ),
     ]
     if live["lost_batches"]:
-        facts.append(f"{live['lost_batches']:,} batches that not all trainers got")
+        facts.append(f"{counted(live['lost_batches'], 'batch')} that not all trainers got")
     return ", ".join(facts)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
+from batchd_wire.wording import counted
 
 PARTS_MAX = 256
 NUMBER_MAX = (1 << 63) - 1
@@ -76,7 +77,9 @@ class MixSource(SourceOptions):
     def __post_init__(self) -> None:
         _check_parts(self.sources)
         if len(self.weights) != len(self.sources):
-            raise ValueError(f"{len(self.sources)} sources have {len(self.weights)} weights")
+            raise ValueError(
+                f"{counted(len(self.sources), 'source')} and {counted(len(self.weights), 'weight')}; give each source one"
+            )
         if not all(0 < weight < float("inf") for weight in self.weights):
             raise ValueError("weights must be more than 0")
 
@@ -171,7 +174,7 @@ def _check_parts(parts: tuple[SourceOptions, ...]) -> None:
         raise ValueError(f"from 1 to {PARTS_MAX} sources, not {len(parts)}")
     live = next((part for part in parts if part.is_live), None)
     if live is not None:
-        raise ValueError(f"samples of a {live.type} have no numbers, so it cannot be a part of another source")
+        raise ValueError(f'samples of type "{live.type}" have no numbers, so it cannot be a part of another source')
 
 
 def _places(parts: tuple[SourceOptions, ...]) -> str:

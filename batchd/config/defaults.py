@@ -10,6 +10,7 @@ from math import prod
 from typing import TypeAlias
 
 from batchd.config.columns import Column
+from batchd_wire.wording import counted
 
 Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
 """What stands for a missing value: a number for every element, all of them, or a text."""
@@ -45,7 +46,7 @@ def check_default(column: Column, default: Default) -> None:
         known = prod(length for length in column.shape if length is not None)
         fits = len(default) % known == 0 if None in column.shape else len(default) == known
         if not fits or not column.shape:
-            raise ValueError(f"{what} its default is not {len(default)} numbers")
+            raise ValueError(f"{what} its default is not {counted(len(default), 'number')}")
     elif None in column.shape:
         raise ValueError(f"{what} its default is a list, such as []")
     for number in default if isinstance(default, tuple) else (default,):

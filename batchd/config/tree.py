@@ -219,8 +219,8 @@ class StreamConfig(_Branch):
         """As below."""
         if self.source.is_live and self.shuffle and "shuffle" in self.model_fields_set:
             raise ValueError(
-                f"samples of a {self.source.type} come in their own order, so shuffle = true cannot be done; leave it out, and "
-                "have them made in random order"
+                f'samples of type "{self.source.type}" come in their own order, so shuffle = true cannot be done; leave it out, '
+                "and have them made in random order"
             )
         return self
 

@@ -9,6 +9,7 @@ from batchd.core.course import Course
 from batchd.core.events import SubscriptionAsked
 from batchd.core.subscription import ENTITLEMENT_SLOTS
 from batchd_wire.codes import ErrorCode
+from batchd_wire.wording import counted
 
 WINDOW_MAX = 64
 WORLD_SIZE_MAX = 1 << 20
@@ -58,8 +59,8 @@ def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: 
         )
     if course.rounds < 1:
         return ErrorCode.TOO_FEW_BATCHES, (
-            f"an epoch of stream {stream!r} has {steps} batches, fewer than the {asked.world_size} ranks; use a smaller "
-            "batch_size, fewer ranks, or drop_last = false"
+            f"an epoch of stream {stream!r} has {counted(steps, 'batch')}, fewer than the {asked.world_size} ranks; "
+            "use a smaller batch_size, fewer ranks, or drop_last = false"
         )
     return None
 
@@ -68,8 +69,8 @@ def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refus
     """Has the ring no two slots for one more subscription? ``promised`` cannot be taken back from the ``active`` ones."""
     if ENTITLEMENT_SLOTS * (active + 1) > slots:
         return ErrorCode.RING_TOO_SMALL, (
-            f"stream {stream!r} has {slots} slots and {active} trainers, and each needs {ENTITLEMENT_SLOTS}; "
-            "give it more memory (memory = in batchd.toml)"
+            f"stream {stream!r} has {counted(slots, 'slot')} and {counted(active, 'trainer')}, and each needs "
+            f"{ENTITLEMENT_SLOTS}; give it more memory (memory = in batchd.toml)"
         )
     if promised + ENTITLEMENT_SLOTS > slots:
         return ErrorCode.RING_BUSY, (

@@ -39,6 +39,7 @@ from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
+from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0
 """How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
@@ -209,7 +210,7 @@ class Delivery:
         self._claim_elsewhere(slot)
         needed = max(ENTITLEMENT_SLOTS, self._promised())
         if self.ring.slots_max < needed:
-            return f"memory for {self.ring.slots_max} slots could be had, and its trainers need {needed}"
+            return f"memory for {counted(self.ring.slots_max, 'slot')} could be had, and its trainers need {needed}"
         self._make_room(0)
         self.wake(actions)
         self._answer_hoarders(actions)

@@ -16,6 +16,8 @@ from collections import deque
 from dataclasses import dataclass
 from math import sqrt
 
+from batchd_wire.wording import counted
+
 CRASH_WEIGHT = 10
 KILL_WEIGHT = 1
 PROOF_WEIGHT = 20
@@ -107,7 +109,7 @@ class Suspects:
         weights.append(KILL_WEIGHT if from_outside else CRASH_WEIGHT)
         if sum(weights) < PROOF_WEIGHT or sample in self.quarantined:
             return False
-        self.quarantined[sample] = f"quarantined: it ended {len(weights)} workers, the last by {how}"
+        self.quarantined[sample] = f"quarantined: it ended {counted(len(weights), 'worker')}, the last by {how}"
         del self._deaths[sample]
         return True
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
+from batchd_wire.wording import counted
+
 BURST = 1_024
 """Handshakes of one host at once: a crowd of 256 trainers, several times over."""
 PER_S = 32.0
@@ -62,9 +64,10 @@ class HandshakeRate:
 
     def complaint(self, host: str) -> str:
         """What a host without tokens is told, and the log."""
+        often = "once" if self._per_s == 1 else f"{self._per_s:g} times"
         return (
-            f"{host} connects more often than {self._per_s:g} times a second, after {self._burst} at once; "
-            f"{self.refused} handshakes were put off until now"
+            f"{host} connects more often than {often} a second, after {self._burst} at once; "
+            f"{counted(self.refused, 'handshake')} put off until now"
         )
 
     def _tokens(self, host: str, now: float) -> float:

@@ -60,6 +60,7 @@ from batchd_wire.messages import (
 from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
 from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
 
@@ -379,9 +380,8 @@ class RemoteSessions:
         if count < limits.sessions_per_peer:
             return ""
         who = f"the key {key.name!r}" if key is not None else peer_network(host)
-        return (
-            f"{who} has {count} sessions already; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
-        )
+        had = f"{who} has {counted(count, 'session')} already"
+        return f"{had}; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):

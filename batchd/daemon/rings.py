@@ -22,6 +22,7 @@ from batchd.daemon.findings import look_at_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.pipeline.fields import sample_fields
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
+from batchd_wire.wording import counted
 
 SLOTS_MIN = 2
 SLOTS_MAX = 512
@@ -122,7 +123,9 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
             remedy = f"set memory = {_setting(daemon_need)} in [daemon]"
         else:
             remedy = f"set memory = {_setting(needs[name])} in [{path_text(('streams', name))}]"
-        slots = f"{SLOTS_MIN} slots of {layouts[name].rows} samples" + (" and the mailbox" if mailboxes[name] else "")
+        slots = f"{SLOTS_MIN} slots of {counted(layouts[name].rows, 'sample')}" + (
+            " and the mailbox" if mailboxes[name] else ""
+        )
         text = f"need {round_bytes(needs[name], ceil)} for {slots}, {have}; {remedy}"
         varying = [field.name for field in layouts[name].fields if field.varying]
         smaller = [f"a smaller max_shape of {' and '.join(varying)}"] if varying else []

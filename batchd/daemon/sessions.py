@@ -222,7 +222,7 @@ class Sessions:
         if not may_connect(lifeline, peer, directory):
             self._turn_away(lifeline, peer, why_not(peer, directory))
         elif len(self._by_number) >= self._sessions_max:
-            text = f"{self._sessions_max} trainers are connected already; raise sessions_max in [daemon]"
+            text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
             self._turn_away(lifeline, peer, text)
         else:
             session = Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user)

@@ -35,6 +35,7 @@ from batchd.sources import storage
 from batchd.sources.index import SourceIndex
 from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
+from batchd_wire.wording import counted
 
 CONTENT_VERSION = 2
 """Grows when the same configuration begins to give other bytes."""
@@ -119,8 +120,8 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
     plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
     if plan.steps == 0:
         raise SourceInvalid(
-            f"streams.{name}: {len(index)} samples make no batch of {config.batch_size}, and drop_last = true drops the rest; "
-            "set a smaller batch_size, or drop_last = false"
+            f"streams.{name}: a source of {counted(len(index), 'sample')} makes no batch of {config.batch_size}, and drop_last "
+            "= true drops the rest; set a smaller batch_size, or drop_last = false"
         )
     spec = StreamSpec(
         number=number,

@@ -15,6 +15,7 @@ from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, Ran
 from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.steps import STEP_KINDS, ImageStep, Step
 from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of
+from batchd_wire.wording import counted
 
 IMAGE_DIMENSIONS = 3
 GRAY_DIMENSIONS = 2
@@ -146,7 +147,8 @@ def _with_factors(
     for name, values in factors:
         if len(values) != shape[2]:
             raise StepInvalid(
-                f'"{step.op}" has {len(values)} numbers in {name}, and the image has {shape[2]} channels', (name,)
+                f'"{step.op}" has {counted(len(values), "number")} in {name}, and the image has {_shown_channels(shape[2])}',
+                (name,),
             )
     return _changed(step, columns, dtype=dtype, shape=shape)
 
@@ -245,7 +247,9 @@ def _with_channels(column: Column) -> Column:
 def _check_fill(step: RandomCrop | Pad | Rotate | Cutout, fill: Fill, columns: Columns) -> None:
     channels = _pixels(step, columns).shape[2]
     if len(fill) not in (1, channels):
-        raise StepInvalid(f'"{step.op}" has {len(fill)} numbers in fill, and the image has {channels} channels')
+        raise StepInvalid(
+            f'"{step.op}" has {counted(len(fill), "number")} in fill, and the image has {_shown_channels(channels)}'
+        )
 
 
 def _sum(before: int, length: int | None, behind: int) -> int | None:
@@ -264,3 +268,7 @@ def _misplaced(step: ImageStep, column: Column) -> StepInvalid:
 
 def _changed(step: ImageStep, columns: Columns, **changes: object) -> Columns:
     return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}  # type: ignore[arg-type]
+
+
+def _shown_channels(channels: int | None) -> str:
+    return "channels that differ" if channels is None else counted(channels, "channel")

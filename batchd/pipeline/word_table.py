@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from batchd.pipeline.step_files import MappedFile, StepFileInvalid, open_file
+from batchd_wire.wording import counted
 
 ROWS_MAX = (1 << 31) - 1
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
@@ -111,7 +112,9 @@ def check_word_table(words: Path, table: Path) -> None:
 def _check_lengths(words: Path, starts: NDArray[np.int64], table: Path, rows: int) -> None:
     lines = len(starts) - 1
     if lines != rows:
-        raise StepFileInvalid(f"{words} has {lines} lines, and the table {table} has {rows} rows; they must be as many")
+        raise StepFileInvalid(
+            f"{words} has {counted(lines, 'line')}, and the table {table} has {counted(rows, 'row')}; they must be as many"
+        )
 
 
 def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

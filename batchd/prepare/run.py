@@ -35,6 +35,7 @@ from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
 from batchd_wire.codec import Message
 from batchd_wire.orders import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
+from batchd_wire.wording import counted
 
 TICK_S = 0.2
 DEATHS_MAX = 2
@@ -129,7 +130,9 @@ def _check_source(work: Work) -> None:
     """Raise ``ConfigInvalid`` where the source has no end, or names functions that are not there."""
     source = work.config.source
     if source.is_live:
-        text = f"samples of a {source.type} cannot be read twice, so what was interrupted could not go on with them"
+        text = (
+            f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
+        )
         raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
     problems = code_problems(source, work.config.pipeline, work.python_path)
     if problems:
@@ -259,8 +262,8 @@ class _Run:
         allowed = self.work.config.max_bad_fraction
         if seen >= SEEN_MIN and bad > allowed * seen:
             raise BatchdError(
-                f"{bad} of {seen} samples are bad, more than max_bad_fraction = {allowed} of the stream allows; the last one is "
-                f"{last.path}: {last.reason}"
+                f"{counted(bad, 'bad sample')} of {seen}, more than max_bad_fraction = {allowed} of the stream allows; the last "
+                f"one is {last.path}: {last.reason}"
             )
 
     def _report(self, writers: Writers) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchd.config.columns import Column
 from batchd.config.values import Value
+from batchd_wire.wording import counted
 
 SHOWN_CHARACTERS_MAX = 40
 ReadCell: TypeAlias = Callable[[str], Value]
@@ -63,9 +64,9 @@ def shown(text: str) -> str:
 def _array(column: Column, numbers: NDArray[Any]) -> Value:
     known = math.prod(length for length in column.shape if length is not None)
     if column.is_fixed and len(numbers) != known:
-        raise ValueError(f"has {len(numbers)} numbers, and {column.text} has {known}")
+        raise ValueError(f"has {counted(len(numbers), 'number')}, and {column.text} has {known}")
     if len(numbers) % known:
-        raise ValueError(f"has {len(numbers)} numbers, which do not fill {column.text}")
+        raise ValueError(f"has {counted(len(numbers), 'number')}, not those of {column.text}")
     return numbers.reshape([len(numbers) // known if length is None else length for length in column.shape])
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from batchd.config.columns import Column
 from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
+from batchd_wire.wording import counted
 
 
 class Unfitting(SampleUnreadable):
@@ -59,7 +60,7 @@ def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
     known = int(np.prod([length for length in column.shape if length is not None], dtype=np.int64))
     is_open = None in column.shape
     if numbers.size % known if is_open else numbers.size != known:
-        raise SampleUnreadable(f"{column.name} has {numbers.size} numbers, which make no {column.text}")
+        raise SampleUnreadable(f"{column.name} has {counted(numbers.size, 'number')}, not those of {column.text}")
     return numbers.reshape([numbers.size // known if length is None else length for length in column.shape])
 
 

@@ -23,6 +23,7 @@ from batchd.sources.index import SourceIndex, readable
 from batchd.sources.places import below_root
 from batchd.sources.reader import BytesReader
 from batchd.sources.remote_reader import Extent
+from batchd_wire.wording import counted
 
 IMAGE = "image"
 """The field of the images that a table names."""
@@ -123,7 +124,7 @@ class CsvReader:
     def _wrong_length(self, row: Sequence[str]) -> str:
         missing = self._titles[len(row) :]
         what = f", so there is no {missing[0]!r}" if missing else ""
-        return f"has {len(row)} cells, and the header {len(self._titles)}{what}"
+        return f"has {counted(len(row), 'cell')}, and the header {len(self._titles)}{what}"
 
     def _read_image(self, file: int, path: str, sample: int) -> Value:
         title = self._titles[self._image or 0]

@@ -108,7 +108,7 @@ def kind_of(source: SourceOptions) -> SourceKind:
         if (error.name or "").partition(".")[0] not in needed:
             raise
         raise SourceInvalid(
-            f"a {source.type} source needs {error.name}, which is not installed: pip install 'batchd[{extra}]'"
+            f"a source of type \"{source.type}\" needs {error.name}, which is not installed: pip install 'batchd[{extra}]'"
         ) from None
     assert isinstance(kind, SourceKind)
     return kind

@@ -28,6 +28,7 @@ from batchd.sources.reader import BytesReader
 from batchd.sources.row_groups import ParquetFile, Unreadable, use_one_thread
 from batchd.sources.shards import blaming_the_sample
 from batchd.sources.walk import pattern_problems
+from batchd_wire.wording import counted
 
 FILES_MAX = 16
 """Files whose footers a worker keeps, for row groups that it decodes."""
@@ -94,7 +95,7 @@ class ParquetReader:
         if column.kind == "array" and not hasattr(value, "as_buffer"):
             numbers = value.values
             if numbers.null_count:
-                raise SampleUnreadable(f"{column.name} has {numbers.null_count} numbers that are not there")
+                raise SampleUnreadable(f"{column.name} lacks {counted(numbers.null_count, 'number')}")
             return shaped(column, converted(column, numbers.to_numpy(zero_copy_only=False)))
         if is_image(values.type):
             raw = value[BYTES].as_buffer()

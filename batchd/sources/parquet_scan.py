@@ -28,6 +28,7 @@ from batchd.sources.row_groups import ParquetFile, Unreadable
 from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE, extents_of
 from batchd.sources.walk import Patterns, shards_of
+from batchd_wire.wording import counted
 
 ROWS_MAX = 1 << 27
 """Rows of one row group; a footer that says more is damaged, or was not written for training."""
@@ -131,9 +132,10 @@ class _Scan:
             names = ", ".join(name for name, part in sizes.items() if part)
             fit = max(1, rows * self._source.cache_bytes // size // 16)
             raise SourceInvalid(
-                f"{where.path}: row group {where.group} holds {rows} rows of {size} bytes together ({names}), more than "
-                f"cache_bytes = {self._source.cache_bytes}, and one row cannot be read without the others: write the file again "
-                f"with row_group_size = {min(fit, 10)}, or without compression, where any size will do; or raise cache_bytes"
+                f"{where.path}: row group {where.group} holds {counted(rows, 'row')} of {size} bytes together ({names}), "
+                f"more than cache_bytes = {self._source.cache_bytes}, and one row cannot be read without the others: write the "
+                f"file again with row_group_size = {min(fit, 10)}, or without compression, where any size will do; or raise "
+                "cache_bytes"
             )
 
 

@@ -21,6 +21,7 @@ from pyarrow import parquet
 
 from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
 from batchd.sources.index import readable
+from batchd_wire.wording import counted
 
 BUFFER_BYTES = 1 << 20
 """How much is read at once of a column chunk that is read in pieces."""
@@ -127,7 +128,7 @@ class ParquetFile:
             found += len(piece)
             yield _plain(piece.column(0))
         if found != self.rows[group]:
-            raise Unreadable(f"holds {found} rows, and the footer says {self.rows[group]}")
+            raise Unreadable(f"holds {counted(found, 'row')}, and the footer says {self.rows[group]}")
 
 
 @contextmanager

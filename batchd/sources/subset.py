@@ -22,6 +22,7 @@ from batchd.sources.npy import read_array
 from batchd.sources.parts import ComposedReader, PartReaders, join, places_in, scan_parts
 from batchd.sources.places import file_problems, reading
 from batchd.sources.survey import Survey
+from batchd_wire.wording import counted
 
 INDICES_BYTES_MAX = 8 << 30
 CHECKED_BYTES_MAX = 64 << 20
@@ -54,9 +55,10 @@ def _bounds(source: SubsetSource, samples: int) -> tuple[int, int]:
     assert stop is not None, "the same"
     if not start < stop <= samples:
         raise SourceInvalid(
-            f"the range from {source.start} to {source.stop} of {samples} samples is from {start} to {stop}, which holds none"
+            f"the range from {source.start} to {source.stop} of {counted(samples, 'sample')} is from {start} to {stop}, "
+            "which holds none"
             if stop <= samples
-            else f"stop = {source.stop}, but there are only {samples} samples"
+            else f"stop = {source.stop}, but the source has {counted(samples, 'sample')}"
         )
     return start, stop
 

@@ -34,6 +34,7 @@ from batchd.sources.survey import Survey
 from batchd.sources.video_files import VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, PACKET
 from batchd.sources.walk import Patterns, matching
+from batchd_wire.wording import counted
 
 PROGRESS_EVERY_S = 0.5
 """Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
@@ -56,7 +57,9 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
                 growing.add(path, stream, label if source.classes == "folder" else 0, survey)
             survey.progress(growing.samples)
     if growing.samples == 0:
-        raise SourceInvalid(f"no file of {source.place} has the {source.span} frames that a sample reaches over")
+        raise SourceInvalid(
+            f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
+        )
     return growing.finish([folder for folder, _ in folders] if source.classes == "folder" else [b""])
 
 

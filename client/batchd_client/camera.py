@@ -22,6 +22,7 @@ from typing import Any
 
 from batchd_client.errors import BatchdClientError
 from batchd_client.producer import Producer, push
+from batchd_wire.wording import counted
 
 TIME = "time"
 CHANNELS_LAST = 3
@@ -60,7 +61,7 @@ def _run(producer: Producer, options: argparse.Namespace) -> int:
     finally:
         capture.close()
     told = producer.statistics()
-    print(f"{told.pushed} frames pushed, {told.dropped} dropped")  # noqa: T201  what the program did
+    print(f"{counted(told.pushed, 'frame')} pushed, {told.dropped} dropped")  # noqa: T201  what the program did
     return 0
 
 

@@ -38,6 +38,7 @@ from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.slot import UNFINISHED, holds_generation
 from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
+from batchd_wire.wording import counted
 
 ANNOUNCE_AGAIN_S = 1.0
 """How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
@@ -294,7 +295,7 @@ class Reader:
         self.mismatches += 1
         self._mismatches_here += 1
         where = f"batch (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r}"
-        text = f"{where}: {wrong} of {handle.count} rows do not match their checksums"
+        text = f"{where}: {wrong} of {counted(handle.count, 'row')} with checksums that do not match"
         session.send(Mismatched(subscription.number, handle.sequence, handle.generation))
         session.unsubscribe(subscription.number)
         session.torn = False  # not before: a subscription without this handle must not be read on
@@ -316,10 +317,10 @@ class Reader:
         connection, position = self._connection, self.position
         silent_s = time.monotonic() - connection.session.heard_s if connection.session else 0.0
         lost = connection.reconnects - self._reconnects_before
-        again = f", but the connection to it was lost and made anew {lost} times meanwhile" if lost else ""
+        again = f", but the connection to it was lost and made anew {counted(lost, 'time')} meanwhile" if lost else ""
         return BatchTimeout(
             f"no batch of stream {self.claim.stream!r} at epoch {position.epoch}, step {position.step} within "
             f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.place.address} is alive (its lifeline is "
-            f"open){again}, its last word came {silent_s:.0f} s ago, and {self.subscription.held} batches of the stream are "
-            "alive in this program"
+            f"open){again}, its last word came {silent_s:.0f} s ago, and this program "
+            f"holds {counted(self.subscription.held, 'batch')} of the stream"
         )

@@ -5,6 +5,8 @@ It is read out of a ``Status``, which is another process's word: what is not as 
 
 from collections.abc import Mapping
 
+from batchd_wire.wording import counted
+
 SILENCE_MAX_S = 1.0
 """How long somebody may wait before he is told why."""
 
@@ -24,14 +26,15 @@ def missing_samples(status: Mapping[str, object], stream: str) -> str | None:
                     "bound_samples": int(bound),
                 },
             } if name == stream and queued + bound < batch_size:
-                had = f"{queued + bound} of the {batch_size} samples of its next batch"
-                return f"stream {stream!r} has {_producers(producers, pushed)}, and {had}; {_remedy(stream)}"
+                had = f"{queued + bound} of {counted(batch_size, 'sample')}"
+                who = _producers(producers, pushed)
+                return f"stream {stream!r} has {who}, and its next batch has {had}; {_remedy(stream)}"
     return None
 
 
 def _producers(count: int, pushed: int) -> str:
     if count:
-        return "1 producer" if count == 1 else f"{count} producers"
+        return counted(count, "producer")
     return "no producers just now" if pushed else "no producers yet"
 
 

@@ -316,7 +316,7 @@ def test_more_trainers_than_sessions_max_are_told_so(daemon):
             lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
         answer, _ = receive_message(lifelines[-1], TO_TRAINER_LIFELINE)
         assert_refused(answer, ErrorCode.NOT_ALLOWED)
-        assert answer.text == "250 trainers are connected already; raise sessions_max in [daemon]"
+        assert answer.text == "as many trainers are connected as may be (250); raise sessions_max in [daemon]"
         with pytest.raises(batchd_client.errors.PermissionDenied, match="250 trainers"):
             batchd_client.connect(daemon.address)
     finally:

@@ -89,7 +89,7 @@ def test_more_sessions_than_a_key_may_have_are_refused_and_other_keys_come_in(st
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path), sessions_per_peer=1)
 
     with batchd_client.connect(daemon.tcp_address, key=str(files[0])):
-        with pytest.raises(PermissionDenied, match="the key 'greedy' has 1 sessions already; raise sessions_per_peer"):
+        with pytest.raises(PermissionDenied, match="the key 'greedy' has 1 session already; raise sessions_per_peer"):
             batchd_client.connect(daemon.tcp_address, key=str(files[0]))
         with batchd_client.connect(daemon.tcp_address, key=str(files[1])) as other:
             assert see(other.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)

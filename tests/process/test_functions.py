@@ -249,7 +249,7 @@ def test_prepare_calls_functions_too(photos, code, write):
         labels = {shard.extractfile(name).read() for name in shard.getnames() if name.endswith(".cls")}
     assert labels == {b"7"}
     assert "importing broken:fn in a worker: ModuleNotFoundError: No module named 'not_there_at_all'" in told
-    assert "samples of a generator cannot be read twice" in live
+    assert 'samples of type "generator" cannot be read twice' in live
 
 
 # --- python ----------------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def test_bad_samples_are_left_out_and_listed(config, broken, tmp_path):
     done = prepare(file)
 
     assert "36 samples in 6 shards" in done.stdout
-    assert f"4 bad ones are left out, see {tmp_path}/out/bad.tsv" in done.stdout
+    assert f"4 bad ones left out, see {tmp_path}/out/bad.tsv" in done.stdout
     bad = bad_samples(tmp_path / "out")
     assert {sample: shard for sample, (shard, _, _) in bad.items()} == {
         sample: f"photos-{sample // 7:06}.tar" for sample in (3, 4, 20, 39)

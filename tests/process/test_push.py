@@ -72,7 +72,7 @@ def peeking(address, folder):
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
     )
     try:
-        assert b"stream 'live' has no producers yet, and 0 of the 4 samples" in peek.stderr.readline()
+        assert b"stream 'live' has no producers yet, and its next batch has 0 of 4 samples" in peek.stderr.readline()
         yield peek
     finally:
         peek.kill()

@@ -94,11 +94,11 @@ def test_a_byte_that_changes_on_the_wire_is_asked_for_again(daemon, expected, ca
         stream = far.stream("photos", epochs=1)
         assert see(stream) == expected.epoch(0)
         assert stream.statistics().mismatches == 1
-    assert "batch (epoch 0, step 1) of stream 'photos': 1 of 8 rows do not match" in caplog.text
+    assert "batch (epoch 0, step 1) of stream 'photos': 1 of 8 rows with checksums that do not match" in caplog.text
     assert mismatched(daemon) == 1
     assert "batch did not match its checksums" in daemon.log
     shown = batchd("status", address=daemon.address).stdout
-    assert "stream photos: 1 batches came to trainers other than they were written" in shown
+    assert "stream photos: 1 batch came to trainers other than they were written" in shown
 
 
 def test_without_checksums_it_would_go_unseen(daemon, expected):

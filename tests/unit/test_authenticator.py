@@ -386,7 +386,7 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
         now_s[0] += 1
         assert [status(b"10.0.0.1") for _ in range(2)] == [b"200", b"500"]
     assert [(line["log_level"], line["address"]) for line in lines] == [("warning", "10.0.0.1")]
-    assert "10.0.0.1 connects more often than 1 times a second" in lines[0]["reason"]
+    assert "10.0.0.1 connects more often than once a second" in lines[0]["reason"]
     assert authenticator.refused == 4
 
 

@@ -251,7 +251,7 @@ def test_late_batch_is_an_error_with_all_that_is_known(fake) -> None:
         assert kept.step == 0
         assert re.search(
             r"stream 'photos' at epoch 0, step 1 within 0\.05 s: .*ipc://.*/run is alive .* last word came \d+ s ago, "
-            r"and 1 batches of the stream are alive",
+            r"and this program holds 1 batch of the stream",
             str(caught.value),
         )
         assert "batchd status" in str(caught.value)

@@ -320,7 +320,7 @@ def test_a_file_of_indices_that_is_not_there_is_found_without_a_scan(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stop": 6}, "only 5 samples"),
+        ({"stop": 6}, "the source has 5 samples"),
         ({"start": "60%", "stop": 3}, "holds none"),
         ({"start": "50%", "stop": 1}, "holds none"),
     ],

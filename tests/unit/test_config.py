@@ -518,7 +518,7 @@ def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
 
     found = problems(tmp_path, text + "shuffle = true")
 
-    assert "samples of a generator come in their own order, so shuffle = true" in found["streams.a"].message
+    assert 'samples of type "generator" come in their own order, so shuffle = true' in found["streams.a"].message
     assert not load(tmp_path, text).streams["a"].is_shuffled
     assert not load(tmp_path, text + "shuffle = false").streams["a"].is_shuffled
 

@@ -318,7 +318,7 @@ def test_settings_that_make_no_sense_are_refused(options, message) -> None:
         ("bool", "yes", "'x' is 'yes', which is not bool: 0, 1, false or true"),
         ("float32[3]", "1 2", "'x' has 2 numbers, and float32[3] has 3"),
         ("float32[3]", "1 2 x", "'x' is 'x', which is no number"),
-        ("int8[2,?]", "1 2 3", "'x' has 3 numbers, which do not fill int8[2,?]"),
+        ("int8[2,?]", "1 2 3", "'x' has 3 numbers, not those of int8[2,?]"),
     ],
 )
 def test_a_cell_that_is_not_what_its_column_is_makes_a_bad_sample(tmp_path, dtype, cell, message) -> None:
@@ -332,7 +332,7 @@ def test_a_cell_that_is_not_what_its_column_is_makes_a_bad_sample(tmp_path, dtyp
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (b"1", "has 1 cells, and the header 2, so there is no 'b'"),
+        (b"1", "has 1 cell, and the header 2, so there is no 'b'"),
         (b"1,2,3", "has 3 cells, and the header 2"),
         (b"1,\xe9t\xe9", "is not UTF-8: byte 0xe9 at byte 2 of the record"),
         (b"1,2\r3,4", "is no record of a table: new-line character seen in unquoted field"),

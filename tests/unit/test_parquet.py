@@ -212,9 +212,9 @@ def test_values_of_another_length_are_bad_samples(tmp_path) -> None:
 
     assert [reader.read(sample)["pair"].tolist() for sample in (0, 4)] == [[1, 2], [5, 6]]
     for sample, reason in (
-        (1, r"3 numbers, which make no int64\[2\]"),
+        (1, r"3 numbers, not those of int64\[2\]"),
         (2, "there is no pair"),
-        (3, "1 numbers that are not there"),
+        (3, "lacks 1 number"),
     ):
         with pytest.raises(SampleUnreadable, match=rf"{reason}.*\(row group 0, row {sample} of it\)"):
             reader.read(sample)
@@ -482,7 +482,7 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
         f"print(*[one.text for one in look_at(source_from_plain({plain!r})).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    expected = f"a {kind} source needs {library}, which is not installed: pip install 'batchd[{extra}]'"
+    expected = f"a source of type \"{kind}\" needs {library}, which is not installed: pip install 'batchd[{extra}]'"
     assert said.strip() == expected
 
 

@@ -275,7 +275,7 @@ def test_what_needs_samples_at_any_time_is_refused(changes, said):
 
 def test_a_live_source_is_no_part_of_another():
     """Nothing is known of its samples before they come."""
-    with pytest.raises(ValueError, match="samples of a push have no numbers"):
+    with pytest.raises(ValueError, match='samples of type "push" have no numbers'):
         ConcatSource(sources=(PushSource(fields={"a": "uint8"}),))
 
 

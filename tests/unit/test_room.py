@@ -184,7 +184,7 @@ def test_too_few_slots_stop_the_stream_with_the_numbers():
     world.subscribe()
     world.pull(1)
     actions = world.lose_next()
-    text = "memory for 1 slots could be had, and its trainers need 2: Cannot allocate memory"
+    text = "memory for 1 slot could be had, and its trainers need 2: Cannot allocate memory"
     assert actions == [act.Refuse(1, 0, 1, ErrorCode.STREAM_STOPPED, text), act.ReportStopped(1, text)]
 
 

@@ -15,7 +15,7 @@ from batchd_wire.messages import AskStatus, Status
 from batchd_wire.waiting import missing_samples
 from support.fake_daemon import FakeDaemon
 
-NONE_YET = "stream 'photos' has no producers yet, and 0 of the 4 samples of its next batch"
+NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 samples"
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +51,13 @@ def fake(tmp_path):
 @pytest.mark.parametrize(
     ("live", "text"),
     [
-        ({}, "has no producers yet, and 0 of the 4 samples of its next batch; "),
-        ({"producers": 1}, "has 1 producer, and 0 of the 4 samples"),
-        ({"producers": 2, "queued_samples": 1, "bound_samples": 2}, "has 2 producers, and 3 of the 4 samples"),
-        ({"pushed_samples": 9}, "has no producers just now, and 0 of the 4 samples"),
+        ({}, "has no producers yet, and its next batch has 0 of 4 samples; "),
+        ({"producers": 1}, "has 1 producer, and its next batch has 0 of 4 samples"),
+        (
+            {"producers": 2, "queued_samples": 1, "bound_samples": 2},
+            "has 2 producers, and its next batch has 3 of 4 samples",
+        ),
+        ({"pushed_samples": 9}, "has no producers just now, and its next batch has 0 of 4 samples"),
     ],
 )
 def test_what_is_missing_is_counted(live, text) -> None:
