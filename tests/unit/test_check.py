@@ -211,7 +211,7 @@ def test_what_the_command_line_set_is_not_looked_for_in_the_file(check: Checker)
         ('indices = "below.npy"', ".indices", "{}/below.npy:1: -3 is no sample; there are 10, counted from 0"),
         ('indices = "words.txt"', ".indices", "{}/words.txt:2: not the number of a sample: two"),
         ('indices = "empty.txt"', ".indices", "{}/empty.txt names no sample; each line is a number"),
-        ("stop = 11", "", "stop = 11, but there are only 10 samples"),
+        ("stop = 11", "", "stop = 11, but the source has 10 samples"),
         ("stop = 10", "", ""),
         ('start = "99%", stop = 9', "", "the range from 99% to 9 of 10 samples is from 9 to 9, which holds none"),
     ],

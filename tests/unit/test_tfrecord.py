@@ -598,7 +598,7 @@ def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
         ({"defaults": {"label": 1.5}}, r"label is int64, so 1\.5 cannot be in it"),
         ({"defaults": {"label": True}}, "label is int64, so True cannot be in it"),
         ({"defaults": {"label": 1 << 63}}, "label is int64, so 9223372036854775808 cannot be in it"),
-        ({"defaults": {"label": (1,)}}, "label is int64, so its default is not 1 numbers"),
+        ({"defaults": {"label": (1,)}}, "label is int64, so its default is not 1 number"),
         ({"fields": {"x": "bool"}, "defaults": {"x": 2}}, "x is bool, so 2 cannot be in it"),
         ({"fields": {"x": "float16"}, "defaults": {"x": 1e6}}, r"x is float16, so 1000000\.0 cannot be in it"),
         ({"fields": {"x": "image"}, "defaults": {"x": ""}}, "x is image, so nothing can stand for it"),
@@ -607,7 +607,7 @@ def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
             {"fields": {"x": "int8[?]"}, "defaults": {"x": 1}},
             r"x is int8\[\?\], so its default is a list, such as \[\]",
         ),
-        ({"fields": {"x": "int8[?,2]"}, "defaults": {"x": (1,)}}, r"so its default is not 1 numbers"),
+        ({"fields": {"x": "int8[?,2]"}, "defaults": {"x": (1,)}}, r"so its default is not 1 number"),
         ({"fields": {"x": "int8[2]"}, "defaults": {"x": (1, 128)}}, r"x is int8\[2\], so 128 cannot be in it"),
     ],
 )
