@@ -21,7 +21,7 @@ from batchd_client.errors import (
     BatchCorrupt,
     BatchdClientError,
     BatchTimeout,
-    ConnectTimeout,
+    DaemonUnavailable,
     ProtocolError,
     RingBusy,
     RingExhausted,
@@ -192,7 +192,7 @@ class Reader:
 
     def _tell(self, session: Session, deadline: float) -> None:
         """Log what the first batch waits for, where that is samples which nobody has pushed yet."""
-        with suppress(ConnectTimeout):  # a daemon that does not answer is spoken of when the batch is overdue
+        with suppress(DaemonUnavailable):  # a daemon that does not answer is spoken of when the batch is overdue
             missing = missing_samples(session.request(AskStatus, Status, deadline).status, self.claim.stream)
             if missing is not None:
                 _log.warning("waiting for samples: %s", missing)
