@@ -10,7 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Literal
 
+from batchd.config.checks import Checks
 from batchd.config.columns import COLUMN_NAME, Column, parse_column
+from batchd.config.declared import check_types
 from batchd.config.source import SourceOptions, check_files, check_path, place_of_files
 from batchd_wire.fields import ITEM_BYTES
 
@@ -114,17 +116,19 @@ class RawSource(SourceOptions):
     """Which byte of a number stands first in the file: its "little" or its "big" end."""
 
     def __post_init__(self) -> None:
-        self.settle_paths()
-        check_files(self.path, self.root, self.files)
+        checks = Checks()
+        with checks.at():
+            self.settle_paths()
+            check_files(self.path, self.root, self.files)
         if not self.record:
-            raise ValueError('record must name a field, as in { image = "uint8[28,28]" }')
-        for column in self.parsed_record():
+            checks.say('record must name a field, as in { image = "uint8[28,28]" }', "record")
+        for column in check_types(checks, "record", self.record):
             if not column.is_fixed:
-                raise ValueError(
-                    f"{column.name}: {column.text} has no fixed number of bytes, which all of a record need"
-                )
+                text = f"{column.name}: {column.text} has no fixed number of bytes, which all of a record need"
+                checks.say(text, "record", column.name)
         if self.offset < 0:
-            raise ValueError(f"offset must not be negative: {self.offset}")
+            checks.say(f"offset must not be negative: {self.offset}", "offset")
+        checks.done()
 
     def parsed_record(self) -> tuple[Column, ...]:
         """``record``, as columns. Raises ``ValueError``."""

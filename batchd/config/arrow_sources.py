@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from batchd.config.declared import check_names, declared_columns
+from batchd.config.checks import Checks
+from batchd.config.declared import check_declared, check_names
 from batchd.config.source import SourceOptions, check_path
 
 
@@ -41,13 +42,16 @@ class ParquetSource(SourceOptions):
     """Whether links may lead out of the root, and files may name images outside of it, by absolute paths, `..` or links."""
 
     def __post_init__(self) -> None:
-        check_path("root", self.root)
+        checks = Checks()
+        with checks.at("root"):
+            check_path("root", self.root)
         if not self.shards or not all(self.shards):
-            raise ValueError("shards must not be empty")
-        declared_columns(self.fields)
-        check_names(self.fields, self.names)
+            checks.say("shards must not be empty", "shards")
+        check_declared(checks, self.fields)
+        check_names(checks, self.fields, self.names)
         if self.cache_bytes < 1:
-            raise ValueError(f"cache_bytes must be 1 or more, not {self.cache_bytes}")
+            checks.say(f"cache_bytes must be 1 or more, not {self.cache_bytes}", "cache_bytes")
+        checks.done()
 
     @property
     def place(self) -> str:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from batchd.config.columns import parse_column
+from batchd.config.checks import Checks
+from batchd.config.declared import check_types
 from batchd.config.function import parse_function
 from batchd.config.step import StepOptions
 
@@ -31,9 +32,11 @@ class Call(StepOptions):
     `rng` is None then."""
 
     def __post_init__(self) -> None:
-        parse_function(self.function)
-        for name, text in self.outputs.items():
-            parse_column(name, text)
+        checks = Checks()
+        with checks.at("function"):
+            parse_function(self.function)
+        check_types(checks, "outputs", self.outputs)
+        checks.done()
 
     @property
     def touches(self) -> None:

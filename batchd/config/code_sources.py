@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from batchd.config.columns import parse_column
+from batchd.config.checks import Checks
+from batchd.config.declared import check_types
 from batchd.config.function import parse_function
 from batchd.config.source import SourceOptions
 from batchd.config.step import Range
@@ -16,12 +17,18 @@ SAMPLES_MAX = 1 << 40
 """Samples of an epoch that nobody sees the end of: at a million a second it takes twelve days."""
 
 
-def check_fields(fields: dict[str, str]) -> None:
-    """Raise ``ValueError`` where they are no fields with types."""
+def check_code(function: str, fields: dict[str, str], options: dict[str, Any]) -> Checks:
+    """Look at what both kinds have in common: a function, fields with types, and options."""
+    checks = Checks()
+    with checks.at("function"):
+        parse_function(function)
     if not fields:
-        raise ValueError('fields must not be empty; write for example { image = "uint8[32,32,3]", label = "int64" }')
-    for name, text in fields.items():
-        parse_column(name, text)
+        text = 'fields must not be empty; write for example { image = "uint8[32,32,3]", label = "int64" }'
+        checks.say(text, "fields")
+    check_types(checks, "fields", fields)
+    with checks.at("options"):
+        check_options(options)
+    return checks
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -66,9 +73,7 @@ class PythonSource(SourceOptions):
     """How long it may take to make the object once and to ask for its length when the daemon starts, in seconds."""
 
     def __post_init__(self) -> None:
-        parse_function(self.function)
-        check_fields(self.fields)
-        check_options(self.options)
+        check_code(self.function, self.fields, self.options).done()
 
     @property
     def place(self) -> str:
@@ -109,11 +114,10 @@ class GeneratorSource(SourceOptions):
     generators do; batches are taken apart."""
 
     def __post_init__(self) -> None:
-        parse_function(self.function)
-        check_fields(self.fields)
-        check_options(self.options)
+        checks = check_code(self.function, self.fields, self.options)
         if "rng" in self.options:
-            raise ValueError("options cannot have rng, which every instance gets anew")
+            checks.say("options cannot have rng, which every instance gets anew", "options", "rng")
+        checks.done()
 
     @property
     def place(self) -> str:

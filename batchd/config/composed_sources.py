@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from batchd.config.checks import Checks
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd_wire.wording import counted
@@ -75,13 +76,16 @@ class MixSource(SourceOptions):
     """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it out."""
 
     def __post_init__(self) -> None:
-        _check_parts(self.sources)
+        checks = Checks()
+        with checks.at():
+            _check_parts(self.sources)
         if len(self.weights) != len(self.sources):
-            raise ValueError(
-                f"{counted(len(self.sources), 'source')} and {counted(len(self.weights), 'weight')}; give each source one"
-            )
-        if not all(0 < weight < float("inf") for weight in self.weights):
-            raise ValueError("weights must be more than 0")
+            have = f"{counted(len(self.sources), 'source')} and {counted(len(self.weights), 'weight')}"
+            checks.say(f"{have}; give each source one", "weights")
+        for number, weight in enumerate(self.weights):
+            if not 0 < weight < float("inf"):
+                checks.say(f"weights must be more than 0, not {weight:g}", "weights", number)
+        checks.done()
 
     @property
     def place(self) -> str:

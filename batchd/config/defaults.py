@@ -6,9 +6,11 @@ Invariant: a default that was checked fits into its field.
 """
 
 import struct
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TypeAlias
 
+from batchd.config.checks import Checks
 from batchd.config.columns import Column
 from batchd_wire.wording import counted
 
@@ -27,6 +29,14 @@ _PACKED = {
     "int64": "<q",
     "float64": "<d",
 }
+
+
+def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[str, Default]) -> None:
+    """Tell ``checks`` of every default that is not what its field holds."""
+    for column in columns:
+        if column.name in defaults:
+            with checks.at("defaults", column.name):
+                check_default(column, defaults[column.name])
 
 
 def check_default(column: Column, default: Default) -> None:

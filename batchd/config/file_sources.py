@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from batchd.config.checks import Checks
 from batchd.config.columns import Column
-from batchd.config.declared import check_names, declared_columns
-from batchd.config.defaults import Default, check_default
+from batchd.config.declared import check_declared, check_names, declared_columns
+from batchd.config.defaults import Default, check_defaults
 from batchd.config.members import IMAGE_ENDINGS, LABEL_ENDING, coding_of, member_of
 from batchd.config.source import SourceOptions, check_path_bytes
 
@@ -154,31 +155,38 @@ class WebDatasetSource(SourceOptions):
     gives strings."""
 
     def __post_init__(self) -> None:
-        self.settle_paths()
-        check_path_bytes(self.path_bytes)
+        checks = Checks()
+        with checks.at():
+            self.settle_paths()
+        with checks.at("path_bytes"):
+            check_path_bytes(self.path_bytes)
         for name, given in (("shards", self.shards), ("image", self.image)):
             if not given or not all(given):
-                raise ValueError(f"{name} must not be empty")
+                checks.say(f"{name} must not be empty", name)
         if self.label.endswith(":"):
-            raise ValueError('label must name the key, as in "json:label"')
+            checks.say('label must name the key, as in "json:label"', "label")
         if self.fields:
-            self._check_fields()
+            self._check_fields(checks)
         elif self.names or self.defaults:
-            raise ValueError('names and defaults are of fields; say these too, as in fields = { image = "image" }')
+            checks.say('names and defaults are of fields; say these too, as in fields = { image = "image" }')
+        checks.done()
 
-    def _check_fields(self) -> None:
-        """Raise ``ValueError`` where a field cannot be read from a sample."""
+    def _check_fields(self, checks: Checks) -> None:
+        """Tell ``checks`` of the fields that cannot be read from a sample."""
         if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
-            raise ValueError(
+            checks.say(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
             )
-        check_names(self.fields, self.names, defaults=self.defaults)
+        check_names(checks, self.fields, self.names, defaults=self.defaults)
         if self.path_bytes and "path" in self.fields:
-            raise ValueError("path stands for two fields: the one in fields, and that of path_bytes")
-        for column in self.columns:
-            coding_of(column, member_of(column, self.names))
-            if column.name in self.defaults:
-                check_default(column, self.defaults[column.name])
+            checks.say("path stands for two fields: the one in fields, and that of path_bytes")
+        columns = check_declared(checks, self.fields, with_shapes=True)
+        for column in columns:
+            key = "names" if column.name in self.names else "fields"
+            with checks.at(key, column.name):
+                if self.names.get(column.name) != "":
+                    coding_of(column, member_of(column, self.names))
+        check_defaults(checks, columns, self.defaults)
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -6,7 +6,9 @@ The string under a field is its documentation everywhere: in error messages, ``b
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from batchd.config.checks import Checks
 from batchd.config.columns import Column, parse_column
+from batchd.config.declared import check_types
 from batchd.config.sizes import parse_bytes
 from batchd.config.source import SourceOptions
 from batchd_wire.fields import FIELDS_MAX
@@ -40,12 +42,16 @@ class PushSource(SourceOptions):
     has waited longest, "drop_newest" drops the one that comes. Dropped samples are counted."""
 
     def __post_init__(self) -> None:
+        checks = Checks()
         if not 1 <= len(self.fields) <= FIELDS_MAX:
-            raise ValueError(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}")
+            checks.say(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}", "fields")
+        check_types(checks, "fields", self.fields)
         if not 1 <= self.capacity <= CAPACITY_MAX:
-            raise ValueError(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}")
-        if not 1 <= parse_bytes(self.sample_bytes_max) <= MAILBOX_BYTES_MAX:
-            raise ValueError(f"sample_bytes_max must be from 1 byte to 1TiB, not {self.sample_bytes_max}")
+            checks.say(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}", "capacity")
+        with checks.at("sample_bytes_max"):
+            if not 1 <= parse_bytes(self.sample_bytes_max) <= MAILBOX_BYTES_MAX:
+                raise ValueError(f"sample_bytes_max must be from 1 byte to 1TiB, not {self.sample_bytes_max}")
+        checks.done()
         if self.mailbox_bytes > MAILBOX_BYTES_MAX:
             raise ValueError(f"{self.capacity} places of {self.layout.place_bytes} bytes are more than 1TiB")
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from batchd.config.declared import check_names, declared_columns
+from batchd.config.checks import Checks
+from batchd.config.columns import Column
+from batchd.config.declared import check_declared, check_names
 from batchd.config.source import SourceOptions, check_path
 
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"
@@ -40,14 +42,22 @@ class LmdbSource(SourceOptions):
     "msgpack", a map of all fields."""
 
     def __post_init__(self) -> None:
-        check_path("path", self.path)
-        columns = declared_columns(self.fields)
-        check_names(self.fields, self.names)
+        checks = Checks()
+        with checks.at("path"):
+            check_path("path", self.path)
+        columns = check_declared(checks, self.fields)
+        check_names(checks, self.fields, self.names)
+        with checks.at():
+            self._check_records(columns)
+        checks.done()
+
+    def _check_records(self, columns: tuple[Column, ...]) -> None:
+        """Raise ``ValueError`` where such columns cannot be told from keys and records."""
         if self.key.count(SAMPLE_MARK) != 1 or self.key.count(FIELD_MARK) > 1:
             raise ValueError('key must have one * in it, and {field} at most once, as in "{field}-*"')
         if self.format == "msgpack" and FIELD_MARK in self.key:
             raise ValueError('format = "msgpack" has all fields in one record, so key must not have {field} in it')
-        if self.format != "msgpack" and FIELD_MARK not in self.key and len(columns) > 1:
+        if self.format != "msgpack" and FIELD_MARK not in self.key and len(self.fields) > 1:
             raise ValueError(
                 'a record is one field; write key = "{field}-*" for one record for each, or format = "msgpack"'
             )

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from batchd.config.checks import OptionsInvalid
 from batchd.config.examples import EXAMPLES, example_of
 from batchd.config.lines import KeyPath
 from batchd.config.names import known_here, suggestion
@@ -60,10 +61,10 @@ def problems_from(error: ValidationError, data: Mapping[str, Any]) -> list[Probl
     messages: dict[KeyPath, list[str]] = {}
     values: dict[KeyPath, str] = {}
     for details in filter(_concerns_the_data, error.errors(include_url=False)):
-        path, message = _read(details, data)
-        if message not in messages.setdefault(path, []):
-            messages[path].append(message)
-        values[path] = _value(details)
+        for path, message in _all_read(details, data):
+            if message not in messages.setdefault(path, []):
+                messages[path].append(message)
+            values[path] = _value(details)
     return [
         Problem(path_text(path), _join(texts, values[path]), meaning_of(path, data)) for path, texts in messages.items()
     ]
@@ -80,6 +81,15 @@ def locate(problems: Sequence[Problem], lines: Mapping[KeyPath, int]) -> list[Pr
         else:
             located.append(problem)
     return located
+
+
+def _all_read(details: ErrorDetails, data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
+    """The paths and messages of one of pydantic's errors: several where a table was checked for several things."""
+    path, message = _read(details, data)
+    error = details.get("ctx", {}).get("error")
+    return (
+        [((*path, *key), text) for key, text in error.found] if isinstance(error, OptionsInvalid) else [(path, message)]
+    )
 
 
 def _read(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[KeyPath, str]:

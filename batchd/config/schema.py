@@ -68,9 +68,10 @@ def meaning_of(path: KeyPath, data: object) -> str:
     node = json_schema()
     description = ""
     for name in path:
-        child = _child(resolve(node, data), name)
+        table = resolve(node, data)
+        child = _child(table, name)
         if child is None:
-            return "" if isinstance(name, str) else description
+            return "" if isinstance(name, str) and not table.get("additionalProperties") else description
         node, data = child, _item(data, name)
         if isinstance(name, str):
             description = node.get("description", "")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from batchd.config.checks import Checks
 from batchd.config.columns import Column, parse_column
-from batchd.config.declared import check_known
+from batchd.config.declared import check_known, check_types
 from batchd.config.source import SourceOptions, check_files, place_of_files
 
 
@@ -49,26 +50,26 @@ class CsvSource(SourceOptions):
     """The character between two values; "\\t" is the tab."""
 
     def __post_init__(self) -> None:
-        self.settle_paths()
-        check_files(self.path, self.root, self.files)
+        checks = Checks()
+        with checks.at():
+            self.settle_paths()
+            check_files(self.path, self.root, self.files)
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '\0"\r\n':
-            raise ValueError(
-                f"delimiter must be one ASCII character, no quote and no end of a line: {self.delimiter!r}"
-            )
+            text = f"delimiter must be one ASCII character, no quote and no end of a line: {self.delimiter!r}"
+            checks.say(text, "delimiter")
         if not self.fields and not self.image:
-            raise ValueError(
-                'name a column: fields = { age = "float32" }, or image = "TITLE" for one of paths of images'
-            )
-        for column in self.parsed_fields():
+            checks.say('name a column: fields = { age = "float32" }, or image = "TITLE" for one of paths of images')
+        for column in check_types(checks, "fields", self.fields):
             if column.kind == "encoded":
-                raise ValueError(
-                    f'{column.name}: a table holds no images; image = "TITLE" names a column of their paths'
-                )
-            if column.shape.count(None) > 1:
-                raise ValueError(f"{column.name}: numbers in a row tell one unknown length, not several")
+                text = f'{column.name}: a table holds no images; image = "TITLE" names a column of their paths'
+                checks.say(text, "fields", column.name)
+            elif column.shape.count(None) > 1:
+                text = f"{column.name}: numbers in a row tell one unknown length, not several"
+                checks.say(text, "fields", column.name)
         if self.image and "image" in self.fields:
-            raise ValueError("image stands for two fields: the one in fields, and that of the files which image names")
-        check_known(self.fields, names=self.names)
+            checks.say("image stands for two fields: the one in fields, and that of the files which image names")
+        check_known(checks, self.fields, names=self.names)
+        checks.done()
 
     def parsed_fields(self) -> tuple[Column, ...]:
         """``fields``, as columns. Raises ``ValueError``."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from batchd.config.checks import Checks
 from batchd.config.columns import Column, parse_column
-from batchd.config.declared import check_names
-from batchd.config.defaults import Default, check_default
+from batchd.config.declared import check_names, check_types
+from batchd.config.defaults import Default, check_defaults
 from batchd.config.source import SourceOptions
 
 
@@ -50,16 +51,23 @@ class TFRecordSource(SourceOptions):
     "float32[?,8]" of eight."""
 
     def __post_init__(self) -> None:
-        self.settle_paths()
+        checks = Checks()
+        with checks.at():
+            self.settle_paths()
         if not self.shards or not all(self.shards):
-            raise ValueError("shards must not be empty")
+            checks.say("shards must not be empty", "shards")
         if not self.fields:
-            raise ValueError(
-                'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
-            )
-        check_names(self.fields, self.names, defaults=self.defaults)
-        for column in self.columns:
-            _check_column(column, self.defaults.get(column.name))
+            text = 'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
+            checks.say(text, "fields")
+        check_names(checks, self.fields, self.names, defaults=self.defaults)
+        columns = check_types(checks, "fields", self.fields)
+        rows = [column for column in columns if column.shape.count(None) <= 1]
+        for column in columns:
+            if column not in rows:
+                text = f'{column.name} = "{column.text}": one length may be ?, as a feature is a row of values'
+                checks.say(text, "fields", column.name)
+        check_defaults(checks, rows, self.defaults)
+        checks.done()
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -70,11 +78,3 @@ class TFRecordSource(SourceOptions):
     def place(self) -> str:
         """Where the samples come from, for people."""
         return f"{self.root}: {' '.join(self.shards)}"
-
-
-def _check_column(column: Column, default: Default | None) -> None:
-    """Raise ``ValueError`` where a field cannot be read from a record."""
-    if column.shape.count(None) > 1:
-        raise ValueError(f'{column.name} = "{column.text}": one length may be ?, as a feature is a row of values')
-    if default is not None:
-        check_default(column, default)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.columns import Column
+from batchd.config.lines import KeyPath
 from batchd.config.names import suggestion
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
@@ -24,7 +25,7 @@ from batchd.sources.cells import split_record
 from batchd.sources.csv_reader import IMAGE, CsvReader
 from batchd.sources.csv_records import RecordFinder
 from batchd.sources.index import NUMBER, SourceIndex
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import SourceKind, SourceProblem
 from batchd.sources.places import folder_problems, reading
 from batchd.sources.survey import Survey
 from batchd.sources.walk import files_of, files_problems
@@ -86,21 +87,37 @@ def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
 
 
 def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: Sequence[str]) -> None:
-    """Refuse a header without a column that is asked for, or unlike that of the first file."""
-    for title in [*map(source.title, source.fields), *filter(None, [source.image])]:
-        count = header.count(title)
-        if count > 1:
-            raise SourceInvalid(f"{path}: {count} columns have the title {title!r}, so nobody can tell which is meant")
-        if not count:
-            alone = "; is the delimiter another one?" if len(header) == 1 else ""
-            raise SourceInvalid(f"{path} has no column {title!r}; {suggestion(title, header)}{alone}")
+    """Refuse a header without all columns that are asked for, or unlike that of the first file."""
+    wrong = _wrong_titles(source, path, header)
+    if wrong:
+        raise SourceInvalid("; ".join(problem.text for problem in wrong))
     if list(header) != list(first):
         raise SourceInvalid(f"{path} has the titles {list(header)}, and the first file has {list(first)}")
 
 
-def _problems(source: CsvSource) -> list[str]:
+def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[SourceProblem]:
+    """Each title that is asked for and does not stand in the header once, at the key that asks for it."""
+    asked: list[tuple[KeyPath, str]] = [
+        (("names" if name in source.names else "fields", name), source.title(name)) for name in source.fields
+    ]
+    if source.image:
+        asked.append((("image",), source.image))
+    alone = "; is the delimiter another one?" if len(header) == 1 else ""
+    found = []
+    for key, title in asked:
+        count = header.count(title)
+        if count > 1:
+            text = f"{path}: {count} columns have the title {title!r}, so nobody can tell which is meant"
+            found.append(SourceProblem(key, text))
+        elif not count:
+            text = f"{path} has no column {title!r}; {suggestion(title, header)}{alone}"
+            found.append(SourceProblem(key, text))
+    return found
+
+
+def _problems(source: CsvSource) -> Sequence[str | SourceProblem]:
     """A header is read here too, so that a wrong title is found before the daemon starts."""
-    problems = files_problems(source.path, source.root, source.files, "the table")
+    problems: list[str | SourceProblem] = [*files_problems(source.path, source.root, source.files, "the table")]
     if source.image_root is not None:
         problems += folder_problems(source.image_root)
     if not problems and source.path is not None:
@@ -109,7 +126,7 @@ def _problems(source: CsvSource) -> list[str]:
             piece = next(finder.pieces(stream), None)
             if piece is not None:
                 header = _header(source.path, piece.first, source.delimiter)
-                _check_titles(source, source.path, header, header)
+                problems += _wrong_titles(source, source.path, header)
     return problems
 
 

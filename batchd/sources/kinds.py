@@ -13,9 +13,10 @@ Invariant: whatever depends on a kind of source asks it here.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from batchd.config.columns import Column
+from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
@@ -53,12 +54,20 @@ def read_ahead(reader: Reader, samples: Sequence[int]) -> None:
         reader.prefetch(samples)
 
 
+class SourceProblem(NamedTuple):
+    """What is wrong, and the key in the source's table that it is about."""
+
+    key: KeyPath
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SourceKind:
     """One kind of source. ``source`` is always its dataclass of ``config.sources``."""
 
-    problems: Callable[[Any], list[str]]
-    """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these."""
+    problems: Callable[[Any], Sequence[str | SourceProblem]]
+    """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these.
+    A text alone is about the source as a whole, or about the path that it names."""
     columns: Callable[[Any], tuple[Column, ...]]
     """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]

@@ -16,17 +16,10 @@ from batchd.config.composed_sources import SubsetSource, UnreadSource, parts_of
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
-from batchd.sources.kinds import kind_of
+from batchd.sources.kinds import SourceKind, SourceProblem, kind_of
 from batchd.sources.parts import agreed_columns
 
 _ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
-
-
-class SourceProblem(NamedTuple):
-    """What is wrong, and the key in the source's table that it is about."""
-
-    key: KeyPath
-    text: str
 
 
 class Look(NamedTuple):
@@ -52,7 +45,7 @@ def _by_itself(source: SourceOptions, *, thoroughly: bool) -> tuple[tuple[Column
     try:
         kind = kind_of(source)
         if thoroughly:
-            problems = [SourceProblem(_key_of(source, text), text) for text in kind.problems(source)]
+            problems = _told(source, kind)
         return kind.columns(source), problems
     except SourceInvalid as error:
         return None, problems or [SourceProblem(_key_of(source, str(error)), str(error))]
@@ -64,8 +57,7 @@ def _of_parts(
     """The columns that the parts agree on, as far as they are known, and what is wrong besides the parts."""
     problems: list[SourceProblem] = []
     if thoroughly and isinstance(source, SourceOptions):
-        texts = kind_of(source).problems(source)
-        problems = [SourceProblem(_key_of(source, text), text) for text in texts]
+        problems = _told(source, kind_of(source))
     known = {number: look.columns for number, look in enumerate(looks) if look.columns is not None}
     if not known:
         return None, problems
@@ -75,6 +67,11 @@ def _of_parts(
         if isinstance(source, SourceOptions):
             problems.append(SourceProblem((), str(error)))
         return None, problems
+
+
+def _told(source: SourceOptions, kind: SourceKind) -> list[SourceProblem]:
+    """What a kind says of a source, each with its key."""
+    return [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in kind.problems(source)]
 
 
 def _key_of(source: SourceOptions, text: str) -> KeyPath:

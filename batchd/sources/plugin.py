@@ -5,13 +5,15 @@ Invariant: a package's code runs only where a stream asks for it by name, and wh
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from batchd.config.columns import Column
+from batchd.config.names import nearest
 from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
 from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, SourceKind
+from batchd.sources.kinds import Reader, SourceKind, SourceProblem
 from batchd.sources.places import status_of
 from batchd.sources.survey import Survey
 
@@ -24,8 +26,7 @@ def _kind(source: PluginSource) -> SourceKind:
     if not found:
         known = sorted(entry_points(group=GROUP).names)
         raise SourceInvalid(
-            f"no installed package brings the source {source.name!r}: "
-            + (f"there are {', '.join(known)}" if known else "there is none at all")
+            f"no installed package brings the source {source.name!r}; {_those_there(source.name, known)}"
         )
     point = next(iter(found))
     try:
@@ -35,6 +36,14 @@ def _kind(source: PluginSource) -> SourceKind:
     if not isinstance(kind, SourceKind):
         raise SourceInvalid(f"{point.value} is {type(kind).__name__}, not a SourceKind of batchd.plugin")
     return kind
+
+
+def _those_there(name: str, known: Sequence[str]) -> str:
+    """Help with a name that no package brings."""
+    meant = nearest(name, known)
+    if meant is not None:
+        return f"did you mean {meant}?"
+    return f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}" if known else "there is none at all"
 
 
 def _scan(source: PluginSource, survey: Survey) -> SourceIndex:
@@ -48,7 +57,7 @@ def _scan(source: PluginSource, survey: Survey) -> SourceIndex:
     return index
 
 
-def _problems(source: PluginSource) -> list[str]:
+def _problems(source: PluginSource) -> Sequence[str | SourceProblem]:
     try:
         return _kind(source).problems(source)
     except SourceInvalid as error:

@@ -304,3 +304,74 @@ def test_functions_that_cannot_be_called_so_are_told_without_importing_them(
 
     assert bool(told) == bool(message)
     assert all(message in found and str(file) in found for found in told)
+
+
+_DECLARED = {
+    "parquet": 'root = "photos", shards = ["*.parquet"]',
+    "tfrecord": 'root = "photos", shards = ["*"]',
+    "webdataset": 'root = "photos", shards = ["*.tar"]',
+    "lmdb": 'path = "photos", key = "{field}-*"',
+}
+
+
+@pytest.mark.parametrize("kind", _DECLARED)
+def test_fields_and_their_names_are_told_together(check: Checker, kind: str) -> None:
+    """Each at its own key, and of a field whose type is none nothing else."""
+    fields = (
+        'fields = { image = "image", box = "float32(4)", l = "int46", valid = "bool" }, names = { bx = "b", l = "" }'
+    )
+
+    told = check(f'[streams.a]\nsource = {{ type = "{kind}", {_DECLARED[kind]}, {fields} }}\nbatch_size = 4\n')
+
+    keys = {path.removeprefix("streams.a.source.") for path in told}
+    assert {"fields.box", "fields.l", "names.bx", "names.l"} <= keys
+    assert ("fields.valid" in keys) == (kind != "tfrecord")
+    assert "did you mean box?" in told["streams.a.source.names.bx"][1]
+    assert {line for line, _message in told.values()} == {4}
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "webdataset"])
+def test_defaults_are_told_together(check: Checker, kind: str) -> None:
+    """Not that of a field whose type is none; and each on the line where it stands."""
+    told = check(
+        f"""[streams.a]
+batch_size = 4
+[streams.a.source]
+type = "{kind}"
+{_DECLARED[kind].replace(", shards", chr(10) + "shards")}
+[streams.a.source.fields]
+l = "int64"
+box = "float32[4]"
+x = "flat32"
+[streams.a.source.defaults]
+l = "x"
+box = [1, 2]
+x = 3
+lbl = 4
+"""
+    )
+
+    assert {path.removeprefix("streams.a.source."): line for path, (line, _message) in told.items()} == {
+        "fields.x": 12,
+        "defaults.l": 14,
+        "defaults.box": 15,
+        "defaults.lbl": 17,
+    }
+
+
+def test_all_titles_that_a_table_has_not_are_told(check: Checker) -> None:
+    """At the keys that ask for them."""
+    (check.folder / "t.csv").write_text("file,Class Label,twice,twice\na.jpg,1,2,3\n")
+    source = (
+        'type = "csv", path = "t.csv", image = "fle", fields = { label = "int64", twice = "int8" }, '
+        'names = { label = "ClassLabel" }'
+    )
+
+    steps = 'pipeline = [{ op = "decode" }, { op = "resize", size = [4, 4] }]'
+    told = check(f"[streams.a]\nsource = {{ {source} }}\nbatch_size = 4\n{steps}\n")
+
+    messages = {path.removeprefix("streams.a.source."): message for path, (_line, message) in told.items()}
+    assert messages.keys() == {"image", "names.label", "fields.twice"}
+    assert messages["image"].endswith("has no column 'fle'; did you mean file?")
+    assert messages["names.label"].endswith("has no column 'ClassLabel'; did you mean Class Label?")
+    assert "2 columns have the title 'twice'" in messages["fields.twice"]

@@ -88,12 +88,13 @@ def test_another_version_of_the_package_scans_again(tmp_path, zip_source):
 
 @pytest.mark.usefixtures("zip_source")
 def test_a_package_that_is_not_there_is_named():
-    """With those that are."""
-    source = PluginSource(name="zap")
+    """With the one that was probably meant, or with those that are."""
+    source = PluginSource(name="zp")
 
-    assert source_problems(source) == ["no installed package brings the source 'zap': there are zip"]
-    with pytest.raises(SourceInvalid, match="there are zip"):
+    assert source_problems(source) == ["no installed package brings the source 'zp'; did you mean zip?"]
+    with pytest.raises(SourceInvalid, match=r"did you mean zip\?"):
         kind_of(source).columns(source)
+    assert source_problems(PluginSource(name="rar")) == ["no installed package brings the source 'rar'; there is zip"]
 
 
 @pytest.mark.parametrize(
