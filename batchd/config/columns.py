@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from batchd.config.names import nearest
 from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -87,11 +88,27 @@ def parse_column(name: str, text: str) -> Column:
         return Column(name, "encoded" if text == "image" else "text")
     written = _ARRAY.fullmatch(text)
     if written is None or written[1] not in ITEM_BYTES:
+        meant = _meant(text)
+        advice = f'; did you mean "{meant}"? A type is' if meant else ":"
         raise ValueError(
-            f'{name} = "{text}" is no type: "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape where it has one, '
-            'as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
+            f'{name} = "{text}" is no type{advice} "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape where it has '
+            'one, as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))
+
+
+def _meant(text: str) -> str | None:
+    """The type that was probably meant: with the nearest name, and in the right brackets."""
+    begins = re.match("[A-Za-z]+[0-9]*", text)
+    word = begins[0] if begins else ""
+    if sum(known.startswith(word) for known in ITEM_BYTES) > 1:
+        return None
+    known = nearest(word, ["image", "text", *ITEM_BYTES])
+    lengths = text[len(word) :].strip().translate(str.maketrans("(){}<>", "[][][]"))
+    meant = f"{known}{lengths}"
+    if known in ITEM_BYTES and _ARRAY.fullmatch(meant):
+        return meant
+    return known if known != word or known not in ITEM_BYTES else None
 
 
 def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...]:

@@ -3,6 +3,7 @@
 Each family of steps has a module of effects, which the daemon uses too, and a module of stages, which only workers load.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -40,6 +41,13 @@ class NoSuchField(StepInvalid):
         self.said = f"{said}, and a sample has {', '.join(map(repr, columns))}"
         self.names = tuple(names)
         super().__init__(self.said + advice, key)
+
+
+def first_step_on(column: Column) -> str:
+    """What to say of the bytes of an image file that no step has decoded."""
+    if column.name == "image":
+        return 'the first step must be { op = "decode" }'
+    return f'the first step on it must be {{ op = "decode", field = {json.dumps(column.name)} }}'
 
 
 def column_of(step: Any, columns: Columns) -> Column:

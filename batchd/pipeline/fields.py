@@ -17,7 +17,7 @@ from batchd.config.names import nearest
 from batchd.config.step import UnreadStep
 from batchd.config.steps import Step
 from batchd.pipeline import call_effects, field_effects, image_effects, number_effects, shape_effects, text_effects
-from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid
+from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid, first_step_on
 from batchd.pipeline.file_checks import check_files
 from batchd_wire.fields import FIELDS_MAX, Field
 
@@ -25,6 +25,8 @@ SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
 """Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
 LARGEST_SIDE, LARGEST_LENGTH = 512, 128
 """What is proposed as the room of a sample, in pixels and in elements."""
+OTHERS_MAX = 4
+"""Fields that are proposed in the place of one that is not there."""
 _FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects, call_effects)
 EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
     {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
@@ -114,7 +116,7 @@ class _StepCheck:
         try:
             self._columns = _after(step, before)
         except StepInvalid as problem:
-            self._tell(place, problem)
+            self._tell(place, problem, step)
             self._spoil(step.touches)
             if isinstance(problem, NoSuchField):
                 self._spoil(self._meant(step, problem))
@@ -147,12 +149,23 @@ class _StepCheck:
             meant = nearest(name, self._columns)
             self._spoil(frozenset() if meant is None else frozenset({meant}))
 
-    def _tell(self, place: int, problem: StepInvalid) -> None:
+    def _tell(self, place: int, problem: StepInvalid, step: Step | None = None) -> None:
         text = str(problem)
         if isinstance(problem, NoSuchField):
             taken = [f"{self._gone[name]} took {name!r} away" for name in problem.names if name in self._gone]
-            text = f"{problem.said}; {' and '.join(taken)}" if taken else text
+            others = self._others_for(step, problem) if step is not None else []
+            if taken:
+                text = f"{problem.said}; {' and '.join(taken)}"
+            elif others:
+                text = f"{problem.said}; write field = {' or field = '.join(map(json.dumps, others))}"
         self.problems.append(StepProblem(text, (place, *problem.key)))
+
+    def _others_for(self, step: Step, problem: NoSuchField) -> list[str]:
+        """The few fields that a step can be done to, where it names none that is there, or near to one that is."""
+        if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
+            return []
+        others = [name for name in self._columns if self._can_be_done_to(step, name)]
+        return others if len(others) <= OTHERS_MAX else []
 
     def _meant(self, step: Step, problem: NoSuchField) -> frozenset[str]:
         """The fields that may have been meant by names that nobody has: a later step on these tells nothing new."""
@@ -195,7 +208,7 @@ def _after(step: Step, columns: Columns) -> Columns:
 
 def _not_fixed(column: Column) -> str:
     if column.kind == "encoded":
-        return f'{column.name!r} is the bytes of an image file; the first step must be {{ op = "decode" }}'
+        return f"{column.name!r} is the bytes of an image file; {first_step_on(column)}"
     if column.kind == "text":
         return (
             f"{column.name!r} is text, which no batch can hold as it is; add "

@@ -14,7 +14,7 @@ from batchd.config.geometry_steps import Fill, Follow, Pad, RandomCrop, Rotate
 from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
 from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.steps import STEP_KINDS, ImageStep, Step
-from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of
+from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, first_step_on
 from batchd_wire.wording import counted
 
 IMAGE_DIMENSIONS = 3
@@ -258,7 +258,7 @@ def _sum(before: int, length: int | None, behind: int) -> int | None:
 
 def _misplaced(step: ImageStep, column: Column) -> StepInvalid:
     if column.kind == "encoded":
-        return StepInvalid(f'the first step must be {{ op = "decode" }}: {column.name!r} is the bytes of an image file')
+        return StepInvalid(f"{first_step_on(column)}: {column.name!r} is the bytes of an image file")
     if column.made_by:
         return StepInvalid(
             f'"{step.op}" cannot come after "{column.made_by}": {column.name!r} is {column.text} by then'

@@ -1,11 +1,16 @@
 """Columns of a sample: how people write them, and how they go through a pipeline that has several."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from batchd.config.columns import Column, parse_column
 from batchd.config.field_steps import Drop
-from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import SAMPLE_FIELDS_MAX, sample_fields
@@ -57,6 +62,32 @@ def test_what_is_no_column_is_refused(name, text, message):
         parse_column(name, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("int46", "int64"),
+        ("flaot32", "float32"),
+        ("Int64[?]", "int64[?]"),
+        ("float32(4)", "float32[4]"),
+        ("unit8 [28,28]", "uint8[28,28]"),
+        ("img", "image"),
+        ("txt", "text"),
+        ("image[3]", "image"),
+        ("int", None),
+        ("float", None),
+        ("int64[3", None),
+        ("complex", None),
+        ("", None),
+    ],
+)
+def test_the_type_that_was_probably_meant_is_proposed(text, meant):
+    """But none where several are as near."""
+    with pytest.raises(ValueError, match="is no type") as refused:
+        parse_column("x", text)
+
+    assert re.findall(r'did you mean "(.*?)"\?', str(refused.value)) == ([] if meant is None else [meant])
+
+
 COLUMNS = (
     Column("left", "encoded"),
     Column("right", "encoded"),
@@ -106,6 +137,71 @@ def test_each_field_goes_its_own_way():
     assert row["weight"] == 0.5
     assert row["vector"].tolist() == [0, 1, 2, 3]
     assert [field.name for field in sample_fields(COLUMNS, STEPS, "mask")] == [*row, "index", "valid"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Resize(size=(5, 7)),
+        CenterCrop(size=(3, 3)),
+        RandomCrop(size=(6, 6), padding=2),
+        RandomResizedCrop(size=(4, 4)),
+        RandomFlip(),
+        Pad(size=(12, 12)),
+        Rotate(quarter_turns=(0, 2)),
+        ColorJitter(brightness=0.3),
+        Gray(),
+        Cutout(size=(2, 2)),
+        Normalize(),
+        SubtractMean(mean=(1, 2, 3)),
+        To(dtype="float32"),
+        Layout(),
+        Follow(mask="mask"),
+    ],
+    ids=lambda step: step.op,
+)
+def test_what_a_step_does_to_a_second_image_is_what_it_does_to_an_only_one(step):
+    """By its field; the first image stays as it was, and advice for the second names it."""
+    made = {}
+    for name in ("right", "image"):
+        columns = (Column("left", "encoded"), Column(name, "encoded"), Column("mask", "encoded"))
+        on_it = [Resize(field=name, size=(8, 10)), replace(step, field=name), Drop(fields=("mask",))]
+        if step.op == "follow":
+            on_it = [on_it[1], on_it[0]]
+        steps = [Decode(field="left"), Decode(field=name), *on_it, Resize(field="left", size=(4, 6))]
+        row = row_for(columns, steps)
+        values = {"left": photo(4, 6), name: photo(8, 10), "mask": photo(8, 10)[..., 0]}
+        encoded = {key: memoryview(encode(pixels, ".png")) for key, pixels in values.items()}
+        for sample_number in range(4):
+            Pipeline(columns, steps, 3).run(encoded, 0, sample_number, 0, row)
+            made.setdefault(name, []).append(
+                {key.replace("right", "image"): value.copy() for key, value in row.items()}
+            )
+
+    for second, only in zip(made["right"], made["image"], strict=True):
+        assert second.keys() == only.keys()
+        assert all(np.array_equal(second[key], only[key]) for key in only)
+        assert np.array_equal(second["left"], photo(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([Decode()], "and a sample has 'left', 'right', 'label'; write field = \"left\" or field = \"right\""),
+        ([Decode(field="left"), Resize(field="left", size=(2, 2))],
+         "'right' is the bytes of an image file; the first step on it must be { op = \"decode\", field = \"right\" }"),
+        ([Decode(field="left"), Resize(field="left", size=(2, 2)), Resize(field="right", size=(2, 2))],
+         "the first step on it must be { op = \"decode\", field = \"right\" }: 'right' is the bytes of an image file"),
+        ([Decode(field="left"), Decode(field="right"), Resize(size=(2, 2))], 'write field = "left" or field = "right"'),
+    ],
+)  # fmt: skip
+def test_advice_for_one_of_two_images_names_it(steps, text):
+    """So that it can be copied as it stands."""
+    columns = [Column("left", "encoded"), Column("right", "encoded"), Column("label", dtype="int64")]
+
+    (told,) = check_steps(columns, steps)
+
+    assert told.endswith(text)
 
 
 @pytest.mark.parametrize(
