@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
+"""Of a name among very many."""
 NAMES_MAX = 40
 """Names that a message lists."""
 
@@ -12,6 +14,28 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     by_lower = {one.lower(): one for one in known}
     found = get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
+
+
+def nearly(name: str, known: Iterable[str]) -> str | None:
+    """The one of very many ``known`` names that differs from ``name`` by a slip or two, behind the first letter.
+
+    Among so many, one that only looks similar is hardly ever what was meant.
+    """
+    slips = min(SLIPS_MAX, max(1, len(name) // LETTERS_PER_SLIP))
+    near = {one: _slips(name.lower(), one.lower()) for one in known if one[:1].lower() == name[:1].lower()}
+    return min((one for one in near if near[one] <= slips), key=lambda one: near[one], default=None)
+
+
+def _slips(one: str, other: str) -> int:
+    """How many letters have to be put in, left out or replaced to make the one name of the other."""
+    if abs(len(one) - len(other)) > SLIPS_MAX:
+        return SLIPS_MAX + 1
+    row = list(range(len(other) + 1))
+    for place, letter in enumerate(one, 1):
+        before, row = row, [place]
+        for column, its in enumerate(other, 1):
+            row.append(min(before[column] + 1, row[-1] + 1, before[column - 1] + (letter != its)))
+    return row[-1]
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:

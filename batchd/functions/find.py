@@ -20,7 +20,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from batchd.config.function import FunctionName, parse_function
-from batchd.functions.signature import Given, call_problem, written_signature
+from batchd.config.names import nearly
+from batchd.functions.signature import Given, call_problem, plain_value, written_signature
 
 ANY_NAME = "*"
 """Among the names of a module where nobody can tell which there are."""
@@ -92,6 +93,9 @@ def function_problems(text: str, folders: Sequence[Path], given: Given | None = 
     problems = _name_problems(name, module, frozenset(names))
     if problems or given is None or len(name.path) > 1 or names.count(name.path[0]) != 1 or ANY_NAME in names:
         return problems
+    value = plain_value(body, name.path[0])
+    if value is not None:
+        return [f"{text} is {value} ({module.file})"]
     problem = call_problem(text, written_signature(body, name.path[0]), given)
     return [] if problem is None else [f"{problem} ({module.file})"]
 
@@ -117,7 +121,8 @@ def _elsewhere(name: str) -> ModuleSpec | None:
 def _nowhere(name: str, missing: str, searched: Sequence[str]) -> str:
     """What to say where ``missing``, which is ``name`` or a package around it, is in none of the folders."""
     why = "" if missing == name else f", for there is no {missing}"
-    advice = _did_you_mean(missing.rpartition(".")[2], [module.name for module in iter_modules(searched)])
+    meant = nearly(missing.rpartition(".")[2], [module.name for module in iter_modules(searched)])
+    advice = "" if meant is None else f"did you mean {meant}?"
     places = ", ".join(place if Path(place).exists() else f"{place} (which is not there)" for place in searched)
     hint = "" if "." in missing else "; [daemon] python_path adds folders"
     return f"there is no module {name}{why}; {advice + ' ' if advice else ''}searched: {places}{hint}"

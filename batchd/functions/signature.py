@@ -83,6 +83,47 @@ def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
     return None
 
 
+def plain_value(body: Sequence[ast.stmt], name: str) -> str | None:
+    """What ``name`` of a module is that nobody can call and wait for, where its source tells for sure; None elsewhere.
+
+    Of a name that has one value alone in the module, but for functions that may give it another.
+    """
+    if any(name in node.names for one in body for node in ast.walk(one) if isinstance(node, ast.Global)):
+        return None
+    for statement in body:
+        match statement:
+            case ast.AsyncFunctionDef(name=found, decorator_list=[]) if found == name:
+                return "an async function, not a plain one"
+            case ast.Import(names=names) if any((one.asname or one.name.partition(".")[0]) == name for one in names):
+                return "a module, not a function"
+            case (
+                ast.Assign(targets=[ast.Name(id=found)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value)
+            ) if found == name:
+                kind = _kind_of_value(value)
+                return None if kind is None else f"{kind}, not a function"
+    return None
+
+
+def _kind_of_value(value: ast.expr) -> str | None:
+    """What an expression gives, where it is none of what can be called."""
+    match value:
+        case ast.Constant():
+            return "None" if value.value is None else f"of type {type(value.value).__name__}"
+        case ast.JoinedStr():
+            return "of type str"
+        case ast.Tuple():
+            return "of type tuple"
+        case ast.List() | ast.ListComp():
+            return "of type list"
+        case ast.Dict() | ast.DictComp():
+            return "of type dict"
+        case ast.Set() | ast.SetComp():
+            return "of type set"
+        case _:
+            return None
+
+
 def _of_class(statement: ast.ClassDef) -> Signature | None:
     methods = [one for one in statement.body if isinstance(one, ast.FunctionDef)]
     made = [one for one in methods if one.name in ("__init__", "__new__")]

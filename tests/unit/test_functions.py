@@ -9,6 +9,7 @@ from batchd.config.columns import parse_column
 from batchd.config.function import parse_function
 from batchd.functions.find import ModuleNotFound, find_module, function_problems
 from batchd.functions.load import FunctionUnusable, expect, load
+from batchd.functions.signature import Given
 from batchd.functions.taken import NotAsDeclared, taken
 from batchd.functions.told import FRAMES_MAX, FunctionFailed, call
 
@@ -137,6 +138,72 @@ def test_a_function_that_is_not_defined_is_a_problem(code, write, name):
     (problem,) = function_problems(f"names:{name}", [code])
 
     assert problem.startswith(f"{code}/names.py does not define '{name}' at its top level; ")
+
+
+VALUES = """
+import numpy as np
+import os.path
+number = 3
+typed: str = "a"
+text = f"{number}"
+names = ["a"]
+pair = 1, 2
+table = {}
+empty = None
+async def later(sample, rng): ...
+async def each(sample, rng): yield 1
+@decorator
+async def run(sample, rng): ...
+late = None
+def settle():
+    global late
+    late = print
+twice = 3
+def twice(sample, rng): ...
+made = table["f"]
+alias = other = len
+from elsewhere import taken
+if names:
+    perhaps = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("np", "a module, not a function"),
+        ("os", "a module, not a function"),
+        ("number", "of type int, not a function"),
+        ("typed", "of type str, not a function"),
+        ("text", "of type str, not a function"),
+        ("names", "of type list, not a function"),
+        ("pair", "of type tuple, not a function"),
+        ("table", "of type dict, not a function"),
+        ("empty", "None, not a function"),
+        ("later", "an async function, not a plain one"),
+        ("each", "an async function, not a plain one"),
+        *[(name, None) for name in ("run", "late", "twice", "made", "alias", "taken", "perhaps")],
+    ],
+)
+def test_what_plainly_cannot_be_called_is_a_problem(code, write, name, what):
+    """As far as the source tells for sure; nothing is said where a decorator or an import may have made it a function."""
+    write("values.py", BOMB + VALUES)
+
+    told = function_problems(f"values:{name}", [code], Given(("sample", "rng")))
+
+    assert told == ([] if what is None else [f"values:{name} is {what} ({code}/values.py)"])
+
+
+@pytest.mark.parametrize("missing", ["nomodule", "datasets", "x"])
+def test_only_a_near_module_is_proposed(code, write, missing):
+    """There are always some, among all that are installed, that only look similar."""
+    for module in ("mdurl", "dataclasses", "augment"):
+        write(f"{module}.py")
+
+    with pytest.raises(ModuleNotFound) as told:
+        find_module(missing, [code])
+
+    assert "did you mean" not in str(told.value)
 
 
 def test_a_misspelt_function_is_told_with_the_nearest_name(code, write):
