@@ -16,7 +16,7 @@ import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.table import aligned
-from batchd.config.draft import daemon_draft, hidden_by_pipelines, stream_drafts
+from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import Reading, read_config
 from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
@@ -78,10 +78,9 @@ def _problems_around(reading: Reading) -> list[Problem]:
     for name, draft in stream_drafts(reading.data).items():
         problems += look_at_stream(name, draft, python_path).problems
     known = {problem.path for problem in reading.problems}
-    for name, text in hidden_by_pipelines(reading.data):
-        path = ("streams", name)
+    for path, text in hidden_problems(reading.data):
         if path_text(path) not in known:
-            problems.append(Problem(path_text(path), text, meaning_of(path, {})))
+            problems.append(Problem(path_text(path), text, meaning_of(path, reading.data)))
     return problems
 
 

@@ -9,17 +9,19 @@ Invariant: nothing of an ``UnreadSource`` or an ``UnreadStep`` is guessed but wh
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from batchd.config.checks import OptionsInvalid
 from batchd.config.composed_sources import UnreadSource
 from batchd.config.lines import KeyPath
+from batchd.config.live_sources import CAPACITY_MAX
 from batchd.config.names import nearest
 from batchd.config.source import SourceOptions
-from batchd.config.sources import Source
+from batchd.config.sources import SOURCE_KINDS, Source
 from batchd.config.step import UnreadStep
 from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tree import DaemonConfig, StreamConfig
@@ -29,6 +31,8 @@ _STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, Field(discriminator="op")]
 _MADE_WITH = ("", "_mask", "_length", "_shape")
 """How the names of fields end that a step makes beside the one that it names."""
 _NAMING = ("field", "to", "mask", "boxes", "points")
+_STAND_INS: Mapping[str, Any] = {"path": "anywhere", "root": "anywhere", "shards": ["any"], "function": "any:thing"}
+"""For required keys of sources that are wrong or missing."""
 AnySource: TypeAlias = SourceOptions | UnreadSource
 
 
@@ -72,18 +76,79 @@ def daemon_draft(data: Mapping[str, Any]) -> tuple[DaemonConfig, frozenset[str]]
         return DaemonConfig(), frozenset(DaemonConfig.model_fields)
 
 
-def hidden_by_pipelines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is wrong with streams as a whole, by name, where it would be looked at only once their pipelines are right."""
+def hidden_problems(data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
+    """What is wrong with streams where it would be looked at only once other keys of theirs are right, each with its key."""
     streams = data.get("streams")
     tables = streams.items() if isinstance(streams, dict) else ()
-    return [(name, text) for name, table in tables if isinstance(table, dict) for text in _wrong_as_a_whole(table)]
+    return [
+        (("streams", name, *key), text)
+        for name, table in tables
+        if isinstance(table, dict)
+        for key, text in [*_wrong_together(table), *_hidden_in_source(("source",), table.get("source"))]
+    ]
 
 
-def _wrong_as_a_whole(table: Mapping[str, Any]) -> list[str]:
+def _wrong_together(table: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
+    """Which keys of a stream do not go together, with plain values in the place of those that are wrong by themselves."""
+    table = {**table, "pipeline": []}
+    wrong = {key[0] for key in _wrong_keys(StreamConfig.model_validate_json, table)}
+    if "lag" in wrong or not _is_kind(table.get("source")):
+        table.pop("max_skew", None)
+    stand_ins: dict[str, Any] = {"batch_size": 1, "source": _like(table.get("source"))}
+    kept = {key: value for key, value in table.items() if key not in wrong}
+    return _found_by(
+        StreamConfig.model_validate_json, {**kept, **{key: value for key, value in stand_ins.items() if key in wrong}}
+    )
+
+
+def _is_kind(source: object) -> bool:
+    return isinstance(source, dict) and source.get("type") in SOURCE_KINDS
+
+
+def _like(source: object) -> dict[str, Any]:
+    """A source that goes together with the same keys of a stream."""
+    table = source if isinstance(source, dict) else {}
+    if table.get("type") == "generator":
+        return {"type": "generator", "function": "any:thing", "fields": {"x": "int64"}}
+    if table.get("type") != "push":
+        return {"type": "folder", "path": "anywhere"}
+    push = {"type": "push", "fields": {"x": "int64"}}
+    given = {**push, **{key: value for key, value in table.items() if key == "capacity"}}
+    return given if _read(_SOURCE, given) else {**push, "capacity": CAPACITY_MAX}
+
+
+def _hidden_in_source(key: KeyPath, source: object) -> list[tuple[KeyPath, str]]:
+    """What a source would say of its keys if others were not unknown, or of a wrong type, or missing; and so its parts."""
+    if not isinstance(source, dict):
+        return []
+    wrong = {inner[1] for inner in _wrong_keys(_SOURCE.validate_json, source) if len(inner) > 1}
+    kept = {name: value for name, value in source.items() if name not in wrong}
+    stand_ins = {name: value for name, value in _STAND_INS.items() if name in wrong}
+    found = _found_by(_SOURCE.validate_json, {**kept, **stand_ins}) if wrong else []
+    several, one = source.get("sources"), source.get("of")
+    parts = [(("sources", number), part) for number, part in enumerate(several)] if isinstance(several, list) else []
+    return [
+        *(((*key, *inner), text) for inner, text in found if inner and inner[0] in kept),
+        *(told for inner, part in [*parts, (("of",), one)] for told in _hidden_in_source((*key, *inner), part)),
+    ]
+
+
+def _wrong_keys(validate: Callable[..., Any], table: Mapping[str, Any]) -> set[KeyPath]:
+    """Where something is wrong by itself."""
     try:
-        StreamConfig.model_validate_json(json.dumps({**table, "pipeline": []}, default=str), strict=True)
+        validate(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
-        return [str(details["ctx"]["error"]) for details in error.errors() if details["loc"] == ()]
+        return {details["loc"] for details in error.errors() if details["loc"]}
+    return set()
+
+
+def _found_by(validate: Callable[..., Any], table: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
+    """What the checks of a table say, whose keys are right by themselves."""
+    try:
+        validate(json.dumps(table, default=str), strict=True)
+    except ValidationError as error:
+        errors = [details.get("ctx", {}).get("error") for details in error.errors()]
+        return [found for one in errors if isinstance(one, OptionsInvalid) for found in one.found]
     return []
 
 

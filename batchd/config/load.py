@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from batchd.config.lines import KeyPath, key_lines
 from batchd.config.location import looks_like_url
+from batchd.config.names import suggestion
 from batchd.config.problems import locate, path_text, problems_from
 from batchd.config.schema import path_keys, path_places
 from batchd.config.tree import Config, DaemonConfig
@@ -31,6 +32,7 @@ FILE_BYTES_MAX = 4 << 20
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 _BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[([0-9]+)\]""")
+_TOPMOST = ("", "daemon", "streams")
 _TOML_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 
 
@@ -146,6 +148,7 @@ def _change(
     changes: list[_Change] = []
     problems: list[Problem] = []
     given: list[tuple[KeyPath, str, str]] = []
+    known = list(data["streams"]) if isinstance(data.get("streams"), dict) else []
     for name in DaemonConfig.model_fields:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if environment.get(variable):
@@ -164,7 +167,29 @@ def _change(
             changes.append(_apply(data, path, text, origin))
         except LookupError as error:
             problems.append(Problem(path_text(path), f"cannot be set by {origin}: {error.args[0]}"))
-    return changes, problems
+    return changes, problems + _without_strangers(data, known, changes)
+
+
+def _without_strangers(data: dict[str, Any], known: Sequence[str], changes: Sequence[_Change]) -> list[Problem]:
+    """Take out streams that the file has not and the changes do not make, which are misspelt; and what to say of them."""
+    problems: list[Problem] = []
+    streams = data.get("streams")
+    if not known or not isinstance(streams, dict):
+        return []
+    for name in [name for name in streams if name not in known]:
+        if not _could_be_stream(streams[name]):
+            del streams[name]
+            problems += [
+                Problem(path_text(change.path), f"the file has no stream {name!r}; {suggestion(name, known)}")
+                for change in changes
+                if change.path[:2] == ("streams", name)
+            ]
+    return problems
+
+
+def _could_be_stream(table: object) -> bool:
+    source = table.get("source") if isinstance(table, dict) else None
+    return isinstance(source, dict) and "type" in source
 
 
 def _dotted_path(dotted: str) -> KeyPath | None:
@@ -250,11 +275,22 @@ def _origin(problem: Problem, changes: Sequence[_Change]) -> str | None:
 
 
 def _name_origins(problems: Sequence[Problem], changes: Sequence[_Change]) -> list[Problem]:
-    origins = [_origin(problem, changes) for problem in problems]
-    return [
-        replace(problem, message=f"{problem.message} (set by {origin})") if origin else problem
-        for problem, origin in zip(problems, origins, strict=True)
-    ]
+    """Say of each problem what outside of the file set the value that it is about, or a part of it."""
+    named = []
+    for problem in problems:
+        origin = _origin(problem, changes)
+        parts = _origins_within(problem, changes)
+        words = f"set by {origin}" if origin else f"in part set by {' and '.join(parts)}" if parts else ""
+        named.append(replace(problem, message=f"{problem.message} ({words})") if words else problem)
+    return named
+
+
+def _origins_within(problem: Problem, changes: Sequence[_Change]) -> list[str]:
+    """What outside of the file set parts of the table or list that ``problem`` is about."""
+    if problem.path in _TOPMOST:
+        return []
+    within = (f"{problem.path}.", f"{problem.path}[")
+    return [change.origin for change in changes if path_text(change.path).startswith(within)]
 
 
 def _locate_outside(

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from batchd.config.checks import Checks
 from batchd.config.cpus import available_cpus
 from batchd.config.live_sources import PushSource
 from batchd.config.location import check_local
@@ -215,44 +216,42 @@ class StreamConfig(_Branch):
         return self.shuffle and not self.source.is_live
 
     @model_validator(mode="after")
-    def _shuffle_needs_numbers(self) -> Self:
-        """As below."""
+    def _options_fit(self) -> Self:
+        """Refuse what a source cannot do, and an option that nobody would read."""
+        checks = Checks()
         if self.source.is_live and self.shuffle and "shuffle" in self.model_fields_set:
-            raise ValueError(
+            checks.say(
                 f'samples of type "{self.source.type}" come in their own order, so shuffle = true cannot be done; leave it out, '
-                "and have them made in random order"
+                "and have them made in random order",
+                "shuffle",
             )
+        if isinstance(self.source, PushSource):
+            self._check_push(checks, self.source)
+        elif "max_skew" in self.model_fields_set and self.lag != "lockstep":
+            checks.say('max_skew counts only with lag = "lockstep"', "max_skew")
+        checks.done()
         return self
 
-    @model_validator(mode="after")
-    def _what_is_pushed_comes_once(self) -> Self:
-        """Refuse what needs samples that can be had again; it is not the default either."""
-        if not isinstance(self.source, PushSource):
-            return self
+    def _check_push(self, checks: Checks, source: PushSource) -> None:
+        """What is pushed comes once: refuse what needs samples that can be had again; it is not the default either."""
         self.__dict__.update(
             (name, value) for name, value in PUSH_DEFAULTS.items() if name not in self.model_fields_set
         )
         if self.lag != "lockstep":
-            raise ValueError(
-                f'lag = "{self.lag}" needs samples that can be had again: what is pushed comes once, so trainers go in "lockstep"'
+            checks.say(
+                f'lag = "{self.lag}" needs samples that can be had again: what is pushed comes once, so trainers go in '
+                '"lockstep"',
+                "lag",
             )
         if self.on_error == "substitute":
-            raise ValueError(
-                'on_error = "substitute" needs another sample: what is pushed comes once, to one batch; use "mask" or "fail"'
+            text = 'on_error = "substitute" needs another sample: what is pushed comes once, to one batch; use "mask" or "fail"'
+            checks.say(text, "on_error")
+        if source.capacity < self.batch_size:
+            checks.say(
+                f"a batch of {self.batch_size} samples never comes together in a mailbox of {source.capacity}: capacity "
+                "must be batch_size or more, and is better several times that",
+                "batch_size",
             )
-        if self.source.capacity < self.batch_size:
-            raise ValueError(
-                f"a batch of {self.batch_size} samples never comes together in a mailbox of {self.source.capacity}: capacity "
-                "must be batch_size or more, and is better several times that"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _max_skew_needs_lockstep(self) -> Self:
-        """An option that nobody would read is a mistake."""
-        if "max_skew" in self.model_fields_set and self.lag != "lockstep":
-            raise ValueError('max_skew counts only with lag = "lockstep"')
-        return self
 
 
 class Config(_Branch):

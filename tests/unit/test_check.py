@@ -184,11 +184,11 @@ def test_a_wrong_key_of_the_daemon_hides_nothing(check: Checker) -> None:
     assert sorted(told) == [
         "daemon.tcp",
         "daemon.workers",
-        "streams.a",
+        "streams.a.max_skew",
         "streams.a.pipeline[0].op",
         "streams.a.source.path",
     ]
-    assert told["streams.a"][1] == 'max_skew counts only with lag = "lockstep"'
+    assert told["streams.a.max_skew"][1] == 'max_skew counts only with lag = "lockstep"'
 
 
 def test_what_the_command_line_set_is_not_looked_for_in_the_file(check: Checker) -> None:
@@ -375,3 +375,92 @@ def test_all_titles_that_a_table_has_not_are_told(check: Checker) -> None:
     assert messages["image"].endswith("has no column 'fle'; did you mean file?")
     assert messages["names.label"].endswith("has no column 'ClassLabel'; did you mean Class Label?")
     assert "2 columns have the title 'twice'" in messages["fields.twice"]
+
+
+@pytest.mark.parametrize("wrong", ['x = "int46"', 'x = "int64" }, capasity = 3, more = { y = "int8"', "x = 3"])
+def test_a_wrong_source_hides_no_key_of_its_stream_that_does_not_go_with_it(check: Checker, wrong: str) -> None:
+    """As far as its type alone tells; each at its own line."""
+    told = check(
+        f"""[streams.a]
+source = {{ type = "push", when_full = "never", fields = {{ {wrong} }} }}
+batch_size = 1000
+shuffle = true
+on_error = "substitute"
+lag = "independent"
+max_skew = "3"
+"""
+    )
+
+    lines = {path.removeprefix("streams.a."): line for path, (line, _message) in told.items() if "source" not in path}
+    assert lines == {"batch_size": 5, "shuffle": 6, "on_error": 7, "lag": 8, "max_skew": 9}
+    assert "streams.a.source.when_full" in told
+    assert wrong != 'x = "int46"' or "did you mean" in told["streams.a.source.fields.x"][1]
+
+
+@pytest.mark.parametrize("keys", ["capacity = 0", 'capacity = "many"', 'feilds = { x = "int8" }, capacity = 2000'])
+def test_nothing_is_told_of_a_mailbox_that_nobody_could_read(check: Checker, keys: str) -> None:
+    """A batch may well come together in what was meant."""
+    told = check(f'[streams.a]\nsource = {{ type = "push", {keys} }}\nbatch_size = 1000\n')
+
+    assert all(path.startswith("streams.a.source") for path in told)
+    assert told
+
+
+@pytest.mark.parametrize("lag", ['lag = "lockstp"', ""])
+def test_nothing_is_told_of_a_skew_whose_lag_nobody_could_read(check: Checker, lag: str) -> None:
+    """A source of an unknown type may be one that is pushed, which is always in lockstep."""
+    source = '{ type = "psh" }' if not lag else '{ type = "npy", path = "x.npy" }'
+
+    told = check(f"[streams.a]\nsource = {source}\nbatch_size = 1\nmax_skew = 3\n{lag}\n")
+
+    assert list(told) == ["streams.a.lag" if lag else "streams.a.source.type"]
+
+
+def test_an_unknown_key_of_a_source_hides_nothing_of_its_fields(check: Checker) -> None:
+    """Of a part, too; what another key than the unknown one may have settled is not told."""
+    part = '{ type = "lmdb", pth = "photos", fields = { a = "int46", b = "text" }, names = { c = "d" } }'
+    source = f'{{ type = "subset", of = {part} }}'
+
+    told = check(f"[streams.a]\nsource = {source}\nbatch_size = 1\n")
+
+    assert {path.removeprefix("streams.a.source.of.") for path in told} == {"path", "pth", "fields.a", "names.c"}
+
+
+def test_a_stream_that_the_file_has_not_is_told_as_the_command_line_names_it(check: Checker) -> None:
+    """Nothing is missing in a stream that nobody wanted; one that is made whole there is served."""
+    text = '[streams.photos]\nsource = { type = "npy", path = "x.npy" }\nbatch_size = 4\n'
+
+    told = check(text, "--set", "streams.photo.batch_size=4")
+
+    origin = "(set by --set streams.photo.batch_size)"
+    assert told == {
+        "streams.photo.batch_size": (None, f"the file has no stream 'photo'; did you mean photos? {origin}")
+    }
+    made = [
+        "streams.more.batch_size=4",
+        "streams.more.source.type=npy",
+        f"streams.more.source.path={check.folder}/x.npy",
+    ]
+    assert check(text, *(argument for one in made for argument in ("--set", one))) == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "words"),
+    [
+        ("weights.1=-3", ".weights[1]", "weights must be more than 0, not -3 (set by --set {})"),
+        ("weights=[1]", ".weights", "2 sources and 1 weight; give each source one (set by --set {})"),
+        ("sources.0.fields.l=int46", ".sources[0].fields.l", " (set by --set {})"),
+        ("sources.0.shards.0=''", ".sources[0].shards", "shards must not be empty (in part set by --set {})"),
+    ],
+)
+def test_what_a_source_finds_wrong_in_a_value_of_the_command_line_is_told_so(
+    check: Checker, setting: str, path: str, words: str
+) -> None:
+    """Also where it is one item of a list, and where the source was right without it."""
+    part = '{ type = "parquet", root = "photos", shards = ["a"], fields = { l = "int64" } }'
+    text = f'[streams.mix]\nsource = {{ type = "mix", weights = [1, 2], sources = [{part}, {part}] }}\nbatch_size = 4\n'
+    dotted = f"streams.mix.source.{setting.partition('=')[0]}"
+
+    told = check(text, "--set", f"streams.mix.source.{setting}")
+
+    assert told[f"streams.mix.source{path}"][1].endswith(words.format(dotted))

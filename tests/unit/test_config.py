@@ -504,7 +504,7 @@ def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
     """An option that would have no effect is a misunderstanding."""
     found = problems(tmp_path, WHOLE + "max_skew = 3\n")
 
-    assert found["streams.photos"].message == 'max_skew counts only with lag = "lockstep"'
+    assert found["streams.photos.max_skew"].message == 'max_skew counts only with lag = "lockstep"'
     assert load(tmp_path, WHOLE + 'max_skew = 3\nlag = "lockstep"\n').streams["photos"].max_skew == 3
 
 
@@ -518,7 +518,9 @@ def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
 
     found = problems(tmp_path, text + "shuffle = true")
 
-    assert 'samples of type "generator" come in their own order, so shuffle = true' in found["streams.a"].message
+    assert (
+        'samples of type "generator" come in their own order, so shuffle = true' in found["streams.a.shuffle"].message
+    )
     assert not load(tmp_path, text).streams["a"].is_shuffled
     assert not load(tmp_path, text + "shuffle = false").streams["a"].is_shuffled
 
