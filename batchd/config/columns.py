@@ -89,9 +89,10 @@ def parse_column(name: str, text: str) -> Column:
     written = _ARRAY.fullmatch(text)
     if written is None or written[1] not in ITEM_BYTES:
         meant = _meant(text)
-        advice = f'; did you mean "{meant}"? A type is' if meant else ":"
+        if meant is not None:
+            raise ValueError(f'{name} = "{text}" is no type; did you mean "{meant}"?')
         raise ValueError(
-            f'{name} = "{text}" is no type{advice} "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape where it has '
+            f'{name} = "{text}" is no type: "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape where it has '
             'one, as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))

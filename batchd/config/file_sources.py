@@ -177,10 +177,10 @@ class WebDatasetSource(SourceOptions):
             checks.say(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
             )
+        columns = check_declared(checks, self.fields, with_shapes=True)
         check_names(checks, self.fields, self.names, defaults=self.defaults)
         if self.path_bytes and "path" in self.fields:
             checks.say("path stands for two fields: the one in fields, and that of path_bytes")
-        columns = check_declared(checks, self.fields, with_shapes=True)
         for column in columns:
             key = "names" if column.name in self.names else "fields"
             with checks.at(key, column.name):

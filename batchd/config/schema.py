@@ -68,10 +68,9 @@ def meaning_of(path: KeyPath, data: object) -> str:
     node = json_schema()
     description = ""
     for name in path:
-        table = resolve(node, data)
-        child = _child(table, name)
+        child = _child(resolve(node, data), name)
         if child is None:
-            return "" if isinstance(name, str) and not table.get("additionalProperties") else description
+            return "" if isinstance(name, str) else " ".join(description.split())
         node, data = child, _item(data, name)
         if isinstance(name, str):
             description = node.get("description", "")
