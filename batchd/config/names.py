@@ -27,15 +27,19 @@ def nearly(name: str, known: Iterable[str]) -> str | None:
 
 
 def _slips(one: str, other: str) -> int:
-    """How many letters have to be put in, left out or replaced to make the one name of the other."""
+    """How many letters have to be put in, left out, replaced or swapped with the next to make the one name of the other."""
     if abs(len(one) - len(other)) > SLIPS_MAX:
         return SLIPS_MAX + 1
-    row = list(range(len(other) + 1))
+    rows = [list(range(len(other) + 1))]
     for place, letter in enumerate(one, 1):
-        before, row = row, [place]
+        row, before = [place], rows[-1]
         for column, its in enumerate(other, 1):
-            row.append(min(before[column] + 1, row[-1] + 1, before[column - 1] + (letter != its)))
-    return row[-1]
+            slips = min(before[column] + 1, row[-1] + 1, before[column - 1] + (letter != its))
+            if one[place - 2 : place] == its + other[column - 2 : column - 1] and place > 1 and column > 1:
+                slips = min(slips, rows[-2][column - 2] + 1)
+            row.append(slips)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:

@@ -65,6 +65,8 @@ def test_the_first_folder_wins_and_the_interpreter_comes_last(code, write, tmp_p
     [
         ("augmnt", "there is no module augmnt; did you mean augment? searched: {code}, "),
         ("augmnt", "; [daemon] python_path adds folders"),
+        ("augmnet", "; did you mean augment? "),
+        ("agumetn", "; did you mean augment? "),
         ("package.inmer", "there is no module package.inmer; did you mean inner? searched: {code}/package"),
         ("packag.inner", "there is no module packag.inner, for there is no packag; did you mean package?"),
         ("augment.inner", "there is no module augment.inner, for augment is no package: it is {code}/augment.py"),
