@@ -5,6 +5,8 @@
 
 The key of a member is its name up to the first dot of its last part, as WebDataset has it.
 
+A shard ends with a block of zeros at least, so one that was cut between two members is told from a whole one.
+
 Invariant: what is no plain tar file, or ends too soon, is refused with the shard's name and the member's.
 """
 
@@ -82,11 +84,16 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[Member]:
                     last = Member(member.name, member.offset_data, member.size)
                     yield last
             stream.seek(shard.offset)  # tarfile takes a broken header for the end
-            if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            block = stream.read(tarfile.BLOCKSIZE)
+            if len(block) < tarfile.BLOCKSIZE:
+                raise SourceInvalid(
+                    f"{path}: no end-of-archive block at byte {shard.offset}: the shard is cut; copy it again"
+                )
+            if block.strip(b"\0"):
                 raise SourceInvalid(f"{path} is damaged: no header of a member at byte {shard.offset}")
     except (tarfile.TarError, ValueError, OverflowError) as error:
         size = size_of(stream)
-        if size < last.start + last.size:
+        if size < last.start - -last.size // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE:
             name = readable(os.fsencode(last.name))
             raise SourceInvalid(f"{path} is cut: it ends at byte {size}, within {name}; copy it again") from None
         raise SourceInvalid(f"{path} is no tar file, or is damaged: {error}") from None

@@ -121,6 +121,17 @@ def serve_folder(web: FileServer, root: Path) -> None:
     web.files.update({str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()})
 
 
+def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web: FileServer) -> None:
+    """An object ends where a file would."""
+    shard = write_shard(tmp_path / "s-0.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
+    web.files["s-0.tar"] = shard.read_bytes()[:1024]
+
+    with pytest.raises(
+        SourceInvalid, match=r"s-0\.tar: no end-of-archive block at byte 1024: the shard is cut; copy it"
+    ):
+        scan(WebDatasetSource(root=Path(web.url), shards=("s-0.tar",), label=""))
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_source_over_http_is_what_the_files_are(tmp_path: Path, web: FileServer, kind: str, ahead: bool) -> None:

@@ -204,13 +204,19 @@ def test_a_header_that_says_it_is_huge_costs_no_memory(tmp_path) -> None:
 
 
 def test_a_shard_that_is_cut_is_refused_with_the_place(tmp_path) -> None:
-    """Within a sample, and within a header."""
+    """Within a sample, within a header, and between two members, where nothing is missing but the end."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000), ("c.jpg", b"c")])
     os.truncate(shard, 512 + 1024 + 512 + 1000)
     with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 3048, within b\.jpg; copy it again"):
         scan(tmp_path, label="")
     os.truncate(shard, 512 + 1024 + 100)
-    with pytest.raises(SourceInvalid, match=r"a\.tar is damaged: no header of a member at byte 1536"):
+    with pytest.raises(SourceInvalid, match=r"a\.tar: no end-of-archive block at byte 1536: the shard is cut; copy it"):
+        scan(tmp_path, label="")
+    os.truncate(shard, 512 + 1024)
+    with pytest.raises(SourceInvalid, match=r"a\.tar: no end-of-archive block at byte 1536: the shard is cut; copy it"):
+        scan(tmp_path, label="")
+    os.truncate(shard, 512 + 1000)
+    with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 1512, within a\.jpg; copy it again"):
         scan(tmp_path, label="")
 
 
@@ -225,10 +231,10 @@ def test_a_broken_header_is_no_end(tmp_path) -> None:
         scan(tmp_path, label="")
 
 
-def test_a_shard_may_end_without_the_zeros_that_end_it(tmp_path) -> None:
-    """As some writers leave it."""
+def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
+    """Two are usual, and then zeros up to a whole record."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
-    os.truncate(shard, 2048)
+    os.truncate(shard, 2048 + 512)
 
     assert read_all(scan(tmp_path, label="")) == [b"a", b"b"]
 
