@@ -132,7 +132,7 @@ class WebDatasetSource(SourceOptions):
     """Where labels come from: the ending of a member that is a whole number, or "json:KEY" for a number in a JSON object; ""
     makes all labels 0."""
 
-    fields: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, str] | None = None
     """What a sample consists of where that is not one image and one label, such as { image = "image", mask = "image", caption =
     "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an image file, "text" is UTF-8, "float32" is a number,
     "int32[?]" and "uint8[28,28]" are several. They come from the members that `batchd prepare` writes them to: an image from
@@ -165,21 +165,21 @@ class WebDatasetSource(SourceOptions):
                 checks.say(f"{name} must not be empty", name)
         if self.label.endswith(":"):
             checks.say('label must name the key, as in "json:label"', "label")
-        if self.fields:
-            self._check_fields(checks)
+        if self.fields is not None:
+            self._check_fields(checks, self.fields)
         elif self.names or self.defaults:
             checks.say('names and defaults are of fields; say these too, as in fields = { image = "image" }')
         checks.done()
 
-    def _check_fields(self, checks: Checks) -> None:
+    def _check_fields(self, checks: Checks, fields: dict[str, str]) -> None:
         """Tell ``checks`` of the fields that cannot be read from a sample."""
         if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
             checks.say(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
             )
-        columns = check_declared(checks, self.fields, with_shapes=True)
-        check_names(checks, self.fields, self.names, defaults=self.defaults)
-        if self.path_bytes and "path" in self.fields:
+        columns = check_declared(checks, fields, with_shapes=True)
+        check_names(checks, fields, self.names, defaults=self.defaults)
+        if self.path_bytes and "path" in fields:
             checks.say("path stands for two fields: the one in fields, and that of path_bytes")
         for column in columns:
             key = "names" if column.name in self.names else "fields"
@@ -191,7 +191,7 @@ class WebDatasetSource(SourceOptions):
     @property
     def columns(self) -> tuple[Column, ...]:
         """The fields, in their order."""
-        return declared_columns(self.fields, with_shapes=True)
+        return declared_columns(self.fields or {}, with_shapes=True)
 
     @property
     def place(self) -> str:

@@ -44,9 +44,12 @@ class Member:
 
 
 def parse_member(name: str, text: str) -> Member:
-    """Read what people write, such as ``"seg.png"``, ``"jpg;png"`` or ``"json:width"``. Raises ``ValueError``."""
+    """Read what people write, such as ``"seg.png"``, ``"jpg;png"`` or ``"json:width"``. Raises ``ValueError``.
+
+    An ending may have its dot in front, as messages show it.
+    """
     endings, colon, key = text.partition(":")
-    member = Member(tuple(endings.split(";")), key)
+    member = Member(tuple(ending.removeprefix(".") for ending in endings.split(";")), key)
     if not all(member.endings) or (colon and not key):
         raise ValueError(
             f'names.{name} = "{text}" is no member: write what stands behind the first dot of its name, as in "seg.png", '

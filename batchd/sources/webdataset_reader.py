@@ -134,12 +134,15 @@ class MembersReader:
             if member is None or content is None:
                 values[part.column.name] = _default(part, f"there is no member {part.members}")
                 continue
+            place = member.ending
             try:
-                if part.coding == "json" and part.slot not in objects:
-                    objects[part.slot] = json_object(content)
+                if part.coding == "json":
+                    if part.slot not in objects:
+                        objects[part.slot] = json_object(content)
+                    place = f"{place}:{part.member.key}"
                 values[part.column.name] = self._value(part, content, objects)
             except SampleUnreadable as error:
-                raise SampleUnreadable(f"{member.ending}: {error}") from None
+                raise SampleUnreadable(f"{place}: {error}") from None
         return {**values, **self.known(sample)}
 
     def prefetch(self, samples: Sequence[int]) -> None:

@@ -51,7 +51,7 @@ MEMBERS = {
 }
 
 
-def source(root: Path, fields: dict[str, str], **changes: object) -> WebDatasetSource:
+def source(root: Path, fields: dict[str, str] | None, **changes: object) -> WebDatasetSource:
     return WebDatasetSource(**{"root": root, "shards": ("*.tar",), "fields": fields} | changes)
 
 
@@ -133,6 +133,22 @@ def test_names_say_which_member_it_is(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_name_may_have_the_dot_in_front_that_messages_show(tmp_path: Path) -> None:
+    """It is the same source: the digest does not change."""
+    write(tmp_path, {"jpg": b"x", "seg.png": b"y", "json": b'{"w": 3}'})
+    fields = {"image": "image", "mask": "image", "width": "int64"}
+    plain, dotted = (
+        KIND.scan(source(tmp_path, fields, names=names), Survey(nothing))
+        for names in (
+            {"image": "png;jpg", "mask": "seg.png", "width": "json:w"},
+            {"image": ".png;.jpg", "mask": ".seg.png", "width": ".json:w"},
+        )
+    )
+
+    assert len(dotted) == 1
+    assert dotted.digest == plain.digest
+
+
 def test_the_name_that_members_share_may_be_a_field(tmp_path: Path) -> None:
     """Also for a sample that is bad."""
     write_shard(tmp_path / "a.tar", [("v1.0/cat.jpg", b"x"), ("v1.0/cat.cls", b"1")])
@@ -200,23 +216,24 @@ def test_a_member_is_read_by_its_ending_and_its_field(
         ("int64", "json:x", b"[" * 100_000, r"json: is no JSON"),
         ("int64", "json:x", b"\xff\xfe\x00", r"json: is no JSON"),
         ("int64", "json:x", b"[1]", r"json: is a list in JSON, not an object"),
-        ("int64", "json:x", b'{"y": 1}', r"json: there is no 'x'; there are 'y', which the field x comes from"),
-        ("int64", "json:x", b'{"x": null}', r"json: there is no 'x'"),
-        ("int64", "json:x", b'{"x": "1"}', r'json: x is a text in JSON, not "int64"'),
-        ("int64", "json:x", b'{"x": 1.5}', r"json: x is float64, which cannot be int64 without loss"),
-        ("int8", "json:x", b'{"x": 128}', r"json: x is 128, which no int8 can be"),
-        ("int64", "json:x", b'{"x": true}', r"json: x is bool, which cannot be int64"),
-        ("float32[2]", "json:x", b'{"x": [1, null]}', r"json: x is object, which is no kind of number"),
-        ("float32[?,2]", "json:x", b'{"x": [[1, 2], [3]]}', r"json: x is object, which is no kind of number"),
+        ("int64", "json:x", b'{"y": 1}', r"json:x: there is no 'x'; there are 'y', which the field x comes from"),
+        ("int64", "json:x", b'{"x": null}', r"json:x: there is no 'x'"),
+        ("int64", "json:x", b'{"x": "1"}', r'json:x: x is a text in JSON, not "int64"'),
+        ("int64", "json:x", b'{"x": 1.5}', r"json:x: x is float64, which cannot be int64 without loss"),
+        ("text", "json:size.w", b'{"size.w": 3}', r'json:size\.w: x is a number in JSON, not "text"'),
+        ("int8", "json:x", b'{"x": 128}', r"json:x: x is 128, which no int8 can be"),
+        ("int64", "json:x", b'{"x": true}', r"json:x: x is bool, which cannot be int64"),
+        ("float32[2]", "json:x", b'{"x": [1, null]}', r"json:x: x is object, which is no kind of number"),
+        ("float32[?,2]", "json:x", b'{"x": [[1, 2], [3]]}', r"json:x: x is object, which is no kind of number"),
         (
             "float32[2,3]",
             "json:x",
             b'{"x": [[1, 2], [3, 4], [5, 6]]}',
-            r"json: x has the shape \[3, 2\], and is declared",
+            r"json:x: x has the shape \[3, 2\], and is declared",
         ),
-        ("float32[2]", "json:x", b'{"x": 1}', r"json: x is a number in JSON, not"),
-        ("text", "json:x", b'{"x": {}}', r'json: x is an object in JSON, not "text"'),
-        ("text", "json:x", b'{"x": "\\ud800"}', r"json: x has half a character in it"),
+        ("float32[2]", "json:x", b'{"x": 1}', r"json:x: x is a number in JSON, not"),
+        ("text", "json:x", b'{"x": {}}', r'json:x: x is an object in JSON, not "text"'),
+        ("text", "json:x", b'{"x": "\\ud800"}', r"json:x: x has half a character in it"),
         (
             "float32[4]",
             "npy",
@@ -355,7 +372,7 @@ def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
 
     assert index.digest == "e2b6f8ab1432e407e275ade8f55a8e3647a8f6d75ef2c0484d9ccccdf6c495f2"
     assert [column.text for column in KIND.columns(old)] == ["image", "int64"]
-    assert source_to_plain(old)["fields"] == {}
+    assert source_to_plain(old)["fields"] is None
 
 
 @pytest.mark.parametrize(
@@ -380,10 +397,13 @@ def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
         ({"path": "text"}, {"path_bytes": 4}, "path stands for two fields"),
         ({"image": "image"}, {"image": ("png",)}, "image and label are for a source without fields"),
         ({"image": "image"}, {"label": ""}, "image and label are for a source without fields"),
-        ({}, {"names": {"a": "b"}}, "names and defaults are of fields"),
+        (None, {"names": {"a": "b"}}, "names and defaults are of fields"),
+        ({}, {}, 'fields must name at least one field, as in { image = "image", label = "int64" }'),
     ],
 )
-def test_fields_that_cannot_be_are_refused(fields: dict[str, str], changes: dict[str, object], text: str) -> None:
+def test_fields_that_cannot_be_are_refused(
+    fields: dict[str, str] | None, changes: dict[str, object], text: str
+) -> None:
     """Before any shard is looked at, with what to write instead."""
     with pytest.raises(ValueError, match=text.replace("[", r"\[").replace("?", r"\?")):
         source(Path("/a"), fields, **changes)
