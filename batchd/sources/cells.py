@@ -18,6 +18,8 @@ from batchd.config.values import Value
 from batchd_wire.wording import counted
 
 SHOWN_CHARACTERS_MAX = 40
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some programs write in front of UTF-8."""
 ReadCell: TypeAlias = Callable[[str], Value]
 """Makes a value of a cell's text. Raises ``ValueError`` saying what the text is not."""
 _Number: TypeAlias = int | float | bool

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
+from batchd.sources.cells import BYTE_ORDER_MARK
 
 BLOCK_BYTES = 256 << 10
 """What fits into the cache of a core, with the arrays that are made of it."""
 RECORD_BYTES_MAX = 64 << 20
 TOO_LONG = "its cells are too long for a table: put them into files of their own, or into parquet"
 """What to do about a record that is too long."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_FEED, _CARRIAGE_RETURN, _QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from batchd.config.file_sources import ListSource
 from batchd.errors import SourceInvalid
+from batchd.sources.cells import BYTE_ORDER_MARK
 from batchd.sources.files import GrowingIndex
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
@@ -21,7 +22,6 @@ from batchd.sources.survey import Survey
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
 LINE_BYTES_MAX = PATH_BYTES_MAX + 64
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
 
@@ -49,7 +49,7 @@ def _lines(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
             number += 1
             if len(line) > LINE_BYTES_MAX:
                 raise SourceInvalid(f"{file}:{number}: a line longer than {LINE_BYTES_MAX} bytes; is this a list?")
-            stripped = line.removeprefix(_BYTE_ORDER_MARK if number == 1 else b"").strip()
+            stripped = line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").strip()
             if stripped and not stripped.startswith(b"#"):
                 yield number, stripped
 

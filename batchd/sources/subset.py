@@ -16,6 +16,7 @@ from batchd.config.composed_sources import NUMBER_MAX, SubsetSource, share_of
 from batchd.config.location import Url
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
+from batchd.sources.cells import BYTE_ORDER_MARK
 from batchd.sources.index import NUMBER, SourceIndex, readable
 from batchd.sources.kinds import SourceKind, kind_of
 from batchd.sources.npy import read_array
@@ -106,7 +107,7 @@ def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], N
 def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
     """The numbers of a text, and the line of each."""
     numbers, lines = array("q"), array("q")
-    for line_number, line in enumerate(BytesIO(content), 1):
+    for line_number, line in enumerate(BytesIO(content.removeprefix(BYTE_ORDER_MARK)), 1):
         text = line.strip()
         if not text or text.startswith(b"#"):
             continue

@@ -266,7 +266,14 @@ def write_indices(file: Path, content: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "content", ["4\n0\n4\n", "# chosen\r\n4\r\n\r\n 0 \n4", np.array([4, 0, 4]), np.array([4, 0, 4], np.uint8)]
+    "content",
+    [
+        "4\n0\n4\n",
+        b"\xef\xbb\xbf4\r\n0\r\n4\r\n",
+        "# chosen\r\n4\r\n\r\n 0 \n4",
+        np.array([4, 0, 4]),
+        np.array([4, 0, 4], np.uint8),
+    ],
 )
 def test_a_file_says_which(content, tmp_path: Path, folders) -> None:
     """In this order, as often as it says."""
