@@ -23,7 +23,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.conversion import Unfitting, converted
 from batchd.sources.index import NUMBER, SourceIndex, blob
 from batchd.sources.parquet_types import BYTES, is_image, is_single_number, is_stored_as_bytes, problem_of
-from batchd.sources.places import reading
+from batchd.sources.places import reading, size_of
 from batchd.sources.row_groups import ParquetFile, Unreadable
 from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE, extents_of
@@ -62,6 +62,8 @@ class _Scan:
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
+        if not size_of(stream):
+            raise SourceInvalid(f"{path} is empty; leave it out of the shards")
         try:
             file = ParquetFile(stream)
             groups = file.rows

@@ -160,6 +160,8 @@ def _check_magic(stream: BinaryIO, size: int) -> None:
     start, end = os.pread(stream.fileno(), 4, 0), os.pread(stream.fileno(), 4, max(0, size - 4))
     if MAGICS.get(end):
         raise Unreadable(MAGICS[end])
+    if not size:
+        raise Unreadable("is empty")
     if size < TAIL_BYTES or start not in MAGICS:
         raise Unreadable(f"is no Parquet file: it starts with {start!r} and has {size} bytes")
     if end not in MAGICS:
