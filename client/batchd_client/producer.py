@@ -11,6 +11,7 @@ Invariant: a place is written into only between the daemon's word that it is our
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -38,6 +39,9 @@ ANSWER_S = 0.05
 """How long a put waits at least: so long the daemon may take to say that there is room."""
 ASK_AGAIN_S = 1.0
 """How often a producer that waits asks again; a daemon that lost track of the session must then admit it."""
+
+SHOWN_MAX = 60
+"""Characters of a value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,8 @@ class Producer:
 def pack_sample(layout: PlaceLayout, sample: Mapping[str, Any]) -> tuple[list[tuple[int, memoryview]], bytes]:
     """What to write into a place: bytes with their offsets, and the lengths before them. Raises ``SampleInvalid``."""
     names = [column.name for column in layout.columns]
+    if not isinstance(sample, Mapping):
+        raise SampleInvalid(f"a sample has to be a dict with the fields {sorted(names)}, and is {_shown(sample)}")
     if set(names) != set(sample):
         raise SampleInvalid(f"the sample has the fields {sorted(map(str, sample))}, and has to have {sorted(names)}")
     arrays = [_bytes_of(column, sample[column.name]) for column in layout.columns]
@@ -290,21 +296,31 @@ def _array_of(column: MailColumn, value: Any, dtype: np.dtype[Any]) -> np.ndarra
     """Plain numbers, or lists of them, where the column's type can hold them; what is no fraction may be one."""
     try:
         made = np.asarray(value)
+        if made.size and made.dtype.kind not in "biuf":
+            raise TypeError("no numbers")
         array = made.astype(dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SampleInvalid(f"{column.name!r} cannot be {column.text}: {error}") from None
-    if made.size and (made.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.array_equal(array, made))):
-        raise SampleInvalid(f"{column.name!r} has to be {column.text}, which cannot hold {str(value)[:60]}")
+    except (TypeError, ValueError, OverflowError):
+        raise SampleInvalid(f"{column.name!r} is {_shown(value)}, and has to be {column.text}") from None
+    if dtype.kind != "f" and not np.array_equal(array, made):
+        raise SampleInvalid(f"{column.name!r} has to be {column.text}, which cannot hold {str(value)[:SHOWN_MAX]}")
     return array
 
 
 def _raw(column: MailColumn, value: Any) -> bytes | memoryview:
-    wanted = "the bytes of an image file" if column.kind == "image" else "a str"
-    try:
-        if column.kind == "text" and isinstance(value, str):
+    if column.kind == "text" and isinstance(value, str):
+        try:
             return value.encode()
-        if column.kind == "image" and not isinstance(value, str):
+        except UnicodeEncodeError:
+            raise SampleInvalid(f"{column.name!r} has half a character in it, which no UTF-8 can hold") from None
+    if column.kind == "image" and not isinstance(value, str):
+        with suppress(TypeError, ValueError):
             return memoryview(value).cast("B")
-    except (TypeError, ValueError) as error:
-        raise SampleInvalid(f"{column.name!r} has to be {wanted}: {error}") from None
-    raise SampleInvalid(f"{column.name!r} is {type(value).__name__}, and has to be {wanted}")
+    wanted = "the bytes of an image file" if column.kind == "image" else "a str"
+    raise SampleInvalid(f"{column.name!r} is {_shown(value)}, and has to be {wanted}")
+
+
+def _shown(value: object) -> str:
+    """What came instead, for people: its type, and how it begins."""
+    text = repr(value)
+    short = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+    return short if value is None else f"{type(value).__name__} {short}"

@@ -175,7 +175,13 @@ def test_a_daemon_cannot_describe_a_mailbox_that_cannot_be(wire):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"label": None}, "label"),
+        ({"label": None}, "^'label' is None, and has to be int16"),
+        ({"label": "a"}, "^'label' is str 'a', and has to be int16"),
+        ({"label": "7"}, "^'label' is str '7', and has to be int16"),
+        ({"label": {}}, "^'label' is dict {}, and has to be int16"),
+        ({"label": 1 << 70}, f"^'label' is int {1 << 70}, and has to be int16"),
+        ({"wave": [[1, 2], [3]]}, r"^'wave' is list \[\[1, 2\], \[3\]\], and has to be float32\[\?,2\]"),
+        ({"wave": ["x"] * 99}, r"^'wave' is list .{60}…, and has to be float32\[\?,2\]"),
         ({"label": 40_000}, "cannot hold 40000"),
         ({"label": 1.5}, r"cannot hold 1\.5"),
         ({"label": np.array(3, np.int64)}, r"'label' is int64\[\], and has to be int16"),
@@ -183,11 +189,11 @@ def test_a_daemon_cannot_describe_a_mailbox_that_cannot_be(wire):
         ({"wave": np.zeros((5, 3), np.float32)}, r"float32\[5, 3\], and has to be float32\[\?,2\]"),
         ({"wave": np.zeros((5, 2), ">f4")}, "wave"),
         ({"wave": "12"}, "wave"),
-        ({"image": "path.jpg"}, "is str, and has to be the bytes"),
-        ({"image": 7}, "image"),
+        ({"image": "path.jpg"}, "^'image' is str 'path.jpg', and has to be the bytes of an image file"),
+        ({"image": 7}, "^'image' is int 7, and has to be the bytes of an image file"),
         ({"image": bytes(5000)}, "sample_bytes_max = 4096"),
-        ({"name": b"bytes"}, "is bytes, and has to be a str"),
-        ({"name": "\ud800"}, "name"),
+        ({"name": b"bytes"}, "^'name' is bytes b'bytes', and has to be a str"),
+        ({"name": "\ud800"}, "^'name' has half a character in it, which no UTF-8 can hold"),
         ({"more": 1}, "has to have"),
     ],
 )
@@ -196,6 +202,14 @@ def test_a_producer_is_told_what_is_wrong_with_its_sample(changes, said):
     layout = PushSource(fields=FIELDS, sample_bytes_max="4KiB").layout
     with pytest.raises(SampleInvalid, match=said):
         pack_sample(layout, SAMPLE | changes)
+
+
+@pytest.mark.parametrize(("sample", "shown"), [(None, "None"), ([1, 2], r"list \[1, 2\]"), (7, "int 7")])
+def test_what_is_no_sample_at_all_is_said_to_be_none(sample, shown):
+    """With the fields that there have to be."""
+    layout = PushSource(fields={"label": "int16"}).layout
+    with pytest.raises(SampleInvalid, match=rf"^a sample has to be a dict with the fields \['label'\], and is {shown}"):
+        pack_sample(layout, sample)
 
 
 @pytest.mark.parametrize("value", [3, np.int16(3), 3.0, True, np.array(3, np.int16), np.uint8(3)])
