@@ -123,17 +123,23 @@ def checked_array(where: str, array: StoredArray) -> StoredArray:
     return array
 
 
-def arrays_index(
-    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
-) -> SourceIndex:
-    """The index of arrays that are as many files, or lie in one file. Raises ``SourceInvalid`` where their lengths differ."""
+def samples_of(arrays: Mapping[str, StoredArray]) -> int:
+    """How many samples arrays have. Raises ``SourceInvalid`` where their lengths differ."""
     lengths = {array.shape[0] for array in arrays.values()}
     if len(lengths) > 1:
         texts = ", ".join(f"{name} has {array.shape[0]}" for name, array in arrays.items())
         raise SourceInvalid(f"the arrays have not as many samples each: {texts}")
+    return lengths.pop()
+
+
+def arrays_index(
+    arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
+) -> SourceIndex:
+    """The index of arrays that are as many files, or lie in one file. Raises ``SourceInvalid`` where their lengths differ."""
+    samples = samples_of(arrays)
     runs = tuple(array.run(min(number, len(files) - 1)) for number, array in enumerate(arrays.values()))
     fields = [array.field(name, number) for number, (name, array) in enumerate(arrays.items())]
-    return build_index([Part(lengths.pop(), runs)], fields, files, contents, survey)
+    return build_index([Part(samples, runs)], fields, files, contents, survey)
 
 
 def build_index(

@@ -28,7 +28,7 @@ from batchd.sources.index import NUMBER, SourceIndex
 from batchd.sources.kinds import SourceKind, SourceProblem
 from batchd.sources.places import folder_problems, reading
 from batchd.sources.survey import Survey
-from batchd.sources.walk import files_of, files_problems
+from batchd.sources.walk import file_to_look_at, files_of, files_problems
 
 
 def _columns(source: CsvSource) -> tuple[Column, ...]:
@@ -120,13 +120,17 @@ def _problems(source: CsvSource) -> Sequence[str | SourceProblem]:
     problems: list[str | SourceProblem] = [*files_problems(source.path, source.root, source.files, "the table")]
     if source.image_root is not None:
         problems += folder_problems(source.image_root)
-    if not problems and source.path is not None:
-        finder = RecordFinder(source.path, source.delimiter)
-        with reading(source.path, Survey(lambda _found: None)) as stream:
+    path = source.path if source.root is None else None
+    if not problems and source.root is not None:
+        path = file_to_look_at(source.root, source.files, "files")
+    if not problems and path is not None:
+        finder = RecordFinder(path, source.delimiter)
+        with reading(path, Survey(lambda _found: None)) as stream:
             piece = next(finder.pieces(stream), None)
-            if piece is not None:
-                header = _header(source.path, piece.first, source.delimiter)
-                problems += _wrong_titles(source, source.path, header)
+            if piece is None:
+                raise SourceInvalid(f"{path} is empty")
+            header = _header(path, piece.first, source.delimiter)
+            problems += _wrong_titles(source, path, header)
     return problems
 
 

@@ -6,6 +6,7 @@ root/**/*.jpg               every path that matches, once, folders in the order 
 from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
+from batchd.sources.glance import no_match
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
 from batchd.sources.reader import FilesReader, image_columns
@@ -17,7 +18,7 @@ def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     found = matching(Patterns(source.root, source.patterns, "patterns", source.allow_outside_root), survey)
     if not found:
-        raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.patterns))}")
+        raise SourceInvalid(no_match(source.root, source.patterns))
     for label, (folder, names) in enumerate(found):
         for name in names:
             growing.add(below(folder, name), label if source.classes == "folder" else 0)

@@ -70,18 +70,22 @@ def _of_parts(
 
 
 def _told(source: SourceOptions, kind: SourceKind) -> list[SourceProblem]:
-    """What a kind says of a source, each with its key."""
-    return [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in kind.problems(source)]
+    """What a kind says of a source, each with its key; its columns may be known all the same."""
+    try:
+        told = kind.problems(source)
+    except SourceInvalid as error:
+        told = [str(error)]
+    return [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in told]
 
 
 def _key_of(source: SourceOptions, text: str) -> KeyPath:
-    """The option whose path is not what it should be; the source as a whole where it is about something else."""
+    """The option whose path is not what it should be; the source as a whole where it is about something else, or files below."""
     kind: Any = type(source)
     if not _ABSENT.search(text) and not isinstance(source, SubsetSource):
         return ()
     named = {
         name: str(path)
         for name in (field.name for field in fields(kind))
-        if isinstance(path := getattr(source, name), Path) and str(path) in text
+        if isinstance(path := getattr(source, name), Path) and re.search(rf"{re.escape(str(path))}([ :]|$)", text)
     }
     return (max(named, key=lambda name: len(named[name])),) if named else ()

@@ -17,7 +17,7 @@ from numpy.lib import format as npy_format
 from batchd.config.array_sources import NpySource
 from batchd.config.columns import Column
 from batchd.errors import SourceInvalid
-from batchd.sources.array_files import StoredArray, arrays_index, check_dtype, checked_array, fingerprint
+from batchd.sources.array_files import StoredArray, arrays_index, check_dtype, checked_array, fingerprint, samples_of
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
@@ -82,11 +82,12 @@ def _opened(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]
 
 
 def _columns(source: NpySource) -> tuple[Column, ...]:
-    columns = []
+    arrays = {}
     for name, path in source.paths().items():
         with _opened(path, Survey(lambda _found: None)) as (_stream, array):
-            columns.append(array.column(name))
-    return tuple(columns)
+            arrays[name] = array
+    samples_of(arrays)
+    return tuple(array.column(name) for name, array in arrays.items())
 
 
 def _scan(source: NpySource, survey: Survey) -> SourceIndex:

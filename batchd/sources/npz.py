@@ -19,7 +19,7 @@ from batchd.config.array_sources import NpzSource, check_names
 from batchd.config.columns import Column
 from batchd.config.names import suggestion
 from batchd.errors import SourceInvalid
-from batchd.sources.array_files import StoredArray, arrays_index
+from batchd.sources.array_files import StoredArray, arrays_index, samples_of
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
@@ -116,7 +116,9 @@ def _check(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, end: in
 
 def _columns(source: NpzSource) -> tuple[Column, ...]:
     with _members(source, Survey(lambda _found: None)) as (stream, members):
-        return tuple(_array(source, stream, member).column(name) for name, member in members.items())
+        arrays = {name: _array(source, stream, member) for name, member in members.items()}
+    samples_of(arrays)
+    return tuple(array.column(name) for name, array in arrays.items())
 
 
 def _scan(source: NpzSource, survey: Survey) -> SourceIndex:

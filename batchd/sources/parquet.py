@@ -21,13 +21,14 @@ from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
 from batchd.sources.parquet_index import ParquetIndex, Place
-from batchd.sources.parquet_scan import scan
+from batchd.sources.parquet_scan import check_columns, scan
 from batchd.sources.parquet_types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.places import below_root, folder_problems, open_regular
+from batchd.sources.places import below_root, open_regular, reading
 from batchd.sources.reader import BytesReader
 from batchd.sources.row_groups import ParquetFile, Unreadable, use_one_thread
 from batchd.sources.shards import blaming_the_sample
-from batchd.sources.walk import pattern_problems
+from batchd.sources.survey import Survey
+from batchd.sources.walk import file_to_look_at, shards_problems
 from batchd_wire.wording import counted
 
 FILES_MAX = 16
@@ -182,7 +183,13 @@ class _RowGroups:
 
 
 def _problems(source: ParquetSource) -> list[str]:
-    return pattern_problems(source.shards, "shards") + folder_problems(source.root)
+    """The footer of one file is read too, so that a column that is not there is found before the daemon starts."""
+    problems = shards_problems(source.root, source.shards)
+    file = None if problems else file_to_look_at(source.root, source.shards)
+    if file is not None:
+        with reading(file, Survey(lambda _found: None)) as stream:
+            check_columns(source, file, stream)
+    return problems
 
 
 KIND = SourceKind(

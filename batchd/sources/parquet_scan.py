@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from batchd.config.arrow_sources import ParquetSource
 from batchd.config.columns import Column
 from batchd.config.declared import declared_columns
+from batchd.config.names import suggestion
 from batchd.errors import SourceInvalid
 from batchd.sources.conversion import Unfitting, converted
 from batchd.sources.index import NUMBER, SourceIndex, blob
@@ -48,6 +49,19 @@ def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     return scanning.finish(shards)
 
 
+def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> ParquetFile:
+    """A file that has all columns that are read of it. Raises ``SourceInvalid``."""
+    if not size_of(stream):
+        raise SourceInvalid(f"{path} is empty; leave it out of the shards")
+    try:
+        file = ParquetFile(stream)
+    except Unreadable as error:
+        raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
+    for column in declared_columns(source.fields):
+        _check_column(path, file, column, source.names.get(column.name, column.name))
+    return file
+
+
 class _Scan:
     """An index of rows while it is built."""
 
@@ -62,15 +76,11 @@ class _Scan:
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
-        if not size_of(stream):
-            raise SourceInvalid(f"{path} is empty; leave it out of the shards")
+        file = check_columns(self._source, path, stream)
         try:
-            file = ParquetFile(stream)
             groups = file.rows
         except Unreadable as error:
             raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
-        for column in self._columns:
-            _check_column(path, file, column, self._title(column))
         self._files.extend((file.footer.size, file.footer.crc))
         before = self._samples
         for group, rows in enumerate(groups):
@@ -157,18 +167,13 @@ def _check_column(path: Path, file: ParquetFile, column: Column, title: str) -> 
     places = file.schema.get_all_field_indices(title)
     if not places:
         raise SourceInvalid(
-            f"{path} has no column {title!r} for the field {column.name}; there are {_listed(file.schema.names)}"
+            f"{path} has no column {title!r} for the field {column.name}; {suggestion(title, file.schema.names)}"
         )
     if len(places) > 1:
         raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
     problem = problem_of(column, file.schema.field(places[0]).type)
     if problem:
         raise SourceInvalid(f"{path}: column {title!r} {problem}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:20]))
-    return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown or "none"  # noqa: PLR2004
 
 
 def _read_numbers(file: ParquetFile, where: _Where, column: Column, title: str) -> NDArray[Any]:

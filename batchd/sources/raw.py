@@ -7,6 +7,7 @@ Invariant: a file that is not made of whole records is refused, so a wrong recor
 
 import os
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -29,21 +30,27 @@ def _scan(source: RawSource, survey: Survey) -> SourceIndex:
     for number, path in enumerate(files):
         with reading(path, survey) as stream:
             size = size_of(stream)
-            count, rest = divmod(size - source.offset, source.record_bytes)
-            if count <= 0:
-                raise SourceInvalid(
-                    f"{path}: {size} bytes hold no record of {source.record_bytes} bytes behind the first {source.offset}"
-                )
-            if rest:
-                raise SourceInvalid(
-                    f"{path}: {size} bytes are not {source.offset} and whole records of {source.record_bytes} bytes each; "
-                    f"{rest} are left"
-                )
+            count = _records(source, path, size)
             contents.append(fingerprint(stream, size))
         parts.append(Part(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
         samples += count
         survey.progress(samples)
     return build_index(parts, _fields(source), files, contents, survey)
+
+
+def _records(source: RawSource, path: Path, size: int) -> int:
+    """How many records a file of so many bytes holds. Raises ``SourceInvalid`` where they are not whole ones."""
+    count, rest = divmod(size - source.offset, source.record_bytes)
+    if count <= 0:
+        raise SourceInvalid(
+            f"{path}: {size} bytes hold no record of {source.record_bytes} bytes behind the first {source.offset}"
+        )
+    if rest:
+        raise SourceInvalid(
+            f"{path}: {size} bytes are not {source.offset} and whole records of {source.record_bytes} bytes each; "
+            f"{rest} are left"
+        )
+    return count
 
 
 def _fields(source: RawSource) -> list[ArrayField]:
@@ -56,7 +63,10 @@ def _fields(source: RawSource) -> list[ArrayField]:
 
 
 def _problems(source: RawSource) -> list[str]:
-    return files_problems(source.path, source.root, source.files, "the file")
+    problems = files_problems(source.path, source.root, source.files, "the file")
+    if not problems and source.path is not None and not isinstance(source.path, Url):
+        _records(source, source.path, status_of(os.fsencode(source.path)).st_size)
+    return problems
 
 
 def _samples(source: RawSource) -> int | None:

@@ -8,10 +8,9 @@ from batchd.config.video_sources import VideoSource
 from batchd.sources.apart import scan_apart
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import folder_problems
 from batchd.sources.survey import Survey
 from batchd.sources.video_reader import VideoReader
-from batchd.sources.walk import pattern_problems
+from batchd.sources.walk import shards_problems
 
 SCAN_MODULE = "batchd.sources.video_scan"
 
@@ -34,7 +33,7 @@ def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
 
 
 def _problems(source: VideoSource) -> list[str]:
-    return pattern_problems(source.files, "files") + folder_problems(source.root)
+    return shards_problems(source.root, source.files, "files")
 
 
 KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=VideoReader)

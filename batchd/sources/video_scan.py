@@ -28,6 +28,7 @@ from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
 from batchd.sources.apart import answer
 from batchd.sources.array_files import fingerprint
+from batchd.sources.glance import no_match
 from batchd.sources.index import NUMBER, SourceIndex, blob, readable
 from batchd.sources.places import reading
 from batchd.sources.survey import Survey
@@ -47,7 +48,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
     """Find the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     if not folders:
-        raise SourceInvalid(f"no file below {source.root} matches {', '.join(map(repr, source.files))}")
+        raise SourceInvalid(no_match(source.root, source.files))
     growing = _GrowingIndex(source)
     for label, (folder, names) in enumerate(folders):
         for name in names:

@@ -12,6 +12,7 @@ from batchd.config.array_sources import RawSource
 from batchd.config.location import Url, is_url
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
+from batchd.sources.glance import absence_problems, first_file, no_file, no_match
 from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
 from batchd.sources.places import bound_of, check_bound, file_problems, folder_problems, look_at_folder, unreadable
@@ -141,9 +142,9 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         if any(one.is_plain for one in patterns)
         else set()
     )
-    for one in patterns:
-        if one.is_plain and os.fsencode(one.text) not in there:
-            raise SourceInvalid(f"there is no file {root / one.text}")
+    absent = [one.text for one in patterns if one.is_plain and os.fsencode(one.text) not in there]
+    if absent:
+        raise SourceInvalid(no_file(root, absent))
     return found
 
 
@@ -172,7 +173,7 @@ def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
     """The files that hold samples, below the root, in the order of their paths. Raises ``SourceInvalid`` where there are none."""
     found = [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
     if not found:
-        raise SourceInvalid(f"no file below {wanted.root} matches {', '.join(map(repr, wanted.texts))}")
+        raise SourceInvalid(no_match(wanted.root, wanted.texts))
     return found
 
 
@@ -194,10 +195,11 @@ def files_problems(path: Path | None, root: Path | None, texts: Sequence[str], w
 
 
 def shards_problems(root: Path, texts: Sequence[str], key: str = "shards") -> list[str]:
-    """What is wrong with files below a root that patterns name, without looking for all of them."""
+    """What is wrong with files below a root that patterns name, without looking for all that patterns match."""
     problems = pattern_problems(texts, key)
     if problems or not isinstance(root, Url):
-        return problems + folder_problems(root)
+        problems += folder_problems(root)
+        return problems or absence_problems(root, read_patterns(texts, key), texts)
     patterns = read_patterns(texts, key)
     try:
         refuse_wild(root, patterns, key)
@@ -205,6 +207,11 @@ def shards_problems(root: Path, texts: Sequence[str], key: str = "shards") -> li
         return [str(problem)]
     first = patterns[0]
     return object_problems(root / first.text) if first.is_plain else folder_problems(root)
+
+
+def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Path | None:
+    """One of the files that patterns name, on this machine, to see whether it is what it should be; None where none is found."""
+    return None if isinstance(root, Url) else first_file(root, read_patterns(texts, key))
 
 
 def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:

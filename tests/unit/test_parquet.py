@@ -244,9 +244,11 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(tmp_path) -> 
     """And one that is there twice."""
     write_parquet(tmp_path / "a.parquet", {"img": [b"x"], "label": [1]})
     with pytest.raises(
-        SourceInvalid, match=r"a\.parquet has no column 'image' for the field image; there are 'img', 'label'"
+        SourceInvalid, match=r"a\.parquet has no column 'image' for the field image; did you mean img\?"
     ):
         scan_parquet(tmp_path, {"image": "image"})
+    with pytest.raises(SourceInvalid, match=r"has no column 'depth' for the field depth; known here: img, label"):
+        scan_parquet(tmp_path, {"depth": "int64"})
     parquet.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]), tmp_path / "a.parquet")
     with pytest.raises(SourceInvalid, match=r"a\.parquet has 2 columns 'x'"):
         scan_parquet(tmp_path, {"x": "int64"})

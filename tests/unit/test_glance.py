@@ -1,0 +1,129 @@
+"""What ``batchd check`` finds wrong with files that patterns name, and with the first of them, without a scan."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.arrow_sources import ParquetSource
+from batchd.config.file_sources import GlobSource, WebDatasetSource
+from batchd.config.source import SourceOptions
+from batchd.config.table_sources import CsvSource
+from batchd.config.tfrecord_sources import TFRecordSource
+from batchd.config.video_sources import VideoSource
+from batchd.errors import SourceInvalid
+from batchd.sources import glance
+from batchd.sources.kinds import kind_of
+from batchd.sources.survey import Survey
+from support.looks import source_problems
+from support.parquet_files import write_parquet
+from support.source_files import make, nothing
+
+SHARDED: dict[str, Any] = {
+    "webdataset": lambda root, *shards: WebDatasetSource(root=root, shards=shards),
+    "tfrecord": lambda root, *shards: TFRecordSource(root=root, shards=shards, fields={"x": "int64"}),
+    "parquet": lambda root, *shards: ParquetSource(root=root, shards=shards, fields={"x": "int64"}),
+    "glob": lambda root, *shards: GlobSource(root=root, patterns=shards),
+    "csv": lambda root, *shards: CsvSource(root=root, files=shards, fields={"x": "int64"}),
+    "raw": lambda root, *shards: RawSource(root=root, files=shards, record={"x": "uint8"}),
+    "video": lambda root, *shards: VideoSource(root=root, files=shards),
+}
+
+
+def refused(source: SourceOptions) -> str:
+    """What the scan says of a source."""
+    with pytest.raises(SourceInvalid) as caught:
+        kind_of(source).scan(source, Survey(nothing))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_files_that_are_named_and_not_there_are_found_as_the_scan_finds_them(tmp_path: Path, kind: str) -> None:
+    """The first few by name, and how many more there are."""
+    make(tmp_path, "a-1")
+    one, many = SHARDED[kind](tmp_path, "a-{1..2}"), SHARDED[kind](tmp_path, "a-{0..9}", "b*")
+
+    assert source_problems(one) == [refused(one)] == [f"there is no file {tmp_path}/a-2"]
+    names = ", ".join(f"{tmp_path}/a-{number}" for number in (0, 2, 3))
+    assert source_problems(many) == [refused(many)] == [f"there is no file {names} and 6 more"]
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_patterns_that_match_nothing_are_found_as_the_scan_finds_them(tmp_path: Path, kind: str) -> None:
+    """Folders are no files, wherever they are."""
+    make(tmp_path, "a/b.tar/c", "a/.hidden.tar")
+    source = SHARDED[kind](tmp_path, "*.tar", "**/*.tar")
+
+    assert source_problems(source) == [refused(source)] == [f"no file below {tmp_path} matches '*.tar', '**/*.tar'"]
+
+
+def test_one_file_that_a_pattern_matches_is_enough(tmp_path: Path) -> None:
+    """Below any folder, through links as well."""
+    make(tmp_path / "elsewhere", "x/1.tar")
+    make(tmp_path / "root", "y/z")
+    (tmp_path / "root/y/link").symlink_to(tmp_path / "elsewhere")
+
+    assert source_problems(WebDatasetSource(root=tmp_path / "root", shards=("no/*", "y/**/?.tar"))) == []
+
+
+def test_what_would_take_long_to_find_is_left_to_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circle of links, too, which the scan refuses by its name."""
+    make(tmp_path, "a/1", "b/1", "c/1")
+    source = GlobSource(root=tmp_path, patterns=("**/*.tar",))
+    assert source_problems(source) == [f"no file below {tmp_path} matches '**/*.tar'"]
+    monkeypatch.setattr(glance, "FOLDERS_MAX", 3)
+    assert source_problems(source) == []
+    monkeypatch.undo()
+    (tmp_path / "a/again").symlink_to(tmp_path)
+
+    assert source_problems(source) == []
+    assert "is a link to a folder that it lies in" in refused(source)
+
+
+def test_a_file_that_is_not_whole_records_is_found_by_its_length(tmp_path: Path) -> None:
+    """As the scan finds it."""
+    (tmp_path / "x.bin").write_bytes(bytes(10))
+    source = RawSource(path=tmp_path / "x.bin", record={"x": "uint8[4]"})
+
+    assert source_problems(source) == [refused(source)]
+    assert refused(source).endswith("10 bytes are not 0 and whole records of 4 bytes each; 2 are left")
+
+
+def test_arrays_of_different_lengths_are_found_by_their_headers(tmp_path: Path) -> None:
+    """In one archive, and in files of their own."""
+    arrays = {"x": np.zeros(3), "y": np.zeros(4)}
+    np.savez(tmp_path / "xy.npz", **arrays)
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    message = "the arrays have not as many samples each: x has 3, y has 4"
+
+    for source in (
+        NpzSource(path=tmp_path / "xy.npz"),
+        NpySource(root=tmp_path, arrays={"x": "x.npy", "y": "y.npy"}),
+    ):
+        assert source_problems(source) == [refused(source)] == [message]
+
+
+@pytest.mark.parametrize("shards", ["a.parquet", "*.parquet"])
+def test_a_column_that_a_parquet_file_has_not_is_found_in_its_footer(tmp_path: Path, shards: str) -> None:
+    """With the one that was probably meant."""
+    file = write_parquet(tmp_path / "a.parquet", {"image": [b"x"], "label": [1]})
+    source = ParquetSource(root=tmp_path, shards=(shards,), fields={"lable": "int64"})
+
+    assert source_problems(source) == [refused(source)]
+    assert refused(source) == f"{file} has no column 'lable' for the field lable; did you mean label?"
+    assert source_problems(ParquetSource(root=tmp_path, shards=(shards,), fields={"label": "int64"})) == []
+
+
+def test_a_table_that_is_empty_or_lacks_a_title_is_found(tmp_path: Path) -> None:
+    """One of several, too."""
+    (tmp_path / "a.csv").write_text("")
+    one = CsvSource(path=tmp_path / "a.csv", fields={"x": "int64"})
+    several = CsvSource(root=tmp_path, files=("*.csv",), fields={"x": "int64"})
+    for source in (one, several):
+        assert source_problems(source) == [refused(source)] == [f"{tmp_path}/a.csv is empty"]
+    (tmp_path / "a.csv").write_text("X,y\n1,2\n")
+    for source in (one, several):
+        assert source_problems(source) == [refused(source)] == [f"{tmp_path}/a.csv has no column 'x'; did you mean X?"]
