@@ -6,5 +6,6 @@ __main__  process entry of a WRITER
 shards    a WRITER: order -> read -> pipeline -> encode -> one tar file
 members   the values of a sample as members of a tar file
 
-Invariant: a shard that has its name is whole. Whatever ends a process, the same command goes on with what is missing.
+Invariant: a shard that has its name and its noted size is whole. Whatever ends a process, the same command goes on with what is
+missing.
 """

@@ -3,15 +3,17 @@
     prepare.json         what is prepared here: any other command is refused
     NAME-000000.tar ...  shards, whole
     *.unfinished         what a process that was killed left behind; removed
+    sizes.tsv            shard and bytes of each shard that was finished; a line is there before its shard has its name
     bad.tsv              shard, sample, path and reason of each sample that was left out
 
-Invariant: the lines of ``bad.tsv`` are those of the shards that are there, each once.
+Invariant: the lines of ``bad.tsv`` are those of the shards that are there, each once. A shard whose size is not the one that was
+noted counts as missing, whoever cut it.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -20,6 +22,7 @@ from batchd.errors import BatchdError
 from batchd.sources.index import readable
 
 ABOUT = "prepare.json"
+SIZES = "sizes.tsv"
 BAD = "bad.tsv"
 UNFINISHED = ".unfinished"
 DIGESTS = {
@@ -56,7 +59,9 @@ class ShardFolder:
             self._claim(about)
             for left in path.glob(f"*{UNFINISHED}"):
                 left.unlink()
-            self._bad = [one for one in self._read_bad() if (path / one.shard).exists()]
+            self._sizes = {shard: size for shard, size in self._read_sizes() if _is_whole(path / shard, size)}
+            _write(path / SIZES, "".join(f"{shard}\t{size}\n" for shard, size in self._sizes.items()))
+            self._bad = [one for one in self._read_bad() if self.has(one.shard)]
             self._write_bad()
         except BlockingIOError:
             os.close(self._descriptor)
@@ -85,13 +90,18 @@ class ShardFolder:
 
     def has(self, shard: str) -> bool:
         """Is this shard there, whole?"""
-        return (self.path / shard).exists()
+        return shard in self._sizes
 
-    def finish(self, shard: str, left_out: Iterable[LeftOut]) -> None:
-        """Give an unfinished shard its name, after what it left out is on the disk."""
+    def finish(self, shard: str, size: int, left_out: Iterable[LeftOut]) -> None:
+        """Give an unfinished shard of ``size`` bytes its name, after its size and what it left out are on the disk."""
         self._bad += left_out
         try:
             self._write_bad()
+            with (self.path / SIZES).open("a") as stream:
+                stream.write(f"{shard}\t{size}\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            self._sizes[shard] = size
             (self.path / f"{shard}{UNFINISHED}").rename(self.path / shard)
             os.fsync(self._descriptor)
         except OSError as error:
@@ -123,6 +133,14 @@ class ShardFolder:
                     "new folder, or remove this one"
                 )
 
+    def _read_sizes(self) -> Iterator[tuple[str, int]]:
+        """Every size that was noted; a line that was not written to its end notes none."""
+        file = self.path / SIZES
+        for line in file.read_text(errors="surrogateescape").splitlines(keepends=True) if file.exists() else []:
+            shard, _, size = line.partition("\t")
+            if line.endswith("\n") and size.strip().isdecimal() and "/" not in shard:
+                yield shard, int(size)
+
     def _read_bad(self) -> list[LeftOut]:
         file = self.path / BAD
         lines = file.read_text(errors="surrogateescape").splitlines()[1:] if file.exists() else []
@@ -132,6 +150,10 @@ class ShardFolder:
     def _write_bad(self) -> None:
         rows = [("shard", "sample", "path", "reason"), *sorted(set(self._bad))]
         _write(self.path / BAD, "".join("\t".join(map(_cell, row)) + "\n" for row in rows))
+
+
+def _is_whole(shard: Path, size: int) -> bool:
+    return shard.is_file() and shard.stat().st_size == size
 
 
 def _cell(value: object) -> str:

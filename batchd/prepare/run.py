@@ -219,7 +219,8 @@ class _Run:
         if isinstance(message, ShardWritten):
             assert writer.order is not None, "it was ordered"
             name = writer.order.name
-            self.folder.finish(name, [LeftOut(name, one.sample, one.path, one.reason) for one in writer.left_out])
+            left_out = [LeftOut(name, one.sample, one.path, one.reason) for one in writer.left_out]
+            self.folder.finish(name, message.shard_bytes, left_out)
             self.done += writer.order.count
             self._next(writer)
         elif isinstance(message, ShardNotWritten):

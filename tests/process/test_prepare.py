@@ -1,5 +1,6 @@
 """``batchd prepare``: shards of what a pipeline makes, whatever happens on the way."""
 
+import os
 import resource
 import signal
 import subprocess
@@ -113,6 +114,20 @@ def test_a_second_time_there_is_nothing_to_do(config, tmp_path):
 
     assert prepare(config()).stdout.startswith("40 samples in 6 shards")
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.tar")} == times
+
+
+def test_a_finished_shard_that_was_cut_is_made_again(config, whole, tmp_path):
+    """As one that was removed; the others stay as they are."""
+    prepare(config())
+    cut, gone, kept = (tmp_path / f"out/photos-{number:06}.tar" for number in range(3))
+    times = kept.stat().st_mtime_ns
+    os.truncate(cut, cut.stat().st_size - 10_240)
+    gone.unlink()
+
+    assert prepare(config()).stdout.startswith("40 samples in 6 shards")
+
+    assert digests(tmp_path / "out") == whole
+    assert kept.stat().st_mtime_ns == times
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
