@@ -1,6 +1,8 @@
 """Tables in CSV format: which records they hold, what their cells are, and what is said of each kind of damage."""
 
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -173,6 +175,44 @@ def test_the_index_is_eight_bytes_for_each_record(tmp_path) -> None:
 
     assert len(index) == 20_000
     assert sum(array.nbytes for array in index.arrays.values()) == 8 * 20_000
+
+
+SCAN_IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+from pathlib import Path
+
+from batchd.config.table_sources import CsvSource
+from batchd.sources.kinds import kind_of
+from batchd.sources.survey import Survey
+
+source = CsvSource(path=Path(sys.argv[1]), fields={"number": "int64"})
+index = kind_of(source).scan(source, Survey(lambda _found: None))
+reader = kind_of(source).open(source, index, 1 << 20)
+numbers = [int(reader.read(sample)["number"]) for sample in (0, 1, len(index) - 2, len(index) - 1)]
+status = Path("/proc/self/status").read_text().splitlines()
+peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
+print(len(index), *numbers, peak_kib)
+"""
+
+
+@pytest.mark.slow
+def test_a_table_that_is_larger_than_the_memory_is_never_in_it(tmp_path) -> None:
+    """Only where its records begin; those at its end are read as those at its beginning."""
+    rows_at_once, pieces, filler = 10_000, 110, "x" * 1_000
+    with (tmp_path / "t.csv").open("w") as stream:
+        stream.write("number,text\n")
+        for first in range(0, pieces * rows_at_once, rows_at_once):
+            stream.write("".join(f"{number},{filler}\n" for number in range(first, first + rows_at_once)))
+    assert (tmp_path / "t.csv").stat().st_size > 1_100_000_000
+    command = [sys.executable, "-c", SCAN_IN_A_PROCESS_OF_ITS_OWN, str(tmp_path / "t.csv")]
+
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (tmp_path / "t.csv").unlink()
+
+    *found, peak_kib = map(int, told.split())
+    last = pieces * rows_at_once - 1
+    assert found == [last + 1, 0, 1, last - 1, last]
+    assert peak_kib < 200 << 10
 
 
 def test_several_tables_follow_each_other_in_the_order_of_their_names(tmp_path) -> None:
