@@ -63,6 +63,17 @@ def field_views(layout: SlotLayout) -> dict[str, FieldView]:
     return views
 
 
+class Room(NamedTuple):
+    """A field of a batch with all the room that its samples have: ``array`` is ``[samples, *shape]``, contiguous and read-only.
+
+    ``sizes``: int64 ``[samples, varying dimensions]``, how large each sample is; None where all are alike.
+    """
+
+    array: npt.NDArray[Any]
+    sizes: npt.NDArray[np.int64] | None
+    varying: Varying | None
+
+
 class LeaseToken(ref["Lease"]):
     """What is left of a lease when it has ended: enough to give it back."""
 
@@ -157,6 +168,23 @@ class Batch(Mapping[str, Any]):
         if field.varying is None or field.varying.kind != RAGGED:
             raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
         return ragged_view(self._whole(lease, field), self._sizes(lease, field, field.varying), field.varying)
+
+    def room(self, name: str) -> Room:
+        """Give a field as it lies in memory, for those who copy it as a whole, to a device for instance.
+
+        Raises what access by name raises.
+        """
+        lease, field = self._lease_of(name), self._field(name)
+        sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
+        return Room(self._whole(lease, field), sizes, field.varying)
+
+    @property
+    def memory(self) -> SlotMemory | ReceiveBuffer:
+        """The memory that the batch lies in: ``address`` and ``slot_bytes``. Raises ``BatchReleased``.
+
+        The daemon writes many batches into the same memory, one after the other, so a device needs to be told of it once.
+        """
+        return self._lease_of("memory").memory
 
     def _lease_of(self, name: str) -> Lease:
         lease = self._lease

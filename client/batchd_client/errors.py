@@ -16,6 +16,7 @@
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
+    |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker
     |   +-- RingTooSmall
     |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
@@ -214,6 +215,29 @@ class SampleInvalid(Misused):
     """The sample is not what the stream takes.
 
     ``producer.fields`` says which fields it must have: their dtype and shape, or "image" (the bytes of an image file) or "text".
+    """
+
+
+class TensorsInvalid(Misused):
+    """The stream's fields cannot become such tensors.
+
+    ``loader.schema`` and ``daemon.stream(...).schema`` tell the fields, their types and shapes; the stream's pipeline decides
+    them.
+    """
+
+
+class PrefetchInvalid(Misused):
+    """There cannot be so many batches under way to the device.
+
+    Give a number from 0, which is none ahead of the loop; 2 keep a GPU busy.
+    """
+
+
+class LoaderInWorker(Misused):
+    """A batchd loader was used in a worker process of a DataLoader, where each worker would read the whole stream again.
+
+    The daemon's workers do that work already: use DataLoader(dataset, batch_size=None, num_workers=0), or the BatchdLoader
+    itself.
     """
 
 

@@ -84,16 +84,20 @@ class Reader:
         """The position of the next batch that ``take`` gives."""
         return self.subscription.position
 
-    def take(self, epoch: int) -> Batch | None:
-        """Give the next batch if it belongs to ``epoch`` and the claim reaches that far, else None."""
+    def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
+        """Give the next batch if it belongs to ``epoch``, the claim reaches that far and it is here or waited for; else None."""
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
             return None
         if self._ready is None:
-            self._fetch()
+            if wait:
+                self._fetch()
+            else:
+                self._connection.run_if_usable(self._look)
         batch, subscription = self._ready, self.subscription
-        assert batch is not None
+        if batch is None:
+            return None
         wait_s = time.perf_counter() - started_s
         wait_us = int(wait_s * 1e6)
         # From here on nothing is called, so neither a signal handler nor another thread can come in between.
@@ -109,6 +113,12 @@ class Reader:
     def move(self, position: Position) -> None:
         """Go on at another position. Where that is refused, everything stays as it was."""
         self._connection.run(partial(self._move, position=position))
+
+    def memories(self) -> list[SlotMemory | ReceiveBuffer]:
+        """The memory that batches may lie in from now on, as far as there is any yet."""
+        session = self._connection.session
+        slots = session.slots if session is not None and session.is_usable else []
+        return [*slots, *self.subscription.arrivals.buffers.made]
 
     def close(self) -> None:
         """Give up the claim."""
@@ -196,6 +206,15 @@ class Reader:
             missing = missing_samples(session.request(AskStatus, Status, deadline).status, self.claim.stream)
             if missing is not None:
                 _log.warning("waiting for samples: %s", missing)
+
+    def _look(self, session: Session) -> None:
+        """Make the next batch ready if it has come. Nothing is waited for, and the daemon is not told that anybody waits."""
+        subscription = self.subscription
+        if not session.has(subscription) or len(subscription.lent) >= HELD_MAX:
+            return
+        subscription.announced_s = 0.0
+        if not self._accept(session, subscription) and session.has(subscription) and subscription.ended:
+            session.give_back(subscription, subscription.leased, 0, waiting=False)
 
     def _attempt(self, session: Session) -> bool:
         """Make a batch ready if its handle is here; else see to it that the daemon knows that we wait."""

@@ -58,13 +58,18 @@ class ReceiveBuffers:
     """The buffers of one subscription: made when they are first needed, used again when their batches are over."""
 
     def __init__(self, slot_bytes: int) -> None:
+        self.made: list[ReceiveBuffer] = []
+        """All that there are, free or not."""
         self._slot_bytes = slot_bytes
         self._free: list[ReceiveBuffer] = []
 
     def take(self) -> ReceiveBuffer:
         """A buffer for one batch. Paired with ``give_back``. Raises ``ProtocolError`` where this machine has not the memory."""
         try:
-            return self._free.pop() if self._free else ReceiveBuffer(self._slot_bytes)
+            if not self._free:
+                self.made.append(ReceiveBuffer(self._slot_bytes))
+                return self.made[-1]
+            return self._free.pop()
         except OSError as error:
             text = f"a batch of {self._slot_bytes} bytes, for which there is no memory here: {error.strerror}"
             raise ProtocolError(text) from None

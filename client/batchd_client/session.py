@@ -92,6 +92,11 @@ class Session:
         return self._lost is None and not self.torn
 
     @property
+    def slots(self) -> list[SlotMemory]:
+        """The slots that the daemon has shared by now."""
+        return list(self._slots.values())
+
+    @property
     def has_left_overs(self) -> bool:
         """Is there anything for ``settle`` to do, now or later?"""
         return bool(self.forgotten or self._retired or self._unadopted)

@@ -14,7 +14,9 @@ from batchd_client.batch import Batch
 from batchd_client.connection import Connection
 from batchd_client.course import Position, StreamState, checked_position, read_state
 from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed
+from batchd_client.memory import SlotMemory
 from batchd_client.reader import Reader
+from batchd_client.remote import ReceiveBuffer
 from batchd_client.subscription import Claim, Terms
 from batchd_wire.fields import Varying
 
@@ -180,10 +182,17 @@ class Stream:
         self._check_open()
         return _Epoch(self, self.epoch)
 
-    def take(self, epoch: int) -> Batch | None:
-        """Give the next batch if it belongs to ``epoch``, else None: one step of a ``for`` over the stream."""
+    def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
+        """Give the next batch if it belongs to ``epoch``, else None: one step of a ``for`` over the stream.
+
+        With ``wait=False`` also None where it has not come yet. Raises what iterating raises.
+        """
         self._check_open()
-        return self._reader.take(epoch)
+        return self._reader.take(epoch, wait=wait)
+
+    def memories(self) -> list[SlotMemory | ReceiveBuffer]:
+        """The memory that batches may lie in from now on, as far as it is mapped; see ``Batch.memory``."""
+        return self._reader.memories()
 
     # --- its end ------------------------------------------------------------------------------------------------------
 

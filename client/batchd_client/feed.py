@@ -1,0 +1,136 @@
+"""Batches on their way out of the ring into a framework's own memory, a few ahead of the loop. Runs in the trainer.
+
+    Stream --take--> Batch --Placement.begin--> Transfer, Transfer, ... --finish--> what the user's loop gets
+                                                  (``prefetch`` of them)
+
+What is ahead is taken only if it has come already, so nobody waits for a batch that the loop does not want yet. It is taken
+across the end of an epoch, as the daemon does.
+
+Invariant: ``state_dict`` is about what the loop has got. What is under way counts as not taken, so a checkpoint neither skips nor
+repeats it; where an interrupt has cut off a step in between, the stream is moved back to where the queue ends.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from batchd_client.batch import Batch
+from batchd_client.course import Position, StreamState
+from batchd_client.errors import BatchdClientError
+from batchd_client.stream import Stream
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Transfer(Protocol[T_co]):
+    """A batch on its way, begun by a ``Placement``."""
+
+    def finish(self) -> T_co:
+        """What the loop gets. Called again where it was interrupted."""
+
+
+class Placement(Protocol[T_co]):
+    """Where batches go."""
+
+    def begin(self, batch: Batch) -> Transfer[T_co]:
+        """Begin to bring a batch there. It belongs to the placement from now on, which gives it back once it has been read."""
+
+    def sweep(self) -> None:
+        """Give back the batches that have been read by now."""
+
+    def close(self) -> None:
+        """Wait until nothing is read any more, and give everything back. Closing twice does nothing."""
+
+
+class _Queued(NamedTuple, Generic[T]):
+    """A transfer, and where the stream stands behind its batch."""
+
+    transfer: Transfer[T]
+    after: Position
+
+
+class Feed(Generic[T]):
+    """See above. ``prefetch``: how many batches may be under way ahead of the loop. One thread at a time may use it."""
+
+    def __init__(self, stream: Stream, placement: Placement[T], prefetch: int) -> None:
+        self.stream = stream
+        self._placement = placement
+        self._prefetch = prefetch
+        self._queue: deque[_Queued[T]] = deque()
+        """The first one may be what the loop has got already: then the feed stands behind it."""
+        self._position = _position_of(stream)
+
+    @property
+    def position(self) -> Position:
+        """The position of the next batch that the loop gets."""
+        return self._position
+
+    def take(self, epoch: int) -> T | None:
+        """Give the next batch if it belongs to ``epoch``, else None. Raises what iterating the stream raises."""
+        if self._position.epoch != epoch:
+            return None
+        self._placement.sweep()
+        if self._queue and self._queue[0].after == self._position:
+            self._queue.popleft()
+        self._mend()
+        if not self._queue and not self._begin(wait=True):
+            return None
+        self._look_ahead()
+        head = self._queue[0]
+        result = head.transfer.finish()
+        # From here on nothing is called, so neither a signal handler nor another thread can come in between.
+        self._position = head.after
+        return result
+
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Go on at another position; what is under way is dropped. Raises ``PositionInvalid``, and then everything stays."""
+        self.stream.seek(epoch, step)
+        self._drop()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        self.stream.load_state_dict(state)
+        self._drop()
+
+    def state_dict(self) -> StreamState:
+        """As ``Stream.state_dict``, for what the loop has got."""
+        state = self.stream.state_dict()
+        state["epoch"], state["step"] = self._position
+        return state
+
+    def close(self) -> None:
+        """Give up the claim and what is under way. Closing twice does nothing."""
+        self._queue.clear()
+        self._placement.close()
+        self.stream.close()
+
+    def _drop(self) -> None:
+        self._queue.clear()
+        self._position = _position_of(self.stream)
+
+    def _mend(self) -> None:
+        """Move the stream back to the end of the queue, where it stands elsewhere: a batch was taken and has been lost."""
+        end = self._queue[-1].after if self._queue else self._position
+        if _position_of(self.stream) != end:
+            self.stream.seek(*end)
+
+    def _begin(self, *, wait: bool) -> bool:
+        """Begin to bring one batch more; False where there is none."""
+        batch = self.stream.take(self.stream.epoch, wait=wait)
+        if batch is None:
+            return False
+        self._queue.append(_Queued(self._placement.begin(batch), _position_of(self.stream)))
+        return True
+
+    def _look_ahead(self) -> None:
+        """Begin to bring those that have come, up to ``prefetch`` beyond the one that the loop gets now."""
+        try:
+            while len(self._queue) <= self._prefetch and self._begin(wait=False):
+                pass
+        except BatchdClientError:
+            return  # the stream stands before that batch, and says it again when the loop wants it
+
+
+def _position_of(stream: Stream) -> Position:
+    return Position(stream.epoch, stream.step)

@@ -1,0 +1,206 @@
+"""How the fields of a batch look as tensors: type, layout, normalisation. Runs in the trainer.
+
+    field in the slot        view                  tensor that the loop gets
+    uint8 [B, H, W, C]  -->  [B, C, H, W]  ------> dtype, (x / 255 - mean) / std, contiguous or channels_last
+    everything else     -->  as it is      ------> as it is
+
+Invariant: a tensor that is given out has memory of its own. What looks into a slot stays in this package, since torch has no
+read-only tensors, and a write into the mapping would end the program.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import torch
+from batchd_client.batch import Room
+from batchd_client.errors import TensorsInvalid
+from batchd_client.ragged import ragged_view
+from batchd_client.stream import FieldSchema
+from batchd_wire.fields import RAGGED, Varying
+
+CHANNELS = (1, 3, 4)
+"""How many channels an image has that is found by its shape."""
+IMAGE_DIMENSIONS = 3
+INDEX = "index"
+"""The field that every stream has: the numbers of the samples in their source."""
+WHITE = 255
+
+Tensors = torch.Tensor | list[torch.Tensor]
+"""A field of a batch: a list, with one tensor for each sample, where it is ragged."""
+
+
+class TensorSchema(NamedTuple):
+    """One field of what the loop gets; ``shape`` is that of one sample, the largest that there may be where they vary."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    varying: Varying | None
+
+
+class Look(NamedTuple):
+    """What the user wants images to be like; see ``BatchdLoader``."""
+
+    images: Sequence[str] | None = None
+    dtype: torch.dtype | None = None
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
+    channels_last: bool = False
+
+
+class Recipe:
+    """How one field becomes a tensor. Belongs to one device."""
+
+    def __init__(self, name: str, field: FieldSchema, look: Look, device: torch.device) -> None:
+        """Raises ``TensorsInvalid`` where the field cannot look like that."""
+        self.name = name
+        self.is_image = name in look.images if look.images is not None else _is_image(field)
+        self._varying = field.varying
+        self._channels_last = look.channels_last
+        stored = _torch_dtype(name, field.dtype)
+        shape = field.shape
+        self._scale: torch.Tensor | None = None
+        if not self.is_image:
+            self.schema = TensorSchema(stored, shape, field.varying)
+            return
+        if len(shape) < IMAGE_DIMENSIONS:
+            raise TensorsInvalid(
+                f"field {name!r} has the shape {list(shape)}, and images have [height, width, channels]"
+            )
+        dtype = look.dtype or stored
+        if look.normalize is not None:
+            dtype = look.dtype or torch.float32
+            self._scale, self._bias = _normalization(name, field, dtype, look.normalize, device)
+        self.schema = TensorSchema(dtype, _channels_first(shape), _moved(field.varying, len(shape)))
+
+    def look(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
+        """Make of a tensor as it lies in the slot one as it is wanted; a copy, unless ``raw`` is ``owned``."""
+        view = raw.movedim(-1, -3) if self.is_image else raw
+        layout = torch.preserve_format if self.is_image and self._channels_last else torch.contiguous_format
+        if self._scale is None:
+            return view.to(self.schema.dtype, copy=not owned, memory_format=layout)
+        numbers = view.to(torch.float32, copy=True, memory_format=layout)
+        torch.addcmul(self._bias, numbers, self._scale, out=numbers)
+        return numbers.to(self.schema.dtype)
+
+
+def recipes_for(
+    schema: Mapping[str, FieldSchema], fields: Sequence[str], look: Look, device: torch.device
+) -> tuple[Recipe, ...]:
+    """The recipes of the fields that are wanted, in their order. Raises ``TensorsInvalid``."""
+    for option, names in (("fields", fields), ("images", look.images)):
+        for name in names or ():
+            if name not in schema:
+                raise TensorsInvalid(f"{option}: the stream has no field {name!r}; it has {', '.join(schema)}")
+    recipes = tuple(Recipe(name, schema[name], look, device) for name in fields)
+    if not any(recipe.is_image for recipe in recipes) and (look.dtype is not None or look.normalize is not None):
+        raise TensorsInvalid(
+            "dtype and normalize are for images, and no field is one that has the shape [height, width, 1, 3 or 4]: name them "
+            "with images="
+        )
+    return recipes
+
+
+def over(array: npt.NDArray[Any]) -> torch.Tensor:
+    """View an array as a tensor, though it is read-only: to copy from. Holds the array, and with it the batch."""
+    return torch.from_numpy(np.asarray(_Claimed(array)))
+
+
+def largest_in(room: Room) -> dict[int, int]:
+    """How long the largest sample of a padded field is, by dimension of the batch's array. Empty where samples are alike."""
+    if room.varying is None or room.sizes is None:
+        return {}
+    lengths = room.sizes.max(axis=0, initial=0).tolist()
+    return {1 + axis: length for axis, length in zip(room.varying.axes, lengths, strict=True)}
+
+
+def cut(raw: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
+    """View the beginning of a tensor in some of its dimensions."""
+    for axis, length in lengths.items():
+        raw = raw.narrow(axis, 0, length)
+    return raw
+
+
+def rows_of(room: Room, device: torch.device, *, non_blocking: bool) -> list[torch.Tensor]:
+    """Copy the samples of a ragged field to a device: one piece of memory there, and a view for each."""
+    assert room.varying is not None
+    assert room.sizes is not None
+    ragged = ragged_view(room.array, room.sizes, room.varying)
+    source = over(ragged.values)
+    counts = ragged.lengths.tolist()
+    values = torch.empty((sum(counts), *source.shape[1:]), dtype=source.dtype, device=device)
+    rows, start = [], 0
+    for offset, count, size in zip(ragged.offsets.tolist(), counts, room.sizes.tolist(), strict=True):
+        row = values[start : start + count]
+        row.copy_(source[offset : offset + count], non_blocking=non_blocking)
+        shape = list(room.array.shape[1:])
+        for axis, length in zip(room.varying.axes, size, strict=True):
+            shape[axis] = length
+        rows.append(row.view(shape))
+        start += count
+    return rows
+
+
+def is_ragged(room: Room) -> bool:
+    """Are there samples of their own shapes?"""
+    return room.varying is not None and room.varying.kind == RAGGED
+
+
+class _Claimed:
+    """An array that numpy takes for writable, since torch warns of others. Nobody writes."""
+
+    __slots__ = ("__array_interface__", "_array")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def _is_image(field: FieldSchema) -> bool:
+    shape = field.shape
+    return len(shape) == IMAGE_DIMENSIONS and shape[-1] in CHANNELS and shape[0] not in CHANNELS
+
+
+def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-3], shape[-1], *shape[-3:-1])
+
+
+def _moved(varying: Varying | None, dimensions: int) -> Varying | None:
+    """Which dimensions vary once the channels stand first."""
+    if varying is None:
+        return None
+    moved = {dimensions - 3: dimensions - 2, dimensions - 2: dimensions - 1, dimensions - 1: dimensions - 3}
+    return Varying(varying.kind, tuple(sorted(moved.get(axis, axis) for axis in varying.axes)))
+
+
+def _torch_dtype(name: str, dtype: np.dtype[Any]) -> torch.dtype:
+    found = getattr(torch, dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise TensorsInvalid(f"field {name!r} is {dtype.name}, which this version of torch does not have")
+    return found
+
+
+def _normalization(
+    name: str,
+    field: FieldSchema,
+    dtype: torch.dtype,
+    normalize: tuple[Sequence[float], Sequence[float]],
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and bias for each channel: ``(x / 255 - mean) / std`` is ``x * scale + bias``. float32 ``[C, 1, 1]``."""
+    if field.dtype != np.uint8 or not dtype.is_floating_point:
+        raise TensorsInvalid(
+            f"normalize makes floating-point images of uint8 ones, and field {name!r} is {field.dtype.name} and shall be {dtype}"
+        )
+    channels = field.shape[-1]
+    mean, std = (np.asarray(numbers, np.float64).reshape(-1) for numbers in normalize)
+    if not (len(mean) == len(std) == channels) or not (std > 0).all() or not np.isfinite([*mean, *std]).all():
+        raise TensorsInvalid(
+            f"normalize=({mean.tolist()}, {std.tolist()}): field {name!r} has {channels} channels, and needs (mean, std) with a "
+            "number for each of them, std above 0"
+        )
+    scale, bias = 1 / (WHITE * std), -mean / std
+    return tuple(torch.tensor(one, dtype=torch.float32, device=device).view(-1, 1, 1) for one in (scale, bias))  # type: ignore[return-value]

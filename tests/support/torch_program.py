@@ -1,0 +1,129 @@
+"""Programs with a torch loader, as processes of their own: what people's scripts do. Started by the tests of ``tests/torch``.
+
+python -m support.torch_program NAME ADDRESS [MORE...]        (the name of a function here)
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from batchd_client.errors import BatchdClientError
+from batchd_client.torch import BatchdDataset, BatchdLoader
+
+
+def say(**what):
+    """One line for the test, in one piece: ranks share their output."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def exit_with_batches_held(address):
+    """End by the end of the script; tensors, an iterator and the loader are still there."""
+    loader = BatchdLoader("photos", address=address)
+    iterator = iter(loader)
+    kept = [next(iterator), next(iterator)]
+    say(batches=len(kept), at=time.time())
+
+
+def exit_by_an_exception(address):
+    """In the loop's body."""
+    for _images, _labels in BatchdLoader("photos", address=address):
+        say(batches=1, at=time.time())
+        raise ValueError("the loss is nan")
+
+
+def wait_for_interrupt(address):
+    """Train until Ctrl-C, and then say what a checkpoint would hold."""
+    loader = BatchdLoader("photos", address=address, as_dict=True)
+    trained = []
+    try:
+        for epoch in range(1_000_000):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                trained.append(batch["index"].tolist())
+                if len(trained) == 3:
+                    say(ready=True)
+    except KeyboardInterrupt:
+        say(trained=trained, state=loader.state_dict(), at=time.time())
+    raise SystemExit(130)
+
+
+def fork_and_go_on(address):
+    """A child that is forked in the middle has the parent's loader, cannot use it, and disturbs nobody."""
+    loader = BatchdLoader("photos", address=address, as_dict=True)
+    iterator = iter(loader)
+    numbers = next(iterator)["index"].tolist()
+    child = os.fork()
+    if child == 0:
+        try:
+            next(iterator)
+        except Exception as error:  # noqa: BLE001  the test says which
+            say(child=type(error).__name__)
+        sys.exit(7)
+    _, status = os.waitpid(child, 0)
+    for batch in iterator:
+        numbers += batch["index"].tolist()
+    say(child_status=os.waitstatus_to_exitcode(status), numbers=numbers)
+
+
+def read_in_threads(address):
+    """Several loaders in one program, each in a thread of its own."""
+    epochs = {}
+
+    def read(number):
+        with BatchdLoader("photos", address=address, as_dict=True) as loader:
+            epochs[number] = [index for batch in loader for index in batch["index"].tolist()]
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say(epochs=[epochs[number] for number in range(4)])
+
+
+def read_in_a_worker(address, context):
+    """As somebody does who gives a DataLoader workers of its own."""
+    dataset = BatchdDataset(BatchdLoader("photos", address=address))
+    through = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context)
+    try:
+        next(iter(through))
+    except BatchdClientError as error:
+        say(error=type(error).__name__, text=str(error))
+
+
+def train_as_a_rank(address, checkpoint, epochs, die_at):
+    """One rank of a job under torchrun: read, agree with the others after each batch, save where all are; or die."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    file = Path(checkpoint)
+    state = json.loads(file.read_text()) if file.exists() else None
+    loader = BatchdLoader("photos", address=address, as_dict=True, state=state, epochs=int(epochs))
+    step = 0
+    for epoch in range(loader.epoch, int(epochs)):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            total = torch.ones(1)
+            torch.distributed.all_reduce(total)
+            assert total.item() == torch.distributed.get_world_size()
+            say(rank=rank, epoch=epoch, numbers=batch["index"].tolist(), state=loader.state_dict())
+            if rank == 0:
+                file.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
+                file.with_suffix(".new").replace(file)
+            torch.distributed.barrier()
+            step += 1
+            if rank == 1 and step == int(die_at):
+                os.kill(os.getpid(), signal.SIGKILL)
+    loader.close()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,94 @@
+"""Jobs of several ranks under torchrun: together they read every sample once, and a killed job goes on from its checkpoint."""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+from support.settings import folder_stream
+
+TESTS = Path(__file__).parents[1]
+EPOCH = 40
+EPOCHS = 3
+NEVER = 0
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="module", params=[8, 3], ids=["batches of 8", "batches of 3"])
+def daemon(request, start_shared_daemon, photos):
+    """5 steps or 14 in an epoch: neither is a multiple of the ranks."""
+    return start_shared_daemon({"photos": folder_stream(photos, batch_size=request.param)})
+
+
+def run_job(daemon, ranks, checkpoint, die_at=NEVER):
+    """All that the ranks of a job said, by rank, in order; and how it ended."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [
+        "-m",
+        "support.torch_program",
+        "train_as_a_rank",
+        daemon.address,
+        str(checkpoint),
+        str(EPOCHS),
+        str(die_at),
+    ]
+    job = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    said = defaultdict(list)
+    for line in job.stdout.splitlines():
+        if line.startswith("{"):
+            step = json.loads(line)
+            said[step["rank"]].append(step)
+    return dict(said), job
+
+
+def numbers(steps):
+    """The samples of these steps, in their order."""
+    return [number for step in steps for number in step["numbers"]]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path, ranks):
+    """All take as many steps, the last ones too, so nobody waits for others in vain."""
+    said, job = run_job(daemon, ranks, tmp_path / "state.json")
+    assert job.returncode == 0, job.stderr
+    assert sorted(said) == list(range(ranks))
+    assert len({len(steps) for steps in said.values()}) == 1
+    for epoch in range(EPOCHS):
+        read = [number for steps in said.values() for number in numbers(one for one in steps if one["epoch"] == epoch)]
+        assert set(read) == set(range(EPOCH))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_job_that_loses_a_rank_goes_on_where_its_checkpoint_is(daemon, tmp_path, ranks):
+    """What all ranks read up to the checkpoint and then after it is what an uninterrupted job reads."""
+    whole, job = run_job(daemon, ranks, tmp_path / "whole.json")
+    assert job.returncode == 0, job.stderr
+    checkpoint = tmp_path / "cut.json"
+    before, job = run_job(daemon, ranks, checkpoint, die_at=4)
+    assert job.returncode != 0
+    state = json.loads(checkpoint.read_text())
+    after, job = run_job(daemon, ranks, checkpoint)
+    assert job.returncode == 0, job.stderr
+    for rank in range(ranks):
+        done = [step["state"] for step in whole[rank]].index(state) + 1
+        assert before[rank][:done] == whole[rank][:done]
+        assert after[rank] == whole[rank][done:]
+
+
+def test_a_job_goes_on_with_another_number_of_ranks(daemon, tmp_path):
+    """The rest of the epoch is read by four as it would have been by two: every sample of it, each once."""
+    checkpoint = tmp_path / "state.json"
+    before, _ = run_job(daemon, 2, checkpoint, die_at=1)
+    state = json.loads(checkpoint.read_text())
+    assert (state["epoch"], state["step"]) == (0, 2)
+    after, job = run_job(daemon, 4, checkpoint)
+    assert job.returncode == 0, job.stderr
+    first = [number for rank in (0, 1) for number in numbers(before[rank][:1])]
+    rest = [number for steps in after.values() for number in numbers(one for one in steps if one["epoch"] == 0)]
+    assert not set(first) & set(rest)
+    assert set(first) | set(rest) == set(range(EPOCH))

@@ -1,0 +1,197 @@
+"""Loaders in the lives that programs lead: forks, pickles, DataLoaders, threads, interrupts, exits. Nothing hangs or is left."""
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from batchd_client.errors import StateMismatch  # noqa: E402
+from batchd_client.torch import BatchdDataset, BatchdLoader  # noqa: E402
+from support.waiting import PATIENCE_S, wait_until  # noqa: E402
+
+TESTS = Path(__file__).parents[1]
+EXIT_S = 1.0
+EPOCH = 40
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """One stream of photographs."""
+    return start_shared_daemon()
+
+
+@pytest.fixture
+def load(daemon):
+    """A loader of the daemon's, which is closed with the test."""
+    loaders = []
+
+    def load(**options):
+        loaders.append(BatchdLoader("photos", address=daemon.address, **{"as_dict": True, **options}))
+        return loaders[-1]
+
+    yield load
+    for loader in loaders:
+        loader.close()
+
+
+def numbers_of(batches):
+    """The samples of batches, in their order."""
+    return [number for batch in batches for number in batch["index"].tolist()]
+
+
+def start(daemon, program, *arguments):
+    """A program of ``support.torch_program``."""
+    command = [sys.executable, "-m", "support.torch_program", program, daemon.address, *arguments]
+    return subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines(program):
+    """What it said, and how it ended."""
+    output, errors = program.communicate(timeout=PATIENCE_S)
+    return [json.loads(line) for line in output.splitlines()], program.returncode, errors
+
+
+def gone(daemon):
+    """Has every trainer gone, as far as the daemon knows?"""
+    return wait_until(lambda: not daemon.stream_status()["subscriptions"], "no trainer is left")
+
+
+@pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
+def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
+    """Whatever it holds: within a second, and the daemon has its slots back."""
+    said, status, errors = lines(start(daemon, program))
+    assert said, errors
+    assert time.time() - said[0]["at"] < EXIT_S + 1.0  # of which the interpreter takes its share to end torch
+    assert status == (1 if program == "exit_by_an_exception" else 0)
+    assert ("the loss is nan" in errors) == bool(status)
+    assert "Exception ignored" not in errors
+    gone(daemon)
+
+
+def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon, load):
+    """Wherever in the loop it hits."""
+    program = start(daemon, "wait_for_interrupt")
+    assert json.loads(program.stdout.readline()) == {"ready": True}
+    program.send_signal(signal.SIGINT)
+    (said,), status, errors = lines(program)
+    assert status == 130, errors
+    loader = load()
+    before = []
+    while (loader.epoch, loader.state_dict()["step"]) != (said["state"]["epoch"], said["state"]["step"]):
+        before.append(next(iter(loader))["index"].tolist())
+    assert said["trained"] in (before, before[:-1])  # the last one was in hand when the signal came
+    loader.close()
+    gone(daemon)
+
+
+def test_a_forked_child_disturbs_nobody(daemon):
+    """It is told what to do, and the parent goes on."""
+    said, status, errors = lines(start(daemon, "fork_and_go_on"))
+    assert status == 0, errors
+    assert said[0] == {"child": "ForkedConnection"}
+    assert said[1]["child_status"] == 7
+    assert sorted(said[1]["numbers"]) == list(range(EPOCH))
+    gone(daemon)
+
+
+def test_threads_have_a_loader_each(daemon):
+    """All get the same epoch, whole."""
+    ((said,), status, errors) = lines(start(daemon, "read_in_threads"))
+    assert status == 0, errors
+    assert all(epoch == said["epochs"][0] for epoch in said["epochs"])
+    assert sorted(said["epochs"][0]) == list(range(EPOCH))
+
+
+def test_two_loaders_in_one_program_are_two_trainers(load):
+    """Each has a position of its own."""
+    first, second = load(), load()
+    started = [next(iter(first)), next(iter(second)), next(iter(first))]
+    assert numbers_of(started[:1]) == numbers_of(started[1:2])
+    assert sorted(numbers_of([*started[1:2], *second])) == list(range(EPOCH))
+    assert sorted(numbers_of([started[0], started[2], *first])) == list(range(EPOCH))
+
+
+def test_a_pickled_loader_connects_where_it_is_used_and_goes_on_there(load):
+    """Nothing of the connection is in the pickle."""
+    loader = load()
+    taken = [next(iter(loader)) for _ in range(2)]
+    copy = pickle.loads(pickle.dumps(loader))
+    assert repr(copy) == "<BatchdLoader photos rank=0/1 device=cpu>"
+    rest = numbers_of(loader)
+    assert numbers_of(copy) == rest
+    assert sorted(numbers_of(taken) + rest) == list(range(EPOCH))
+    unused = pickle.loads(pickle.dumps(copy))
+    copy.close()
+    unused.close()
+    assert repr(pickle.loads(pickle.dumps(copy))).endswith("[closed]>")
+
+
+def test_a_loader_that_is_forgotten_is_closed(daemon):
+    """Without a word of the program."""
+    loader = BatchdLoader("photos", address=daemon.address)
+    next(iter(loader))
+    del loader
+    gone(daemon)
+
+
+def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):
+    """The same loader goes on with the next one."""
+    loader = load()
+    seen = []
+
+    def train():
+        for batch in loader:
+            seen.append(batch)
+            if len(seen) == 2:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert sorted(numbers_of([*seen, *loader])) == list(range(EPOCH))
+
+
+def test_a_data_loader_passes_whole_batches_on(load):
+    """With ``batch_size=None`` and no workers; it has the length, the epochs and the state of the loader."""
+    dataset = BatchdDataset(load())
+    through = DataLoader(dataset, batch_size=None, num_workers=0)
+    assert len(through) == len(dataset) == 5
+    first = numbers_of(through)
+    state = dataset.state_dict()
+    dataset.set_epoch(3)
+    numbers_of(through)
+    assert dataset.loader.epoch == 4
+    dataset.load_state_dict(state)
+    second = numbers_of(through)
+    assert sorted(first) == sorted(second) == list(range(EPOCH))
+    assert first != second
+    with pytest.raises(StateMismatch):
+        dataset.load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_in_a_worker_of_a_data_loader_it_says_what_to_do(daemon, context):
+    """Each worker would read the whole stream once more."""
+    ((said,), status, errors) = lines(start(daemon, "read_in_a_worker", context))
+    assert status == 0, errors
+    assert said["error"] == "LoaderInWorker"
+    assert "num_workers=0" in said["text"]
+    gone(daemon)
+
+
+def test_a_data_loader_with_forked_workers_beside_it_changes_nothing(load):
+    """As programs have that read something else as well."""
+    loader = load()
+    iterator = iter(loader)
+    seen = [next(iterator)]
+    others = DataLoader(range(100), batch_size=10, num_workers=2, multiprocessing_context="fork")
+    assert sum(int(part.sum()) for part in others) == sum(range(100))
+    assert sorted(numbers_of([*seen, *iterator])) == list(range(EPOCH))

@@ -1,0 +1,279 @@
+"""The torch loader against a real daemon: what it gives is what the bare client gives, as tensors."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+import batchd_client  # noqa: E402
+from batchd_client.errors import PrefetchInvalid, StateMismatch, StreamClosed, StreamUnknown, TensorsInvalid  # noqa: E402
+from batchd_client.torch import BatchdLoader  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
+
+EPOCH = 40
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """Streams of images: as they are, as floats, and with channels first."""
+    return start_shared_daemon(
+        {
+            "photos": folder_stream(photos),
+            "floats": folder_stream(photos, pipeline=[*folder_stream(photos)["pipeline"], {"op": "normalize"}]),
+            "first": folder_stream(
+                photos, pipeline=[*folder_stream(photos)["pipeline"], {"op": "layout", "order": "nchw"}]
+            ),
+        }
+    )
+
+
+@pytest.fixture
+def load(daemon):
+    """A loader of the daemon's, which is closed with the test."""
+    loaders = []
+
+    def load(stream="photos", **options):
+        loaders.append(BatchdLoader(stream, address=daemon.address, **options))
+        return loaders[-1]
+
+    yield load
+    for loader in loaders:
+        loader.close()
+
+
+def bare(daemon, stream="photos", epochs=1):
+    """Copies of all batches, from the bare client."""
+    with batchd_client.connect(daemon.address) as connection:
+        claim = connection.stream(stream, epochs=epochs)
+        return [{name: array.copy() for name, array in batch.items()} for _ in range(epochs) for batch in claim]
+
+
+def test_images_and_labels_are_those_of_the_stream(daemon, load):
+    """NCHW, in the stream's order; the tensors are the loop's own, to write into."""
+    given = list(load())
+    expected = bare(daemon)
+    assert len(given) == len(expected) == 5
+    for (images, labels), batch in zip(given, expected, strict=True):
+        assert images.is_contiguous()
+        assert np.array_equal(images.numpy(), batch["image"].transpose(0, 3, 1, 2))
+        assert np.array_equal(labels.numpy(), batch["label"])
+        images.zero_()
+
+
+def test_two_epochs_are_two_loops(daemon, load):
+    """As with a DataLoader; the second is shuffled anew."""
+    loader = load(as_dict=True)
+    epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(2)]
+    expected = np.concatenate([batch["index"] for batch in bare(daemon, epochs=2)]).tolist()
+    assert epochs == [expected[:EPOCH], expected[EPOCH:]]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(EPOCH))
+    assert epochs[0] != epochs[1]
+    assert loader.epoch == 2
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+def test_images_come_in_the_type_and_memory_format_that_is_asked_for(daemon, load, dtype, channels_last):
+    """Labels stay as they are."""
+    images, labels = next(iter(load(dtype=dtype, channels_last=channels_last)))
+    assert images.dtype == (dtype or torch.uint8)
+    assert labels.dtype == torch.int64
+    assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    expected = torch.from_numpy(bare(daemon)[0]["image"]).permute(0, 3, 1, 2)
+    assert torch.equal(images, expected.to(images.dtype))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_normalised_images_are_those_of_the_formula(daemon, load, dtype, channels_last):
+    """Against float64, to half a unit of the type and what float32 loses on the way."""
+    images, _ = next(iter(load(normalize=(MEAN, STD), dtype=dtype, channels_last=channels_last)))
+    pixels = bare(daemon)[0]["image"].transpose(0, 3, 1, 2).astype(np.float64)
+    mean, std = (np.array(numbers).reshape(3, 1, 1) for numbers in (MEAN, STD))
+    expected = (pixels / 255 - mean) / std
+    assert images.dtype == (dtype or torch.float32)
+    tolerance = np.abs(expected) * torch.finfo(images.dtype).eps / 2 + 1e-6
+    assert (np.abs(images.double().numpy() - expected) <= tolerance).all()
+
+
+def test_images_that_are_floats_or_have_channels_first_already_are_left_so(daemon, load):
+    """A normalised field is only laid out anew, and [3, 32, 32] is no [height, width, channels]."""
+    images, _ = next(iter(load("floats")))
+    assert torch.equal(images, torch.from_numpy(bare(daemon, "floats")[0]["image"]).permute(0, 3, 1, 2))
+    images, _ = next(iter(load("first")))
+    assert torch.equal(images, torch.from_numpy(bare(daemon, "first")[0]["image"]))
+
+
+def test_fields_come_as_asked_for(load):
+    """In any order, as a tuple or a dict; a dict has the samples' numbers too."""
+    labels, images, index = next(iter(load(fields=("label", "image", "index"))))
+    batch = next(iter(load(as_dict=True)))
+    assert list(batch) == ["image", "label", "index"]
+    assert torch.equal(batch["image"], images)
+    assert torch.equal(batch["label"], labels)
+    assert torch.equal(batch["index"], index)
+    (only,) = next(iter(load(fields=["label"])))
+    assert torch.equal(only, labels)
+
+
+def test_a_hook_makes_the_batch_what_it_likes(load):
+    """It gets what the loop would get."""
+    plain = next(iter(load()))
+    halves = next(iter(load(transform=lambda batch: (batch[0][:, :, ::2, ::2], batch[1] + 1))))
+    assert torch.equal(halves[0], plain[0][:, :, ::2, ::2])
+    assert torch.equal(halves[1], plain[1] + 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": torch.float16},
+        {"normalize": (MEAN, STD)},
+        {"normalize": (MEAN, STD), "dtype": torch.bfloat16, "channels_last": True},
+        {"images": []},
+    ],
+)
+def test_the_schema_says_what_tensors_there_are(load, options):
+    """Types and shapes, as they come."""
+    loader = load(as_dict=True, **options)
+    for name, tensor in next(iter(loader)).items():
+        assert (tensor.dtype, tuple(tensor.shape[1:])) == loader.schema[name][:2]
+
+
+def test_it_says_how_long_it_is_and_where(load):
+    """``len`` is what one rank gets in an epoch."""
+    loader = load()
+    assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
+    assert repr(loader) == "<BatchdLoader photos rank=0/1 device=cpu epoch=0 step=0>"
+    next(iter(loader))
+    assert repr(loader) == "<BatchdLoader photos rank=0/1 device=cpu epoch=0 step=1>"
+    assert loader.statistics().batches == 1
+    loader.close()
+    assert repr(loader).endswith("[closed]>")
+    with pytest.raises(StreamClosed, match="loader of stream 'photos'"):
+        len(loader)
+    loader.close()
+
+
+def indices(loader, batches=None):
+    """The numbers of the samples of what is left of the epoch, or of so many batches of it."""
+    iterator = iter(loader)
+    taken = []
+    while (batches is None or len(taken) < batches) and (batch := next(iterator, None)) is not None:
+        taken.append(batch["index"].tolist())
+    return taken
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4, 5, 7])
+def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
+    """In another loader, given at its birth or later; also at the seam of two epochs."""
+    whole = load(as_dict=True)
+    expected = indices(whole) + indices(whole) + indices(whole)
+    first = load(as_dict=True)
+    seen = indices(first, taken) if taken <= 5 else indices(first) + indices(first, taken - 5)
+    state = first.state_dict()
+    born = load(as_dict=True, state=state)
+    told = load(as_dict=True)
+    told.load_state_dict(state)
+    for second in (born, told):
+        assert second.state_dict() == state
+        assert seen + indices(second) + indices(second) == expected[: taken + 10 - taken % 5]
+
+
+def test_another_streams_state_is_refused(load):
+    """And the loader stays where it is."""
+    loader = load(as_dict=True)
+    indices(loader, 2)
+    before = loader.state_dict()
+    with pytest.raises(StateMismatch, match="other files or other settings"):
+        loader.load_state_dict(before | {"fingerprint": "0" * 32})
+    assert loader.state_dict() == before
+
+
+def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load):
+    """So the usual loop may call it each time, also right after a resume."""
+    expected = load(as_dict=True)
+    epochs = [indices(expected) for _ in range(4)]
+    loader = load(as_dict=True)
+    loader.set_epoch(2)
+    assert indices(loader, 3) == epochs[2][:3]
+    loader.set_epoch(2)
+    assert indices(loader) == epochs[2][3:]
+    loader.set_epoch(3)
+    assert indices(loader, 1) == epochs[3][:1]
+    loader.set_epoch(0)
+    assert indices(loader) == epochs[0]
+
+
+def test_a_loop_that_was_left_goes_on_unless_it_shall_begin_anew(load):
+    """Training wants the one, validation the other."""
+    going_on, anew = load(as_dict=True), load(as_dict=True, restart=True)
+    whole = indices(load(as_dict=True))
+    assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
+    assert [indices(anew, 2), indices(anew)] == [whole[:2], whole]
+
+
+def test_after_the_last_epoch_there_is_nothing(load):
+    """As long as the training is."""
+    loader = load(as_dict=True, epochs=1)
+    assert len(indices(loader)) == 5
+    assert indices(loader) == []
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_an_epoch(load, world_size):
+    """Each sample goes to one of them, and all have as many batches."""
+    shares = [indices(load(as_dict=True, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    assert len({len(share) for share in shares}) == 1
+    assert {number for share in shares for batch in share for number in batch} == set(range(EPOCH))
+
+
+def test_the_rank_comes_from_the_launcher(load, monkeypatch):
+    """As torchrun sets it."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (load().stream.rank, load().stream.world_size) == (1, 2)
+    assert load(rank=0, world_size=1).stream.world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "options", "message"),
+    [
+        ("photos", {"fields": ["picture"]}, "no field 'picture'; it has image, label, index"),
+        ("photos", {"images": ["picture"]}, "no field 'picture'"),
+        ("photos", {"images": ["label"]}, r"the shape \[\], and images have"),
+        ("photos", {"normalize": ((0.5,), (0.5,))}, "has 3 channels"),
+        ("photos", {"normalize": (MEAN, (0.2, 0.0, 0.2))}, "std above 0"),
+        ("photos", {"normalize": (MEAN, STD), "dtype": torch.uint8}, "makes floating-point images"),
+        ("floats", {"normalize": (MEAN, STD)}, "is float32"),
+        ("first", {"normalize": (MEAN, STD)}, "name them with images="),
+        ("photos", {"fields": ["label"], "dtype": torch.float16}, "name them with images="),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(load, stream, options, message):
+    """Before the first batch, with the field and the reason."""
+    with pytest.raises(TensorsInvalid, match=message):
+        load(stream, **options)
+
+
+def test_other_mistakes_are_those_of_the_client(load):
+    """A stream that is not there, a number that is none."""
+    with pytest.raises(StreamUnknown):
+        load("fotos")
+    with pytest.raises(PrefetchInvalid, match="prefetch=-1"):
+        load(prefetch=-1)
+
+
+def test_a_tensor_never_changes(daemon, load):
+    """All of them are kept while the ring is filled and emptied many times, and stay as they came."""
+    kept = []
+    loader = load(as_dict=True, window=1)
+    for _ in range(20):
+        kept += [(batch, batch["image"].double().sum().item(), batch["index"].clone()) for batch in loader]
+    for batch, total, numbers in kept:
+        assert batch["image"].double().sum().item() == total
+        assert torch.equal(batch["index"], numbers)
+    assert daemon.stream_status()["slots"] < len(kept) / 4
+    assert loader.statistics().batches_held <= 1

@@ -1,0 +1,223 @@
+"""The feed: what the loop gets, in which order, and what a checkpoint says, whatever cuts it off."""
+
+from collections import deque
+
+import pytest
+
+from batchd_client.errors import BatchTimeout, PositionInvalid
+from batchd_client.feed import Feed
+
+STEPS = 4
+EPOCHS = 3
+ALL = [(epoch, step) for epoch in range(EPOCHS) for step in range(STEPS)]
+
+
+class Cut:
+    """Raises ``KeyboardInterrupt`` at one of the calls that are made, before it has had its effect or after that."""
+
+    def __init__(self, at=None, *, after=False):
+        self.calls = 0
+        self._at = at
+        self._after = after
+
+    def __call__(self, effect):
+        self.calls += 1
+        if self.calls == self._at and not self._after:
+            raise KeyboardInterrupt
+        result = effect()
+        if self.calls == self._at and self._after:
+            raise KeyboardInterrupt
+        return result
+
+
+class Stream:
+    """Four batches in each of three epochs, of which ``come`` have come ahead of the loop."""
+
+    def __init__(self, cut=None, come=99):
+        self.epoch = self.step = 0
+        self.waits = 0
+        self.come = come
+        self.error = None
+        self._cut = cut or Cut()
+
+    def take(self, epoch, *, wait=True):
+        return self._cut(lambda: self._take(epoch, wait=wait))
+
+    def _take(self, epoch, *, wait):
+        if self.error is not None and (wait or self.error[1]):
+            raise self.error[0]
+        if (self.epoch, self.step) == (EPOCHS, 0) or epoch != self.epoch:
+            return None
+        if wait:
+            self.waits += 1
+        elif self.come == 0:
+            return None
+        else:
+            self.come -= 1
+        batch = self.epoch, self.step
+        self.epoch, self.step = divmod(self.epoch * STEPS + self.step + 1, STEPS)
+        return batch
+
+    def seek(self, epoch, step=0):
+        self._cut(lambda: self._seek(epoch, step))
+
+    def _seek(self, epoch, step):
+        if step > STEPS:
+            raise PositionInvalid
+        self.epoch, self.step = epoch, step
+
+    def state_dict(self):
+        return {"stream": "fake", "fingerprint": "f", "epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state):
+        self.seek(state["epoch"], state["step"])
+
+    def close(self):
+        pass
+
+
+class Placement:
+    """Keeps what is under way, and finishes it when it is asked to."""
+
+    def __init__(self, cut=None):
+        self.begun = deque()
+        self.sweeps = self.closed = 0
+        self._cut = cut or Cut()
+
+    def begin(self, batch):
+        return self._cut(lambda: self._begin(batch))
+
+    def _begin(self, batch):
+        self.begun.append(batch)
+        return Transfer(batch, self._cut)
+
+    def sweep(self):
+        self._cut(lambda: None)
+        self.sweeps += 1
+
+    def close(self):
+        self.closed += 1
+
+
+class Transfer:
+    def __init__(self, batch, cut):
+        self._batch = batch
+        self._cut = cut
+
+    def finish(self):
+        return self._cut(lambda: self._batch)
+
+
+def epoch_of(feed):
+    """What is left of the epoch."""
+    epoch, taken = feed.position.epoch, []
+    while (batch := feed.take(epoch)) is not None:
+        taken.append(batch)
+    return taken
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 7, 50])
+def test_the_loop_gets_every_batch_once_and_in_order(prefetch):
+    """However many are under way, also across the ends of epochs."""
+    feed = Feed(Stream(), Placement(), prefetch)
+    assert [epoch_of(feed) for _ in range(EPOCHS + 1)] == [ALL[:4], ALL[4:8], ALL[8:], []]
+
+
+def test_so_many_are_under_way_and_no_more():
+    """Beyond the one that the loop gets."""
+    stream, placement = Stream(), Placement()
+    feed = Feed(stream, placement, 2)
+    assert feed.take(0) == (0, 0)
+    assert list(placement.begun) == ALL[:3]
+    assert (stream.waits, feed.position) == (1, (0, 1))
+    for _ in range(3):
+        feed.take(0)
+    assert list(placement.begun) == ALL[:6]
+    assert stream.waits == 1
+
+
+def test_nobody_waits_for_what_the_loop_does_not_want_yet():
+    """What has not come is not begun; the loop waits for its own batch alone."""
+    stream, placement = Stream(come=0), Placement()
+    feed = Feed(stream, placement, 2)
+    assert [feed.take(0), feed.take(0)] == ALL[:2]
+    assert (stream.waits, list(placement.begun)) == (2, ALL[:2])
+
+
+def test_the_state_is_about_what_the_loop_has_got():
+    """Not about what is under way."""
+    feed = Feed(Stream(), Placement(), 5)
+    assert feed.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": 0, "step": 0}
+    for epoch, step in ALL[1:]:
+        feed.take(feed.position.epoch)
+        assert feed.state_dict() == {"stream": "fake", "fingerprint": "f", "epoch": epoch, "step": step}
+
+
+def test_seeking_drops_what_is_under_way():
+    """By position or by state; a position that there is not changes nothing."""
+    feed = Feed(Stream(), Placement(), 3)
+    feed.take(0)
+    feed.seek(1, 2)
+    assert epoch_of(feed) == ALL[6:8]
+    feed.load_state_dict({"epoch": 0, "step": 3})
+    assert (feed.take(0), feed.position) == ((0, 3), (1, 0))
+    with pytest.raises(PositionInvalid):
+        feed.seek(0, 99)
+    assert epoch_of(feed) == ALL[4:8]
+
+
+def test_an_error_ahead_is_told_when_the_loop_gets_there():
+    """And once it is over, the loop goes on with that batch."""
+    stream = Stream()
+    feed = Feed(stream, Placement(), 2)
+    feed.take(0)
+    stream.error = BatchTimeout("late"), True
+    assert [feed.take(0), feed.take(0)] == ALL[1:3]
+    with pytest.raises(BatchTimeout, match="late"):
+        feed.take(0)
+    stream.error = None
+    assert epoch_of(feed) == ALL[3:4]
+
+
+def interrupted_calls(prefetch, come):
+    """How many calls a whole run makes."""
+    cut = Cut()
+    run_to_the_end(cut, prefetch, come)
+    return cut.calls
+
+
+def run_to_the_end(cut, prefetch, come):
+    """All that the loop gets, with what the state says before and after each."""
+    feed = Feed(Stream(cut, come), Placement(cut), prefetch)
+    got = []
+    while feed.position.epoch < EPOCHS:
+        before = feed.position
+        try:
+            batch = feed.take(before.epoch)
+        except KeyboardInterrupt:
+            assert feed.position == before
+            continue
+        if batch is not None:
+            assert batch == before
+            got.append(batch)
+    return got
+
+
+@pytest.mark.parametrize("come", [0, 5, 99])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_interrupt_anywhere_loses_and_repeats_nothing(prefetch, come, after):
+    """At each call, before and after its effect: the loop goes on as if nothing had been."""
+    for at in range(1, interrupted_calls(prefetch, come) + 1):
+        assert run_to_the_end(Cut(at, after=after), prefetch, come) == ALL
+
+
+def test_closing_gives_back_what_is_under_way():
+    """Each time, since a placement minds no second time."""
+    placement = Placement()
+    feed = Feed(Stream(), placement, 2)
+    feed.take(0)
+    feed.close()
+    feed.close()
+    assert placement.closed == 2
+    assert placement.sweeps == 1
