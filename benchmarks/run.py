@@ -29,6 +29,7 @@ BENCHMARKS = (
     "sources",
     "call",
     "index",
+    "torch_loader",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 
