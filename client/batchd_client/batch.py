@@ -169,6 +169,22 @@ class Batch(Mapping[str, Any]):
             raise KeyError(f"{name!r} is not a ragged field: read it with batch[{name!r}]")
         return ragged_view(self._whole(lease, field), self._sizes(lease, field, field.varying), field.varying)
 
+    def dlpack(self, name: str) -> npt.NDArray[Any]:
+        """Give a field to another library by DLPack, without a copy: ``torch.from_dlpack(batch.dlpack("image"))``.
+
+        The export is marked read-only, which takes numpy 2.1 and a consumer that knows DLPack 1.0; others refuse it. Torch
+        ignores the mark: writing into its tensor ends the program. The consumer keeps the batch alive, unless it is released.
+
+        Raises what access by name raises, and ``KeyError`` for a ragged field: export ``ragged(name).values``.
+        """
+        array = self[name]
+        if isinstance(array, list):
+            raise KeyError(
+                f"{name!r} is a ragged field: export batch.ragged({name!r}).values, and its offsets and lengths"
+            )
+        exported: npt.NDArray[Any] = array
+        return exported
+
     def room(self, name: str) -> Room:
         """Give a field as it lies in memory, for those who copy it as a whole, to a device for instance.
 

@@ -85,6 +85,20 @@ def test_arrays_are_read_only_and_not_copied(batches) -> None:
         array.flags.writeable = True
 
 
+def test_an_export_by_dlpack_is_read_only_and_not_copied(batches) -> None:
+    """A consumer that does not know the mark for that gets nothing."""
+    batch = next(batches)
+    exported = np.from_dlpack(batch.dlpack("image"))
+
+    assert not exported.flags.writeable
+    assert np.shares_memory(exported, batch["image"])
+    with pytest.raises(BufferError, match="readonly"):
+        batch.dlpack("image").__dlpack__()
+    batch.release()
+    with pytest.raises(BatchReleased):
+        batch.dlpack("image")
+
+
 def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> None:
     """Rebinding the loop's variable is enough."""
     next(batches)
@@ -101,8 +115,10 @@ def test_batch_that_nobody_keeps_goes_back_with_the_next_pull(batches, held) -> 
         lambda batch: memoryview(batch["label"]),
         lambda batch: np.frombuffer(batch["image"], np.uint8),
         lambda batch: batch["image"].reshape(-1).view(np.int8),
+        lambda batch: np.from_dlpack(batch.dlpack("image")),
+        lambda batch: batch.dlpack("image").__dlpack__(max_version=(1, 0)),
     ],
-    ids=["batch", "array", "slice", "memoryview", "frombuffer", "view"],
+    ids=["batch", "array", "slice", "memoryview", "frombuffer", "view", "dlpack", "capsule"],
 )
 def test_lease_lives_as_long_as_anything_that_reads_its_memory(batches, held, keep) -> None:
     """The batch itself may be gone; its last view ends the lease, and the next pull gives it back."""

@@ -100,6 +100,15 @@ def test_one_sample_of_a_ragged_field_holds_the_whole_batch(stream) -> None:
     assert stream.statistics().batches_held == 0
 
 
+def test_a_ragged_field_is_exported_in_parts(stream) -> None:
+    """There is no one array of samples."""
+    batch = next(iter(stream))
+    with pytest.raises(KeyError, match=r"export batch\.ragged\('tokens'\)\.values"):
+        batch.dlpack("tokens")
+    assert np.from_dlpack(batch.ragged("tokens").values).shape == (20, 2)
+    assert np.from_dlpack(batch.dlpack("image")).shape == batch["image"].shape
+
+
 @pytest.mark.parametrize(
     ("name", "message"), [("image", "'image' is not a ragged field"), ("words", "'words' is no field of this batch")]
 )
