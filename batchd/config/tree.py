@@ -152,6 +152,11 @@ class DaemonConfig(_Branch):
     """How many trainers may be connected over TCP at once with the same key, or from the same host where there are no keys;
     further ones are refused with a message."""
 
+    writable_slots: bool = False
+    """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map slots writable: most GPUs read
+    memory by themselves only if it is mapped so. A trainer with a bug could then spoil the batches of others; `verify = true`
+    notices that. One that means harm could do so unnoticed."""
+
     def storage_limits(self) -> tuple[float, int, float]:
         """How patient to be with servers of files, as ``sources.storage.StorageLimits`` has it."""
         return self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s

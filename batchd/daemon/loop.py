@@ -257,7 +257,7 @@ class Loop:
             failpoints.passing("daemon.parcel.sent")
             return
         slot = action.slot
-        self._sessions.share_slot(action.session, slot, self._memory.slot_bytes(slot), self._memory.readable(slot))
+        self._sessions.share_slot(action.session, slot, self._memory)
         self._sessions.send(
             action.session,
             Handle(

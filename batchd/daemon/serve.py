@@ -118,7 +118,9 @@ def serve(config: Config, options: ServeOptions) -> None:
         workers.enqueue = loop.enqueue
         clerk = _Clerk(state, streams, memory, workers, started_s)
         desk = Desk(loop.enqueue, clerk.answer, Numbers())
-        sessions = clerk.sessions = Sessions(watch, desk, config.daemon.sessions_max)
+        sessions = clerk.sessions = Sessions(
+            watch, desk, config.daemon.sessions_max, writable_slots=config.daemon.writable_slots
+        )
         stack.callback(sessions.close)
         network = None
         if config.daemon.tcp is not None:

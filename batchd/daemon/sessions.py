@@ -1,6 +1,6 @@
 """The front end for trainers on this host: who is there, and what they say. DAEMON process.
 
-    lifeline.sock   accept -> Hello -> Welcome (secret) ... SlotShared ... end of file: the trainer is gone
+    lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file: the trainer is gone
     batchd.sock     Open (secret) ties a routing id to the session; from then on its messages speak for that session alone
 
 What trainers say becomes events in the loop's queue; questions of people are answered at once. A routing id is an address
@@ -25,6 +25,7 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.peers import Peer, may_connect, peer_of, why_not
 from batchd.daemon.seldom import Seldom
+from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
     MESSAGE_BYTES_MAX,
@@ -44,6 +45,7 @@ from batchd_wire.messages import (
     TO_DAEMON_LIFELINE,
     AskBad,
     AskStatus,
+    AskWritable,
     Hello,
     MailboxShared,
     Open,
@@ -76,18 +78,21 @@ class Session:
     """Slots whose memory it was handed."""
     mailboxes: set[int] = field(default_factory=set)
     """Streams whose mailbox it was handed."""
+    wants_writable: bool = False
+    """It has asked for slots that it can map writable."""
     is_cut_off: bool = False
     """It was sent away, and has not gone yet."""
 
 
 class Sessions:
-    """Owns both sockets."""
+    """Owns both sockets. ``writable_slots``: trainers that ask for it get slots that they can map writable."""
 
-    def __init__(self, watch: Watch, desk: Desk, sessions_max: int) -> None:
+    def __init__(self, watch: Watch, desk: Desk, sessions_max: int, *, writable_slots: bool = False) -> None:
         self._watch = watch
         self._desk = desk
         self._enqueue = desk.enqueue
         self._sessions_max = sessions_max
+        self._writable_slots = writable_slots
         self._context = zmq.Context()
         self.router = self._context.socket(zmq.ROUTER)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -167,13 +172,30 @@ class Sessions:
         if session is not None and session.routing is not None and not session.is_cut_off:
             self._send_to(session.routing, message, session)
 
-    def share_slot(self, number: int, slot: int, slot_bytes: int, descriptor: int) -> None:
+    def share_slot(self, number: int, slot: int, memory: SlotMemory) -> None:
         """Hand a slot's memory to a trainer that has not got it yet, before the first handle that names it."""
         session = self._by_number.get(number)
         if session is None or session.is_cut_off or slot in session.slots:
             return
         session.slots.add(slot)
-        self._hand_over(session, SlotShared(slot, slot_bytes), descriptor)
+        message = SlotShared(slot, memory.slot_bytes(slot))
+        writable = self._writable(session, slot, memory)
+        if writable is None:
+            self._hand_over(session, message, memory.readable(slot))
+        else:
+            self._hand_over(session, message, writable)
+            os.close(writable)
+
+    def _writable(self, session: Session, slot: int, memory: SlotMemory) -> int | None:
+        """A descriptor to hand over and to close; None where the trainer shall get the one that only reads."""
+        if not (session.wants_writable and self._writable_slots):
+            return None
+        try:
+            return memory.writable_anew(slot)
+        except OSError as error:
+            if self._seldom.now("writable"):
+                _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
+            return None
 
     def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
         """Hand a producer a stream's mailbox, once. It is on this host, and may connect, so it may write."""
@@ -237,7 +259,7 @@ class Sessions:
         lifeline.close()
 
     def _hear(self, session: Session) -> None:
-        """The lifeline has something to read: a Hello once, and then nothing but its end."""
+        """The lifeline has something to read: a Hello once, then perhaps a wish for its slots, and then nothing but its end."""
         try:
             message, descriptors = receive_message(session.lifeline, TO_DAEMON_LIFELINE)
         except BlockingIOError:
@@ -252,6 +274,9 @@ class Sessions:
             os.close(descriptor)
         if session.is_cut_off:
             return
+        if isinstance(message, AskWritable):
+            self._hear_wish(session)
+            return
         assert isinstance(message, Hello)
         if session.secret is not None:
             self._cut_off(session, "said Hello twice")
@@ -260,6 +285,16 @@ class Sessions:
             self._cut_off(session, f"speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
         else:
             self._welcome(session, message.name)
+
+    def _hear_wish(self, session: Session) -> None:
+        if session.secret is None:
+            self._cut_off(session, "asked for writable slots before it said Hello")
+        elif session.wants_writable:
+            self._cut_off(session, "asked for writable slots twice")
+        elif session.routing is not None:
+            self._cut_off(session, "asked for writable slots after it was open")
+        else:
+            session.wants_writable = True
 
     def _welcome(self, session: Session, name: str) -> None:
         session.name = printable(name)
@@ -333,6 +368,8 @@ class Sessions:
         if message.version != PROTOCOL_VERSION:
             self._send_to(routing, wrong_version(message.version), None)
             return
+        if message.secret in self._by_secret:
+            self._hear(self._by_secret[message.secret])  # what it said on its lifeline before this
         session = self._by_secret.get(message.secret)
         if session is None or session.routing is not None:
             self._reject(routing, None, ErrorCode.UNKNOWN_SESSION, "no session has this secret, or it is open already")

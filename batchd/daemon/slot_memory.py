@@ -3,7 +3,8 @@
     create -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
     reserve -> header: unfinished          commit -> header: whole, under its generation
     writable -> for a worker               readable -> the same memory opened read-only, for a trainer
-                                           mapped -> the same memory to read, for what goes over TCP
+    writable_anew -> for a trainer with     mapped -> the same memory to read, for what goes over TCP
+                     a device
 
 A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot collide. Mode 0600 keeps a trainer of
 another user from opening its read-only descriptor again for writing.
@@ -69,6 +70,14 @@ class SlotMemory:
     def readable(self, slot: int) -> int:
         """The descriptor for a trainer, opened read-only; it stays ours."""
         return self._readable[slot]
+
+    def writable_anew(self, slot: int) -> int:
+        """A further descriptor that writes, for a trainer; it belongs to the caller. Raises ``OSError``.
+
+        Opened for each anew, since descriptors that are copies of each other share their flags: with ``O_APPEND`` set in one of
+        ours, the next header would be written behind the slot's end. The seals bind whoever has it.
+        """
+        return os.open(f"/proc/self/fd/{self._writable[slot]}", os.O_RDWR | os.O_CLOEXEC)
 
     def mapped(self, slot: int) -> memoryview:
         """The memory itself, read-only, where blanks are mapped. It may outlive us."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
-from batchd_client.opening import make_context
+from batchd_client.opening import Target, make_context
 from batchd_client.session import Session
 from batchd_client.stream import Stream
 from batchd_client.subscription import Claim
@@ -45,6 +45,7 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     connect_timeout_s: float = 10.0,
     reconnect_timeout_s: float = 60.0,
     batch_timeout_s: float = 300.0,
+    writable_slots: bool = False,
 ) -> "Daemon":
     """Connect to a batchd daemon.
 
@@ -57,6 +58,9 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a daemon may be away (loops
     just wait longer meanwhile), ``batch_timeout_s`` how long a living daemon may take for one batch.
 
+    ``writable_slots`` is for adapters that register slots with a device which reads no memory that is mapped read-only: slots are
+    mapped writable where the daemon's configuration allows it. Arrays stay read-only, and nobody shall write.
+
     Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``,
     ``ConnectionsInvalid`` or ``ProtocolError``.
     """
@@ -65,7 +69,8 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     context = make_context(count)
     connection = None
     try:
-        target, session = find_daemon(context, address, find_key(key), count, connect_timeout_s)
+        target_at = partial(Target, context, key=find_key(key), connections=count, writable_slots=writable_slots)
+        target, session = find_daemon(target_at, address, connect_timeout_s)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:

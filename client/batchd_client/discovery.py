@@ -7,7 +7,8 @@ Tried in this order: the address that the program gave, else ``$BATCHD_ADDRESS``
 import grp
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,9 +42,9 @@ CONNECTIONS = 1
 
 
 def find_daemon(
-    context: Context, address: str | None, key: ConnectionKey | None, connections: int, connect_timeout_s: float
+    target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float
 ) -> tuple[Target, Session]:
-    """Open a session with the daemon at ``address``, or wherever one answers first.
+    """Open a session with the daemon at ``address``, or wherever one answers first. ``target_at``: what is asked of it there.
 
     Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
     ``ProtocolError``.
@@ -53,7 +54,7 @@ def find_daemon(
     for place in _places(address):
         retry = (DaemonBusy, OSError) if isinstance(place, TcpAddress) else (DaemonBusy,)
         try:
-            target = Target(context, place, key, connections)
+            target = target_at(place)
             return target, patiently_open(target, give_up, connect_timeout_s, retry)
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
@@ -71,7 +72,7 @@ def find_local_daemon(context: Context, address: str | None, connect_timeout_s: 
             raise PushNotLocal(
                 f"{place.address} is an address in the network, and samples can be pushed on its host alone"
             )
-    return find_daemon(context, address, None, CONNECTIONS, connect_timeout_s)
+    return find_daemon(partial(Target, context), address, connect_timeout_s)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:

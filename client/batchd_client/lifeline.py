@@ -1,6 +1,7 @@
 """The lifeline: the AF_UNIX socket that proves who the trainer is, that it lives, and that the daemon does. Runs in the trainer.
 
     connect -> Hello -> Welcome (secret) -> SlotShared + descriptor, as often as there are slots -> end of file
+                             (AskWritable, by those who register slots with a device)
 
 Invariant: the socket stays open for as long as the session *or any lease of it* lives, since its end tells the daemon that
 nobody reads its slots any more. So a connection may be closed or replaced while arrays over its slots are still in use.
@@ -21,7 +22,7 @@ from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, MailboxShared, Refused, SlotShared, Welcome
+from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, MailboxShared, Refused, SlotShared, Welcome
 
 PROGRAM_CHARACTERS_MAX = 100
 SECRET_BYTES = 16
@@ -103,8 +104,15 @@ class Lifeline:
             case _:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome on {self.path}")
 
+    def ask_writable(self) -> None:
+        """Ask for slots that can be mapped writable. Raises ``DaemonBusy`` where the daemon is gone."""
+        try:
+            send_message(self._socket, AskWritable())
+        except ChannelClosed:
+            raise DaemonBusy(f"the daemon closed {self.path} after its welcome") from None
 
-def open_lifeline(path: Path, deadline: float) -> tuple[Lifeline, bytes]:
+
+def open_lifeline(path: Path, deadline: float, *, writable_slots: bool) -> tuple[Lifeline, bytes]:
     """Connect and introduce ourselves: the lifeline and the session's secret.
 
     Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again, ``ConnectTimeout`` for a silent
@@ -116,7 +124,10 @@ def open_lifeline(path: Path, deadline: float) -> tuple[Lifeline, bytes]:
         connecting.connect(os.fspath(path))
     except BlockingIOError:
         raise DaemonBusy(f"{path} has more trainers waiting to connect than the kernel queues") from None
-    return lifeline, lifeline.introduce(deadline)
+    secret = lifeline.introduce(deadline)
+    if writable_slots:
+        lifeline.ask_writable()
+    return lifeline, secret
 
 
 def _close(descriptors: list[int]) -> None:

@@ -1,9 +1,11 @@
 """Memory that came over the lifeline: slots to read, mailboxes to write into. Runs in the trainer, and in producers.
 
-A slot is mapped read-only once, and for as long as anybody looks at it. A mailbox is not mapped.
+A slot is mapped once, and for as long as anybody looks at it: read-only, or writable where its descriptor is, as a device may
+want it. A mailbox is not mapped.
 
-Invariant: nothing is believed of a descriptor that came over the lifeline: its size, its seals and its kind are asked from
-the kernel before it is mapped, so the daemon cannot shrink it under a reader (that is how SIGBUS is made).
+Invariants: nobody writes into a slot, however it is mapped. Nothing is believed of a descriptor that came over the lifeline: its
+size, its seals and its kind are asked from the kernel before it is mapped, so the daemon cannot shrink it under a reader (that is
+how SIGBUS is made).
 """
 
 import fcntl
@@ -80,6 +82,8 @@ def _check(descriptor: int, size: int, what: str) -> None:
 
 
 def _map(descriptor: int, slot_bytes: int) -> mmap.mmap:
+    is_writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    access = mmap.PROT_READ | mmap.PROT_WRITE if is_writable else mmap.PROT_READ
     if sys.version_info >= (3, 13):  # before that, a mapping keeps a descriptor of its own
-        return mmap.mmap(descriptor, slot_bytes, mmap.MAP_SHARED, mmap.PROT_READ, trackfd=False)
-    return mmap.mmap(descriptor, slot_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        return mmap.mmap(descriptor, slot_bytes, mmap.MAP_SHARED, access, trackfd=False)
+    return mmap.mmap(descriptor, slot_bytes, mmap.MAP_SHARED, access)

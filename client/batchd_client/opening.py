@@ -1,6 +1,6 @@
 """How a session with a daemon is begun: on this host, and over TCP. Runs in the trainer.
 
-    on this host   lifeline: Hello -> Welcome (secret)   DEALER: Open (secret) -> Opened
+    on this host   lifeline: Hello -> Welcome (secret) [AskWritable]   DEALER: Open (secret) -> Opened
     over TCP       DEALER: Greet -> Greeted (secret)     further DEALERs: Join (secret) -> Joined
 
 Invariant: a session that is given is open, and one that could not be opened has left nothing behind.
@@ -33,12 +33,16 @@ Place = RuntimeDirectory | TcpAddress
 
 
 class Target(NamedTuple):
-    """Which daemon, and what reaching it takes. ``context`` is whose sockets it gets; the rest counts over TCP alone."""
+    """Which daemon, and what is asked of it. ``context`` is whose sockets it gets.
+
+    ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see ``AskWritable``.
+    """
 
     context: Context
     place: Place
-    key: ConnectionKey | None
-    connections: int
+    key: ConnectionKey | None = None
+    connections: int = 1
+    writable_slots: bool = False
 
 
 def make_context(connections: int) -> Context:
@@ -57,13 +61,13 @@ def open_session(target: Target, deadline: float) -> Session:
     """Begin a session. ``DaemonBusy`` and ``OSError`` are worth another try; what else is raised says why not."""
     if isinstance(target.place, TcpAddress):
         return _open_remote(target, target.place, deadline)
-    return _open_local(target.context, target.place, deadline)
+    return _open_local(target, target.place, deadline)
 
 
-def _open_local(context: Context, directory: RuntimeDirectory, deadline: float) -> Session:
+def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
     """On this host. Raises what ``open_lifeline`` raises."""
-    lifeline, secret = open_lifeline(directory.lifeline_path, deadline)
-    session = Session(_dealer(context, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
+    lifeline, secret = open_lifeline(directory.lifeline_path, deadline, writable_slots=target.writable_slots)
+    session = Session(_dealer(target.context, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
     opened = False
     try:
         session.open(secret, deadline)

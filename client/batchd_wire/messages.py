@@ -5,6 +5,7 @@ Two sockets in the runtime directory make a session on one host:
     trainer                                              daemon
        |  -- lifeline (AF_UNIX SOCK_SEQPACKET) -------->   |   Hello
        |  <----------------------------------------------  |   Welcome (secret)  | Refused
+       |  -- AskWritable ------------------------------->  |   by those alone who register slots with a device
        |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties the routing id to the lifeline
        |  <----------------------------------------------  |   Opened            | Refused
        |  -- Subscribe --------------------------------->  |
@@ -72,7 +73,10 @@ class Welcome(Message):
 
 @message(3)
 class SlotShared(Message):
-    """Travels with one descriptor, opened read-only: the memory of ``slot``, ``slot_bytes`` long, sealed against shrinking."""
+    """Travels with one descriptor: the memory of ``slot``, ``slot_bytes`` long, sealed against shrinking.
+
+    It is opened read-only, or for reading and writing where the session said ``AskWritable`` and the configuration allows that.
+    """
 
     slot: int
     slot_bytes: int
@@ -87,6 +91,15 @@ class MailboxShared(Message):
 
     stream: int
     mailbox_bytes: int
+
+
+@message(5)
+class AskWritable(Message):
+    """Share slots with me so that I can map them writable. Said once at most, behind ``Hello`` and before ``Open``.
+
+    There is no answer: the mode of each descriptor says whether the configuration allows it (``writable_slots``). Nobody shall
+    write; most devices read memory by themselves only if it is mapped writable.
+    """
 
 
 # --- trainer to daemon, over ZeroMQ ----------------------------------------------------------------------------------
@@ -362,7 +375,7 @@ class PushTaken(Message):
     next_place: int | None
 
 
-TO_DAEMON_LIFELINE = Vocabulary(Hello)
+TO_DAEMON_LIFELINE = Vocabulary(Hello, AskWritable)
 TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, MailboxShared, Refused)
 TO_DAEMON = Vocabulary(
     Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, Produce, AskPlace, WithdrawAsk, Pushed

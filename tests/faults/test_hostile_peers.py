@@ -16,6 +16,7 @@ from batchd_wire.messages import (
     TO_TRAINER_LIFELINE,
     AskBad,
     AskStatus,
+    AskWritable,
     Handle,
     Hello,
     Open,
@@ -175,6 +176,21 @@ def test_hello_twice_is_once_too_often(peer):
     peer.open()
     send_message(peer.lifeline, Hello(PROTOCOL_VERSION, "again", 1))
     assert peer.is_hung_up()
+
+
+def test_asking_for_writable_slots_out_of_turn_ends_the_session(daemon):
+    """Before Hello, twice, and once it is open."""
+    for greeted in (False, True):
+        with RawPeer(daemon.runtime_dir) as peer:
+            if greeted:
+                peer.greet()
+                send_message(peer.lifeline, AskWritable())
+            send_message(peer.lifeline, AskWritable())
+            assert peer.is_hung_up()
+    with RawPeer(daemon.runtime_dir) as peer:
+        peer.open()
+        send_message(peer.lifeline, AskWritable())
+        assert peer.is_hung_up()
 
 
 def test_a_wrong_version_is_told_which_one_is_spoken(peer):

@@ -6,6 +6,7 @@ It serves one stream, whose batches say which position they are, and obeys like 
     fake.alter_page = function   (epoch, step, page) -> the bytes that are put into a slot instead
     fake.alter_slot = function   (slot, slot_bytes, descriptor) -> the same, as shared on the lifeline; both are closed here
     fake.answer = function       (session, message) -> True where it has answered itself
+    fake.writable_slots = True   slots are shared writable with those who ask for that
     fake.do(function)            run something inside the daemon's thread, and wait for it
 
 Invariant: all state is the thread's; tests look at it through ``do`` or ``wait_until``.
@@ -35,6 +36,7 @@ from batchd_wire.messages import (
     TO_DAEMON_LIFELINE,
     AskBad,
     AskStatus,
+    AskWritable,
     BadSamples,
     Handle,
     Hello,
@@ -66,6 +68,7 @@ class FakeDaemon:
         self.alter_page: Callable[[int, int, bytearray], bytearray] = lambda _epoch, _step, page: page
         self.alter_slot: Callable[[int, int, int], tuple[int, int, int]] = lambda *shared: shared
         self.answer: Callable[[FakeSession, Message], bool] = lambda _session, _message: False
+        self.writable_slots = False
         self.grants_at_most = 1 << 60
         self.heard: list[Message] = []
         self.sessions: list[FakeSession] = []
@@ -218,7 +221,9 @@ class FakeDaemon:
             self._grant_all()
             return
         self.heard.append(message)
-        if not self.answer(session, message):
+        if isinstance(message, AskWritable):
+            session.wants_writable = True
+        elif not self.answer(session, message):
             assert isinstance(message, Hello)
             session.secret = secrets.token_bytes(16)
             with suppress(ChannelClosed):
@@ -331,11 +336,12 @@ class FakeDaemon:
         if slot.number in session.shared:
             return
         session.shared.add(slot.number)
-        readable = os.open(f"/proc/self/fd/{slot.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        number, slot_bytes, descriptor = self.alter_slot(slot.number, self.stream.layout.slot_bytes, readable)
+        mode = os.O_RDWR if self.writable_slots and session.wants_writable else os.O_RDONLY
+        shared = os.open(f"/proc/self/fd/{slot.descriptor}", mode | os.O_CLOEXEC)
+        number, slot_bytes, descriptor = self.alter_slot(slot.number, self.stream.layout.slot_bytes, shared)
         with suppress(ChannelClosed):  # its end of file is the next thing to hear
             send_message(session.lifeline, SlotShared(number, slot_bytes), (descriptor,))
-        for each in {readable, descriptor}:
+        for each in {shared, descriptor}:
             os.close(each)
 
 

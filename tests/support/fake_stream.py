@@ -112,5 +112,6 @@ class FakeSession:
     lifeline: socket.socket
     secret: bytes | None = None
     routing: bytes | None = None
+    wants_writable: bool = False
     shared: set[int] = field(default_factory=set)
     subscriptions: dict[int, FakeSubscription] = field(default_factory=dict)

@@ -276,6 +276,28 @@ def test_the_trainers_descriptor_cannot_be_written_or_mapped_for_writing(memory)
         os.pwrite(readable, b"x", 0)
 
 
+def test_a_writable_descriptor_for_a_trainer_changes_neither_the_slots_size_nor_our_own_descriptor(memory) -> None:
+    """It maps writable, and what it does to its flags is its own affair: headers stand where they belong afterwards."""
+    memory.create(1, SLOT_BYTES)
+    theirs = memory.writable_anew(1)
+    try:
+        assert not os.get_inheritable(theirs)
+        for size in (0, SLOT_BYTES + 1):
+            with pytest.raises(PermissionError):
+                os.ftruncate(theirs, size)
+        for seal in (fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SHRINK):
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(theirs, fcntl.F_ADD_SEALS, seal)
+        with mmap.mmap(theirs, SLOT_BYTES) as trainer:
+            trainer[8000:8003] = b"abc"
+        fcntl.fcntl(theirs, fcntl.F_SETFL, os.O_APPEND)
+        memory.commit(1, SlotHeader(4, 1, 2, 3, 8, 64))
+    finally:
+        os.close(theirs)
+    assert holds_generation(header(memory, 1), 4)
+    assert os.pread(memory.readable(1), 3, 8000) == b"abc"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
 @pytest.mark.parametrize(("mode", "may"), [(0o600, False), (0o666, True)])
 def test_another_user_cannot_open_his_descriptor_again_for_writing(memory, mode, may) -> None:

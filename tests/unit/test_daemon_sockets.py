@@ -1,19 +1,27 @@
-"""Who may open the sockets in the runtime directory: those who may open the directory."""
+"""The sockets in the runtime directory: who may open them, and in which order what comes over both is heard."""
 
+import errno
+import fcntl
 import os
+import socket
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import zmq
 from structlog.testing import capture_logs
 
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.sessions import Sessions
-from batchd.daemon.speech import Desk
+from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.speech import Desk, Numbers
+from batchd_wire import PROTOCOL_VERSION
+from batchd_wire.channel import receive_message, send_message
+from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, Open, SlotShared, Welcome
 from batchd_wire.runtime import RuntimeDirectory
 
 DIRECTORY_GROUP = 54_323
@@ -66,3 +74,77 @@ def test_a_group_that_the_daemon_cannot_give_is_said(sessions: Sessions, names: 
         ("socket is not open to the directory's group", "warning")
     ] * 2
     assert access(names.lifeline_path)[1] == 0o660
+
+
+# --- slots that can be mapped writable ---------------------------------------------------------------------------------
+
+SLOT_BYTES = 8192
+
+
+class Trainer:
+    """One that has opened its session, and whatever it asked for before. The front end hears ZeroMQ first, as may be."""
+
+    def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
+        names = RuntimeDirectory(directory)
+        watch = stack.enter_context(closing(Watch()))
+        desk = cast("Desk", SimpleNamespace(enqueue=print, numbers=Numbers()))
+        self.sessions = Sessions(watch, desk, 1, writable_slots=allowed)
+        stack.callback(self.sessions.close)
+        self.sessions.bind(names.lifeline_path, names.zmq_path)
+        self.memory = SlotMemory()
+        stack.callback(self.memory.close)
+        self.memory.create(1, SLOT_BYTES)
+        self.lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self.lifeline.connect(str(names.lifeline_path))
+        watch.dispatch()
+        send_message(self.lifeline, Hello(PROTOCOL_VERSION, "trainer", 1))
+        watch.dispatch()
+        welcome, _ = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
+        assert isinstance(welcome, Welcome)
+        if asks:
+            send_message(self.lifeline, AskWritable())
+        context = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        self.dealer = context.socket(zmq.DEALER)
+        self.dealer.connect(names.zmq_endpoint)
+        self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
+        assert self.sessions.router.poll(10_000)
+        self.sessions.receive()
+
+    def shared(self) -> int:
+        """The mode of the slot's descriptor, as it is shared now."""
+        (session,) = self.sessions.everybody()
+        self.sessions.share_slot(session.number, 1, self.memory)
+        message, (descriptor,) = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
+        assert message == SlotShared(1, SLOT_BYTES)
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        os.close(descriptor)
+        return mode
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asks", "mode"),
+    [(True, True, os.O_RDWR), (True, False, os.O_RDONLY), (False, True, os.O_RDONLY), (False, False, os.O_RDONLY)],
+)
+def test_a_slot_is_shared_writable_if_that_is_asked_for_and_allowed(tmp_path: Path, allowed, asks, mode) -> None:
+    """What a trainer said on its lifeline before it opened the session is known when it is open."""
+    with ExitStack() as stack:
+        trainer = Trainer(stack, tmp_path, allowed=allowed, asks=asks)
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
+
+        assert trainer.shared() == mode
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_daemon_short_of_descriptors_shares_slots_read_only(tmp_path: Path, monkeypatch) -> None:
+    """The trainer copies them by the CPU then, and the operator is told."""
+
+    def none(_slot: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with ExitStack() as stack:
+        trainer = Trainer(stack, tmp_path, allowed=True, asks=True)
+        monkeypatch.setattr(trainer.memory, "writable_anew", none)
+        with capture_logs() as log:
+            assert trainer.shared() == os.O_RDONLY
+    assert [line["event"] for line in log] == ["slot shared read-only, though writable_slots is set"]
