@@ -98,6 +98,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "storage_timeout_s": ("2.5", 2.5),
         "storage_retries": ("7", 7),
         "chunk_rows": ("16", 16),
+        "writable_slots": ("true", True),
     }
     assert given.keys() == DaemonConfig.model_fields.keys()
 
