@@ -36,8 +36,8 @@ class Placement(Protocol[T_co]):
     def begin(self, batch: Batch) -> Transfer[T_co]:
         """Begin to bring a batch there. It belongs to the placement from now on, which gives it back once it has been read."""
 
-    def sweep(self) -> None:
-        """Give back the batches that have been read by now."""
+    def sweep(self, *, wait: bool = False) -> None:
+        """Give back the batches that have been read by now; with ``wait`` all of them, as soon as they have been."""
 
     def close(self) -> None:
         """Wait until nothing is read any more, and give everything back. Closing twice does nothing."""
@@ -74,8 +74,10 @@ class Feed(Generic[T]):
         if self._queue and self._queue[0].after == self._position:
             self._queue.popleft()
         self._mend()
-        if not self._queue and not self._begin(wait=True):
-            return None
+        if not self._queue:
+            self._placement.sweep(wait=True)  # in a small ring, what comes next needs their memory
+            if not self._begin(wait=True):
+                return None
         self._look_ahead()
         head = self._queue[0]
         result = head.transfer.finish()

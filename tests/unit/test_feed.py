@@ -91,9 +91,9 @@ class Placement:
         self.begun.append(batch)
         return Transfer(batch, self._cut)
 
-    def sweep(self):
+    def sweep(self, *, wait=False):
         self._cut(lambda: None)
-        self.sweeps += 1
+        self.sweeps += not wait
 
     def close(self):
         self.closed += 1

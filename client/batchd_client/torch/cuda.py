@@ -4,12 +4,16 @@
                                                               |
                                                               +-- the same event says that the batch has been read
 
-Memory that cannot be registered goes through page-locked memory of torch's own, which costs a copy by the CPU.
+Memory that cannot be registered goes through page-locked memory of torch's own, which costs a copy by the CPU. Most drivers
+register no memory that is mapped read-only, so slots are mapped writable there, if the daemon's operator allows it.
 
 Invariants: a batch is held until the event behind its copies has happened, however its transfer ends. Memory is unregistered
 before it is unmapped: the register holds it until then.
 """
 
+import fcntl
+import mmap
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -49,7 +53,10 @@ class Runtime(Protocol):
         """Lock memory in place, so that the device reads it by itself; False where that cannot be."""
 
     def unregister(self, address: int) -> None:
-        """Undo ``register``, before the memory is unmapped."""
+        """Undo ``register``, before the memory is unmapped; no matter if it was not registered."""
+
+    def locked(self, like: torch.Tensor) -> torch.Tensor:
+        """Page-locked memory of torch's own, for as much as ``like`` holds."""
 
     def aside(self) -> AbstractContextManager[object]:
         """Within it, work goes to the side stream, and tensors are made for it."""
@@ -65,9 +72,9 @@ class CudaRuntime:
     """CUDA as torch has it."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         self._runtime: Any = torch.cuda.cudart()
         self._side = torch.cuda.Stream(device)
+        self.device = self._side.device  # with its number, whichever device is the current one later
 
     def register(self, address: int, size: int, flags: int) -> bool:
         """See ``Runtime``."""
@@ -82,6 +89,10 @@ class CudaRuntime:
         with torch.cuda.device(self.device):
             if int(self._runtime.cudaHostUnregister(address)) != 0:
                 self._forget_error()
+
+    def locked(self, like: torch.Tensor) -> torch.Tensor:
+        """See ``Runtime``."""
+        return torch.empty_like(like, pin_memory=True)
 
     def aside(self) -> AbstractContextManager[object]:
         """See ``Runtime``."""
@@ -106,36 +117,68 @@ class CudaRuntime:
             return
 
 
+def needs_writable(runtime: Runtime) -> bool:
+    """Must memory be mapped writable for the device to read it by itself? Tried out with a page that is mapped as slots are."""
+    page = _read_only_page()
+    try:
+        return not runtime.register(page.address, page.slot_bytes, _flags_for(page))
+    finally:
+        runtime.unregister(page.address)
+
+
+def _read_only_page() -> SlotMemory:
+    descriptor = os.memfd_create("batchd-trial", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return SlotMemory(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC), mmap.PAGESIZE)
+    finally:
+        os.close(descriptor)
+
+
 class Register:
-    """The memory that has been registered with a device, each piece once."""
+    """The memory that has been registered with a device, each piece once.
+
+    What an interrupt has cut off may have happened or not. So memory is held from before it is registered until after it is
+    unregistered, and either is done again where nobody knows.
+    """
 
     def __init__(self, runtime: Runtime, present: Callable[[], Iterable[Memory]]) -> None:
         """``present`` gives the memory that batches may lie in now; other memory is unregistered at the next occasion."""
         self._runtime = runtime
         self._present = present
-        self._known: dict[int, Memory] = {}
-        self._refused = False
+        self._held: dict[int, Memory] = {}
+        self._registered: set[int] = set()
+        """Those of which it is known."""
+        self._refused: set[int] = set()
+        """With which flags nothing is registered here."""
 
     def has(self, memory: Memory, busy: Iterable[Memory]) -> bool:
         """Is the memory registered? Registers it if it can be. ``busy``: memory that is being read."""
-        if id(memory) in self._known:
+        number, flags = id(memory), _flags_for(memory)
+        if number in self._registered:
             return True
-        if self._refused:
-            return False
         self._forget_what_is_over(busy)
-        self._known[id(memory)] = memory
-        if any(self._runtime.register(memory.address, memory.slot_bytes, flags) for flags in _flags_for(memory)):
+        if flags in self._refused:
+            return False
+        if number in self._held:
+            self._runtime.unregister(memory.address)
+        self._held[number] = memory
+        if self._runtime.register(memory.address, memory.slot_bytes, flags):
+            self._registered.add(number)
             return True
-        del self._known[id(memory)]
-        self._refused = True
+        del self._held[number]
+        self._refused.add(flags)
         tell_once(_why_not(memory))
         return False
 
     def _forget_what_is_over(self, busy: Iterable[Memory]) -> None:
         needed = {id(one) for one in (*self._present(), *busy)}
-        for memory in [one for one in self._known.values() if id(one) not in needed]:
-            self._runtime.unregister(memory.address)
-            del self._known[id(memory)]
+        for number, memory in list(self._held.items()):
+            if number not in needed:
+                self._registered.discard(number)
+                self._runtime.unregister(memory.address)
+                del self._held[number]
 
     def close(self) -> None:
         """Unregister everything, once nothing of it is read any more."""
@@ -185,24 +228,25 @@ class CudaPlacement:
     def begin(self, batch: Batch) -> _OnItsWay:
         """See ``feed.Placement``."""
         memory = batch.memory
-        direct = self._register.has(memory, [one.memory for one in self._copying])
+        is_direct = self._register.has(memory, [one.memory for one in self._copying])
         rooms = [batch.room(recipe.name) for recipe in self._recipes]
-        copying = _Copying(batch, memory)
-        if direct:
+        lengths = [largest_in(room) for room in rooms]
+        if is_direct:
+            copying = _Copying(batch, memory)
             self._copying.append(copying)  # first: whatever cuts us off from here on, the batch stays
-        with self._runtime.aside():
-            raw = [self._copied(room, direct=direct) for room in rooms]
-            event = copying.event = self._runtime.mark()
-        if not direct:
-            batch.release()
-        return _OnItsWay(self, [largest_in(room) for room in rooms], raw, event)
+            raw, event = self._copied(rooms, _copy_direct)
+            copying.event = event
+        else:
+            try:
+                raw, event = self._copied(rooms, self._copy_staged)
+            finally:
+                batch.release()
+        return _OnItsWay(self, lengths, raw, event)
 
     def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> Any:
         """What the loop gets of a batch, ready in its own stream."""
-        firsts = (
-            field[0] if isinstance(field, list) else field for field in raw if len(field)
-        )  # rows share their memory
-        self._runtime.adopt(event, firsts)
+        # of a ragged field any row will do, as all of them share their memory
+        self._runtime.adopt(event, (field[0] if isinstance(field, list) else field for field in raw if len(field)))
         tensors: list[Tensors] = []
         for recipe, lengths_of_field, field in zip(self._recipes, lengths, raw, strict=True):
             if isinstance(field, list):
@@ -211,18 +255,19 @@ class CudaPlacement:
                 tensors.append(recipe.look(cut(field, lengths_of_field), owned=True))
         return self._give(tensors)
 
-    def sweep(self) -> None:
+    def sweep(self, *, wait: bool = False) -> None:
         """See ``feed.Placement``."""
+        if wait and self._copying:
+            with self._runtime.aside():
+                self._runtime.mark().synchronize()
+            for one in self._copying:
+                one.batch.release()
+            self._copying = []
         self._copying = [one for one in self._copying if not self._is_over(one)]
 
     def close(self) -> None:
         """See ``feed.Placement``."""
-        if self._copying:
-            with self._runtime.aside():
-                self._runtime.mark().synchronize()
-        for one in self._copying:
-            one.batch.release()
-        self._copying = []
+        self.sweep(wait=True)
         self._register.close()
 
     def _is_over(self, one: _Copying) -> bool:
@@ -234,20 +279,31 @@ class CudaPlacement:
         one.batch.release()
         return True
 
-    def _copied(self, room: Room, *, direct: bool) -> Tensors:
-        """A field on the device, as soon as the side stream has got there."""
-        device = self._runtime.device
+    def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
+        """Fields on the device, as soon as the side stream has got there."""
+        with self._runtime.aside():
+            raw = [copy(room, self._runtime.device) for room in rooms]
+            return raw, self._runtime.mark()
+
+    def _copy_staged(self, room: Room, device: torch.device) -> Tensors:
+        """Copied by the CPU when this returns, so that the batch may be given back."""
         if is_ragged(room):
-            return rows_of(room, device, non_blocking=direct)
+            return rows_of(room, device, non_blocking=False)
         source = over(room.array)
-        if not direct:
-            source = torch.empty_like(source, pin_memory=device.type == "cuda").copy_(source)
-        return torch.empty_like(source, device=device).copy_(source, non_blocking=True)
+        return _on(device, self._runtime.locked(source).copy_(source))
 
 
-def _flags_for(memory: Memory) -> tuple[int, ...]:
-    is_writable = not memory.page.readonly
-    return (REGISTER_PORTABLE,) if is_writable else (REGISTER_PORTABLE | REGISTER_READ_ONLY,)
+def _copy_direct(room: Room, device: torch.device) -> Tensors:
+    return rows_of(room, device, non_blocking=True) if is_ragged(room) else _on(device, over(room.array))
+
+
+def _on(device: torch.device, source: torch.Tensor) -> torch.Tensor:
+    """A copy on the device of what lies in page-locked memory, which the device reads by itself."""
+    return torch.empty_like(source, device=device).copy_(source, non_blocking=True)
+
+
+def _flags_for(memory: Memory) -> int:
+    return REGISTER_PORTABLE | REGISTER_READ_ONLY if memory.page.readonly else REGISTER_PORTABLE
 
 
 def _why_not(memory: Memory) -> str:

@@ -6,6 +6,7 @@ Invariant: what ``state_dict`` says is what the loop has got, whatever is under 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, Unpack
 from weakref import finalize
@@ -20,7 +21,7 @@ from batchd_client.errors import LoaderInWorker, PrefetchInvalid, StreamClosed
 from batchd_client.feed import Feed
 from batchd_client.ranks import Share, find_share
 from batchd_client.stream import Stream, StreamStatistics
-from batchd_client.torch.cuda import CudaPlacement, CudaRuntime
+from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.placements import HostPlacement
 from batchd_client.torch.tensors import INDEX, Look, Recipe, Tensors, TensorSchema, recipes_for
 
@@ -188,9 +189,12 @@ class BatchdLoader:
 
     def close(self) -> None:
         """Give up the stream and the connection. Tensors that were given out stay; the position can no longer be asked for."""
-        opened, self._opened, self._closed = self._opened, None, True
+        self._closed = True
+        opened = self._opened
         if opened is not None:
-            opened.end()
+            opened.close()  # may be interrupted, and is done again then: in another ``close``, or by ``end``
+            opened.end.detach()
+            self._opened = None
 
     def __enter__(self) -> Self:
         return self
@@ -218,47 +222,53 @@ class BatchdLoader:
 
     def _open(self) -> "_Opened":
         """Connect, where that was not done: at the beginning, and in a process that has unpickled the loader."""
+        if self._closed:
+            raise StreamClosed(f"this loader of stream {self._wish.stream!r} has been closed")
         if self._opened is None:
-            if self._closed:
-                raise StreamClosed(f"this loader of stream {self._wish.stream!r} has been closed")
             self._opened = _open(self, self._wish)
         return self._opened
 
 
 class _Opened(NamedTuple):
-    """A loader that is connected. ``end`` ends that, and runs by itself at the end of the loader or of the program."""
+    """A loader that is connected. ``end`` closes it by itself at the end of the loader or of the program."""
 
     feed: Feed[Any]
     recipes: tuple[Recipe, ...]
-    end: Callable[[], object]
+    close: Callable[[], None]
+    end: "finalize[..., BatchdLoader]"
 
 
 def _open(loader: BatchdLoader, wish: _Wish) -> _Opened:
-    daemon = connect(wish.address, **wish.connecting)
+    runtime = CudaRuntime(wish.device) if wish.device.type == "cuda" else None
+    device = wish.device if runtime is None else runtime.device
+    writable_slots = runtime is not None and needs_writable(runtime)
+    daemon = connect(wish.address, **wish.connecting, writable_slots=writable_slots)
     try:
         stream = daemon.stream(wish.stream, *wish.share, window=wish.window, epochs=wish.epochs, state=wish.state)
         fields = wish.fields
         if fields is None:
             fields = [name for name in stream.schema if wish.as_dict or name != INDEX]
-        recipes = recipes_for(stream.schema, fields, wish.look, wish.device)
+        recipes = recipes_for(stream.schema, fields, wish.look, device)
         names = tuple(recipe.name for recipe in recipes) if wish.as_dict else None
         give = _Given(names, wish.transform)
-        if wish.device.type == "cuda":
-            feed = Feed[Any](
-                stream, CudaPlacement(recipes, give, CudaRuntime(wish.device), stream.memories), wish.prefetch
-            )
+        if runtime is not None:
+            feed = Feed[Any](stream, CudaPlacement(recipes, give, runtime, stream.memories), wish.prefetch)
         else:
-            feed = Feed[Any](stream, HostPlacement(recipes, give, wish.device), 0)
+            feed = Feed[Any](stream, HostPlacement(recipes, give, device), 0)
     except BaseException:
         daemon.close()
         raise
-    return _Opened(feed, recipes, finalize(loader, _end, feed, daemon, os.getpid()))
+    close = partial(_end, feed, daemon, os.getpid())
+    return _Opened(feed, recipes, close, finalize(loader, close))
 
 
 def _end(feed: Feed[Any], daemon: Daemon, process: int) -> None:
-    if os.getpid() == process:  # in a forked child all of this is the parent's
-        feed.close()
-    daemon.close()
+    """Close both. Where it is interrupted, it may be done again."""
+    try:
+        if os.getpid() == process:  # in a forked child all of this is the parent's
+            feed.close()
+    finally:
+        daemon.close()
 
 
 class _Given:

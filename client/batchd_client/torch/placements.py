@@ -49,7 +49,7 @@ class HostPlacement:
             return recipe.look(source, owned=False)
         return recipe.look(source.to(self._device), owned=True)
 
-    def sweep(self) -> None:
+    def sweep(self, *, wait: bool = False) -> None:
         """See ``feed.Placement``. Nothing is under way."""
 
     def close(self) -> None:

@@ -1,0 +1,261 @@
+"""A stand-in for CUDA that copies late, on tensors in the memory of the host. For tests of the torch loader's way to a GPU.
+
+    copy_(non_blocking) within ``aside`` --> queue --(an event is done, awaited or adopted, or ``work``)--> the tensor
+
+What a device would do without a word is an assertion here: to read memory that is not registered, or no longer so; to read a
+batch that was given back before it was read; to have memory unmapped that is registered.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.overrides import TorchFunctionMode
+
+import torch
+from batchd_client.torch.cuda import REGISTER_READ_ONLY
+
+POISON = 77
+"""What a tensor holds until its copy is made."""
+
+
+class Mapping(NamedTuple):
+    """A piece of this process's address space, as the kernel lists it."""
+
+    start: int
+    end: int
+    mode: str
+    inode: str
+
+
+def mappings() -> list[Mapping]:
+    """All there are."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, mode, _offset, _device, inode, *_name = line.split(maxsplit=5)
+        start, _, end = span.partition("-")
+        found.append(Mapping(int(start, 16), int(end, 16), mode, inode))
+    return found
+
+
+def mapping_of(address: int, size: int, among: list[Mapping]) -> Mapping | None:
+    """What is mapped at this place; None where nothing is, or several things are."""
+    return next((one for one in among if one.start <= address and address + size <= one.end), None)
+
+
+@dataclass(eq=False)
+class Registration:
+    """Memory that the device reads by itself."""
+
+    address: int
+    size: int
+    flags: int
+    inode: str
+
+    def covers(self, address: int, size: int) -> bool:
+        return self.address <= address and address + size <= self.address + self.size
+
+
+@dataclass(eq=False)
+class Copy:
+    """One that has been asked for. It holds nothing of the source that a device would not hold."""
+
+    target: torch.Tensor
+    address: int
+    bytes_then: torch.Tensor
+    value: torch.Tensor
+    registration: Registration | None
+    locked: torch.Tensor | None
+
+
+class Bytes:
+    """What lies at an address now."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
+
+
+class FakeEvent:
+    """A point in the queue; it says that it is done when it has been asked ``patience`` times."""
+
+    def __init__(self, cuda: "FakeCuda", end: int) -> None:
+        self._cuda = cuda
+        self.end = end
+        self._asked = 0
+
+    def query(self) -> bool:
+        return self._cuda.call("query", self._query)
+
+    def _query(self) -> bool:
+        self._asked += 1
+        if self._asked < self._cuda.patience:
+            return False
+        self._cuda.work(self.end)
+        return True
+
+    def synchronize(self) -> None:
+        self._cuda.call("synchronize", lambda: self._cuda.work(self.end))
+
+
+class FakeCuda:
+    """See above, and ``batchd_client.torch.cuda.Runtime``.
+
+    ``takes_read_only``, ``takes_any``: which memory it registers. ``interrupt(at, after=)``: ``KeyboardInterrupt`` in one of its
+    calls, before it has had its effect or after that. ``patience``: how often an event is asked until it is done.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, *, takes_read_only: bool = True, takes_any: bool = True, patience: int = 2) -> None:
+        self.takes_read_only = takes_read_only
+        self.takes_any = takes_any
+        self.patience = patience
+        self.registered: dict[int, Registration] = {}
+        self.all_registered: list[Registration] = []
+        self.unregistered = 0
+        self.copies = {"registered": 0, "locked": 0, "blocking": 0}
+        self.calls = 0
+        self.faults: list[str] = []
+        self.queue: deque[Copy] = deque()
+        self._begun = 0
+        self._done = 0
+        self._locked: dict[int, torch.Tensor] = {}
+        self._interrupt_at: int | None = None
+        self._interrupt_after = False
+
+    def interrupt(self, at: int | None, *, after: bool = False) -> None:
+        """Interrupt the call that comes as number ``at`` from now on; None for no more of it."""
+        self._interrupt_at = None if at is None else self.calls + at
+        self._interrupt_after = after
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Has it come to that?"""
+        return self._interrupt_at is not None and self.calls >= self._interrupt_at
+
+    # --- what the loader calls ----------------------------------------------------------------------------------------
+
+    def register(self, address: int, size: int, flags: int) -> bool:
+        return self.call("register", lambda: self._register(address, size, flags))
+
+    def unregister(self, address: int) -> None:
+        self.call("unregister", lambda: self._unregister(address))
+
+    def locked(self, like: torch.Tensor) -> torch.Tensor:
+        return self.call("locked", lambda: self._lock(like))
+
+    def aside(self) -> "Aside":
+        return self.call("aside", lambda: Aside(self))
+
+    def mark(self) -> FakeEvent:
+        return self.call("mark", lambda: FakeEvent(self, self._begun))
+
+    def adopt(self, event: FakeEvent, tensors: Iterable[torch.Tensor]) -> None:
+        owned = list(tensors)
+        assert all(tensor.untyped_storage().nbytes() or not tensor.numel() for tensor in owned)
+        self.call("adopt", lambda: self.work(event.end))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def call(self, name: str, effect: Callable[[], Any]) -> Any:
+        """Let something happen, or an interrupt."""
+        self.calls += 1
+        is_interrupted = self.calls == self._interrupt_at
+        if name in {"register", "unregister", "mark"}:
+            self._check_registered()
+        if is_interrupted and not self._interrupt_after:
+            raise KeyboardInterrupt
+        result = effect()
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    def work(self, end: int | None = None) -> None:
+        """Make the copies up to there; all by default."""
+        if self.queue:
+            self._check_registered()
+        while self.queue and (end is None or self._done < end):
+            self._make(self.queue.popleft())
+            self._done += 1
+
+    def begin_copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """Take note of a copy; the target holds something else until it is made."""
+        size = source.numel() * source.element_size()
+        if not size:
+            return target
+        self._claim(source.is_contiguous() and target.is_contiguous(), "a copy is one run of bytes")
+        address = source.data_ptr()
+        locked = self._locked.get(address)
+        registration = next((one for one in self.registered.values() if one.covers(address, size)), None)
+        self._claim(locked is not None or registration is not None, "what is copied lies in memory that is page-locked")
+        then = torch.from_numpy(np.asarray(Bytes(address, size)).copy())
+        self.copies["registered" if locked is None else "locked"] += 1
+        self.queue.append(Copy(target, address, then, source.clone(), registration, locked))
+        self._begun += 1
+        target.fill_(POISON)
+        return target
+
+    def _make(self, copy: Copy) -> None:
+        if copy.locked is None:
+            registration = copy.registration
+            self._claim(self.registered.get(registration.address) is registration, "it is registered until it is read")
+        now = torch.from_numpy(np.asarray(Bytes(copy.address, copy.bytes_then.numel())).copy())
+        self._claim(torch.equal(now, copy.bytes_then), "a batch stays until it has been read")
+        if copy.locked is not None:
+            self._locked.pop(copy.address, None)
+        copy.target.copy_(copy.value)
+
+    def _register(self, address: int, size: int, flags: int) -> bool:
+        mapping = mapping_of(address, size, mappings())
+        self._claim(mapping is not None, "what is registered is mapped")
+        self._claim(address not in self.registered, "memory is registered once")
+        is_writable = "w" in mapping.mode
+        self._claim(is_writable is not bool(flags & REGISTER_READ_ONLY), "the flags say how memory is mapped")
+        if not self.takes_any or not (is_writable or self.takes_read_only):
+            return False
+        self.registered[address] = Registration(address, size, flags, mapping.inode)
+        self.all_registered.append(self.registered[address])
+        return True
+
+    def _unregister(self, address: int) -> None:
+        registration = self.registered.pop(address, None)
+        if registration is not None:
+            self.unregistered += 1
+            self._claim(
+                not any(copy.registration is registration for copy in self.queue), "nothing is read any more of it"
+            )
+
+    def _lock(self, like: torch.Tensor) -> torch.Tensor:
+        memory = torch.empty_like(like)
+        self._locked[memory.data_ptr()] = memory
+        return memory
+
+    def _check_registered(self) -> None:
+        present = mappings()
+        for one in self.registered.values():
+            mapping = mapping_of(one.address, one.size, present)
+            is_same = mapping is not None and mapping.inode == one.inode
+            self._claim(is_same, "memory is mapped until it is unregistered")
+
+    def _claim(self, truth: bool, what: str) -> None:
+        if not truth:
+            self.faults.append(what)
+            raise AssertionError(what)
+
+
+class Aside(TorchFunctionMode):
+    """Within it, copies that nobody waits for are made late."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def __torch_function__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function is torch.Tensor.copy_:
+            if (options or {}).get("non_blocking"):
+                return self._cuda.call("copy", lambda: self._cuda.begin_copy(*arguments))
+            self._cuda.copies["blocking"] += 1
+        return function(*arguments, **(options or {}))

@@ -1,0 +1,434 @@
+"""The torch loader's way to a GPU, on a stand-in that copies late and notices what a GPU would not (``support.fake_cuda``)."""
+
+import gc
+import logging
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+import batchd_client  # noqa: E402
+from batchd_client import hints  # noqa: E402
+from batchd_client.memory import SlotMemory  # noqa: E402
+from batchd_client.torch import BatchdLoader  # noqa: E402
+from batchd_client.torch import loader as loader_module  # noqa: E402
+from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY  # noqa: E402
+from support.fake_cuda import FakeCuda  # noqa: E402
+from support.images import encode, photo  # noqa: E402
+from support.network import free_port  # noqa: E402
+from support.settings import SLOT_BYTES, folder_stream  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
+
+NEVER = 1 << 30
+STEPS = 5
+LARGEST = [40, 56, 3]
+SIZES = [(12 + 7 * number % 29, 16 + 11 * number % 41) for number in range(22)]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory):
+    """Twenty-two images, each of another size."""
+    folder = tmp_path_factory.mktemp("sizes") / "one"
+    folder.mkdir()
+    for number, (height, width) in enumerate(SIZES):
+        (folder / f"{number:02}.png").write_bytes(encode(photo(height, width, number), ".png"))
+    return folder.parent
+
+
+def streams_over(photos, sizes, **changes):
+    """Photographs; images of different sizes, padded and ragged."""
+    room = {"max_shape": LARGEST}
+    return {
+        "photos": folder_stream(photos, **changes),
+        "padded": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "pad_batch", "fill": 7, **room}]),
+        "ragged": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", **room}]),
+    }
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos, sizes):
+    """On this host, and over TCP."""
+    return start_shared_daemon(
+        streams_over(photos, sizes), tcp=f"127.0.0.1:{free_port()}", memory="16MiB", writable_slots=True
+    )
+
+
+@pytest.fixture(scope="module")
+def tight(start_shared_daemon, photos, sizes):
+    """A ring of four slots: enough for a trainer, and for one that has not quite gone."""
+    return start_shared_daemon(streams_over(photos, sizes, memory=4 * SLOT_BYTES))
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """The stand-in, which any loader of the test uses; in the end it has met no fault, and reads no memory of ours any more."""
+    cuda = FakeCuda()
+    monkeypatch.setattr(loader_module, "CudaRuntime", lambda _device: cuda)
+    yield cuda
+    assert not cuda.faults
+    assert not cuda.registered
+    assert not [copy for copy in cuda.queue if copy.registration]
+
+
+@pytest.fixture
+def load(cuda):
+    """A loader for the stand-in, which is closed with the test."""
+    loaders = []
+
+    def load(daemon, stream="photos", **options):
+        address = options.pop("address", daemon.address)
+        loaders.append(BatchdLoader(stream, address=address, device="cuda", **{"as_dict": True, **options}))
+        return loaders[-1]
+
+    yield load
+    cuda.interrupt(None)
+    for loader in loaders:
+        loader.close()
+
+
+def bare(daemon, stream="photos", epochs=1):
+    """Copies of all batches from the bare client, images with their channels first."""
+    with batchd_client.connect(daemon.address) as connection:
+        claim = connection.stream(stream, epochs=epochs)
+        return [
+            {
+                name: [row.copy() for row in field] if type(field) is list else field.copy()
+                for name, field in one.items()
+            }
+            for _ in range(epochs)
+            for one in claim
+        ]
+
+
+def channels_first(field):
+    """As the loader gives images."""
+    if type(field) is list:
+        return [channels_first(row[np.newaxis])[0] for row in field]
+    return field.transpose(0, 3, 1, 2) if field.dtype == np.uint8 and field.ndim == 4 else field
+
+
+def assert_same(given, expected):
+    """Every tensor of a batch is the bare client's array."""
+    assert list(given) == list(expected)
+    for name, tensor in given.items():
+        array = channels_first(expected[name])
+        if type(array) is list:
+            assert all(np.array_equal(one.numpy(), other) for one, other in zip(tensor, array, strict=True))
+        else:
+            assert np.array_equal(tensor.numpy(), array)
+
+
+def idle(daemon, stream="photos"):
+    """Nobody has a claim, and no slot is held."""
+    status = daemon.stream_status(stream)
+    return not status["subscriptions"] and status["leased_slots"] == 0
+
+
+# --- what comes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["address", "tcp_address"])
+@pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
+def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, where):
+    """Straight from the ring, or from the memory that batches over TCP are received into. All are kept till the end."""
+    expected = bare(daemon, stream, epochs=2)
+    for prefetch in (0, 2, 7):
+        loader = load(daemon, stream, prefetch=prefetch, address=getattr(daemon, where))
+        given = [batch for _ in range(2) for batch in loader]
+        for batch, one in zip(given, expected, strict=True):
+            assert_same(batch, one)
+    assert cuda.copies["registered"] > 0
+    assert cuda.copies["locked"] == cuda.copies["blocking"] == 0
+
+
+def test_what_is_done_to_images_is_done_on_the_device(daemon, load):
+    """Type, normalisation and layout are those that tensors on the host get."""
+    options = {"normalize": (MEAN, STD), "channels_last": True, "fields": ["image"], "as_dict": False}
+    host = BatchdLoader("photos", address=daemon.address, **options)
+    for (ours,), (theirs,) in zip(load(daemon, **options), host, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.is_contiguous(memory_format=torch.channels_last)
+    host.close()
+
+
+def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
+    """Once they have come; their copies are queued, and a checkpoint knows nothing of them."""
+    cuda.patience = NEVER
+    loader = load(daemon, prefetch=2)
+    next(iter(loader))
+    feed = loader._opened.feed
+    wait_until(lambda: feed._look_ahead() or len(feed._queue) == 1 + 2, "two batches have come")
+    feed._look_ahead()
+    assert len(cuda.queue) == 2 * len(loader.schema)
+    assert loader.state_dict()["step"] == 1
+
+
+# --- how long a batch is held ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patience", [1, 3, NEVER])
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 7])
+def test_a_small_ring_and_late_copies_neither_spoil_a_batch_nor_stop_the_loop(tight, cuda, load, prefetch, patience):
+    """Slots are used again and again, never before they have been read; where all are being read, that is waited for."""
+    cuda.patience = patience
+    expected = bare(tight, epochs=8)
+    loader = load(tight, prefetch=prefetch)
+    given = [batch for _ in range(8) for batch in loader]
+    for batch, one in zip(given, expected, strict=True):
+        assert_same(batch, one)
+    assert len(cuda.all_registered) - 1 <= tight.stream_status()["slots"] <= 4  # the first one is the trial
+
+
+def test_a_lease_ends_when_the_event_has_happened(daemon, cuda, load):
+    """Not before, though the loop has long gone on."""
+    cuda.patience = NEVER
+    loader = load(daemon, prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    assert loader.statistics().batches_held == 1
+    cuda.patience = 1
+    next(batches)
+    assert loader.statistics().batches_held == 1
+    cuda.patience = NEVER
+    loader._opened.feed._placement.sweep()
+    assert loader.statistics().batches_held == 1
+    cuda.patience = 1
+    loader._opened.feed._placement.sweep()
+    assert loader.statistics().batches_held == 0
+
+
+def test_moving_drops_what_is_under_way_but_does_not_give_it_back_unread(daemon, cuda, load):
+    """The copies that are queued go where nobody looks."""
+    cuda.patience = NEVER
+    loader = load(daemon)
+    next(iter(loader))
+    loader.set_epoch(3)
+    given = list(loader)
+    for batch, expected in zip(given, bare(daemon, epochs=4)[3 * STEPS :], strict=True):
+        assert_same(batch, expected)
+
+
+@pytest.mark.parametrize("where", ["address", "tcp_address"])
+def test_closing_waits_for_copies_that_are_queued(daemon, cuda, load, where):
+    """Then memory is unregistered, and only then unmapped; the daemon has its slots back."""
+    cuda.patience = NEVER
+    loader = load(daemon, address=getattr(daemon, where))
+    batch = next(iter(loader))
+    assert cuda.registered
+    loader.close()
+    assert not cuda.registered
+    assert not cuda.queue
+    assert_same(batch, bare(daemon)[0])
+    wait_until(lambda: idle(daemon), "the daemon has its slots back")
+
+
+def test_a_loader_that_is_forgotten_leaves_nothing_registered(daemon, cuda):
+    """Without a word of the program."""
+    loader = BatchdLoader("photos", address=daemon.address, device="cuda")
+    next(iter(loader))
+    del loader
+    gc.collect()
+    assert not cuda.registered
+    wait_until(lambda: idle(daemon), "the daemon has its slots back")
+
+
+# --- interrupts --------------------------------------------------------------------------------------------------------
+
+
+def read_with_interrupts(loader, cuda, batches):
+    """So many batches of a loader whose loop is begun again wherever it is interrupted."""
+    given = []
+    while len(given) < batches:
+        try:
+            for batch in loader:
+                given.append(batch)
+                if len(given) == batches:
+                    break
+        except KeyboardInterrupt:
+            cuda.interrupt(None)
+    return given
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("mode", ["direct", "staged"])
+def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, after):
+    """And no batch is given back while a copy of it is queued; swept over all calls of six batches."""
+    cuda.takes_any = mode == "direct"
+    expected = bare(tight, epochs=2)[:6]
+    place = 0
+    while True:
+        place += 1
+        loader = load(tight)
+        cuda.interrupt(place, after=after)
+        given = read_with_interrupts(loader, cuda, 6)
+        is_over = cuda._interrupt_at is not None
+        cuda.interrupt(None)
+        for batch, one in zip(given, expected, strict=True):
+            assert_same(batch, one)
+        loader.close()
+        assert not cuda.registered
+        if is_over:
+            break
+    assert place > 40
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_interrupted_close_can_be_done_again(daemon, cuda, load, after):
+    """Until then memory stays registered and mapped."""
+    cuda.patience = NEVER
+    place, is_over = 0, False
+    while not is_over:
+        place += 1
+        loader = load(daemon)
+        next(iter(loader))
+        cuda.interrupt(place, after=after)
+        try:
+            loader.close()
+            is_over = True
+        except KeyboardInterrupt:
+            loader.close()
+        cuda.interrupt(None)
+        assert not cuda.registered
+    assert place > 4
+    wait_until(lambda: idle(daemon), "the daemon has its slots back")
+
+
+# --- what is registered -------------------------------------------------------------------------------------------------
+
+
+def test_each_slot_is_registered_once(daemon, cuda, load):
+    """However many batches lie in it; read-only, as it is mapped."""
+    loader = load(daemon)
+    for _ in range(4):
+        list(loader)
+    slots = cuda.all_registered[1:]  # the first is the trial
+    assert len({one.address for one in slots}) == len(slots) <= daemon.stream_status()["slots"]
+    assert {one.flags for one in cuda.all_registered} == {REGISTER_PORTABLE | REGISTER_READ_ONLY}
+    loader.close()
+    assert cuda.unregistered == len(cuda.all_registered)
+
+
+def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_ones_are_not(start_daemon, cuda, load):
+    """Unregistered before they are unmapped, with copies under way; the loop goes on with the next batch."""
+    daemon = start_daemon()
+    cuda.patience = 3
+    expected = bare(daemon, epochs=3)
+    loader = load(daemon)
+    given = list(loader)
+    before = dict(cuda.registered)
+    daemon.restart()
+    given += list(loader)
+    given += list(loader)
+    for batch, one in zip(given, expected, strict=True):
+        assert_same(batch, one)
+    assert before
+    assert not any(cuda.registered.get(address) is one for address, one in before.items())
+    assert cuda.registered
+
+
+def test_where_no_read_only_memory_is_registered_slots_are_mapped_writable(daemon, cuda, load):
+    """The operator allows it here: batches go straight from the ring."""
+    cuda.takes_read_only = False
+    for batch, expected in zip(load(daemon), bare(daemon), strict=True):
+        assert_same(batch, expected)
+    assert cuda.copies["registered"] > 0
+    assert cuda.copies["locked"] == 0
+    assert {one.flags for one in cuda.all_registered} == {REGISTER_PORTABLE}
+
+
+@pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
+def test_memory_that_is_not_registered_is_copied_by_the_cpu(tight, cuda, load, stream):
+    """The tensors are the same, and a batch goes back at once."""
+    cuda.takes_any = False
+    cuda.patience = NEVER
+    expected = bare(tight, stream, epochs=2)
+    loader = load(tight, stream)
+    given = []
+    for _ in range(2):
+        for batch in loader:
+            given.append(batch)
+            assert loader.statistics().batches_held == 0
+    for batch, one in zip(given, expected, strict=True):
+        assert_same(batch, one)
+    assert cuda.copies["registered"] == 0
+    assert cuda.copies["locked"] > 0
+
+
+@pytest.fixture
+def told(caplog, monkeypatch):
+    """What the client says to the log from now on."""
+    monkeypatch.setattr(hints, "_told", set())
+    caplog.set_level(logging.INFO, logger="batchd_client")
+    return caplog
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("tight", "set writable_slots = true in [daemon]"), ("daemon", "is `ulimit -l` too low?")]
+)
+def test_one_line_says_what_would_save_the_copy(request, cuda, told, name, said):
+    """Once in a program: what to set, or where to look if that is set."""
+    cuda.takes_any = False
+    for _ in range(2):
+        with BatchdLoader("photos", address=request.getfixturevalue(name).address, device="cuda") as loader:
+            list(loader)
+    (record,) = told.records
+    assert record.levelno == logging.INFO
+    assert said in record.getMessage()
+
+
+def test_once_the_operator_allows_it_the_next_session_is_read_straight_from_the_ring(start_daemon, cuda, load):
+    """Asked for again after the restart; what was refused was read-only memory."""
+    daemon = start_daemon()
+    cuda.takes_read_only = False
+    expected = bare(daemon, epochs=2)
+    loader = load(daemon)
+    given = list(loader)
+    assert cuda.copies["registered"] == 0
+    daemon.config.write_text(daemon.config.read_text().replace("[daemon]", "[daemon]\nwritable_slots = true"))
+    daemon.restart()
+    given += list(loader)
+    assert cuda.copies["registered"] > 0
+    for batch, one in zip(given, expected, strict=True):
+        assert_same(batch, one)
+
+
+def test_the_memory_that_batches_over_tcp_are_received_into_is_registered(daemon, cuda, load):
+    """Each buffer once; it is the program's own, and writable."""
+    cuda.takes_read_only = False
+    loader = load(daemon, address=daemon.tcp_address)
+    for _ in range(3):
+        list(loader)
+    assert {one.flags for one in cuda.all_registered} == {REGISTER_PORTABLE}
+    made = loader.stream.memories()
+    assert {one.address for one in cuda.all_registered} == {one.address for one in made}
+    assert not any(isinstance(one, SlotMemory) for one in made)
+
+
+# --- the stand-in itself -----------------------------------------------------------------------------------------------
+
+
+def test_the_stand_in_notices_a_batch_that_is_given_back_too_early(daemon):
+    """Else the tests above would show nothing."""
+    with batchd_client.connect(daemon.address, writable_slots=True) as connection:
+        batch = next(iter(connection.stream("photos")))
+        memory = batch.memory
+        source = torch.frombuffer(memory.page, dtype=torch.uint8)[4096:8192]
+        for spoil, fault in (
+            (True, "a batch stays until it has been read"),
+            (False, "it is registered until it is read"),
+        ):
+            cuda = FakeCuda()
+            assert cuda.register(memory.address, memory.slot_bytes, REGISTER_PORTABLE)
+            with cuda.aside():
+                target = torch.empty_like(source).copy_(source, non_blocking=True)
+            assert not torch.equal(target, source)
+            if spoil:
+                memory.page[5000] ^= 1
+            else:
+                cuda.registered.clear()
+            with pytest.raises(AssertionError, match=fault):
+                cuda.mark().synchronize()
+            memory.page[5000] ^= spoil
+        del source
