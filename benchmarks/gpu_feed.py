@@ -6,8 +6,8 @@
     CPU          what a batch costs the trainer's process, and how long ``next`` takes, when batches are ready
     training     images/s into a ResNet-50 step, and how long the GPU idles, beside a torch DataLoader with as many processes
 
-It stands alone: it makes its pictures where no folder is given. Without a GPU it says so; ``--rehearse`` goes through all of it on
-the CPU with a small network, to see that it runs, and says that nothing was measured on a GPU.
+It stands alone: it makes its pictures where no folder is given. Without a GPU it says so; ``--rehearse`` goes through all of it
+on the CPU with a small network, to see that it runs, and says that nothing was measured on a GPU.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from torch import nn
 SIDE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ROUNDS = 7
+TRAINING_ROUNDS = 3
 COPIES = 20
 READY_BATCHES = 60
 STEPS = 40
@@ -236,10 +237,11 @@ def training(table: Table, address: str, device: torch.device, files: list[Path]
         prefetch_factor=4,
         drop_last=True,
     )
-    rounds: list[dict[str, tuple[float, float]]] = []
     with BatchdLoader("train", address=address, device=device) as ours:
-        for _ in range(3):
-            rounds.append({"batchd": step.run(_endless(ours)), "DataLoader": step.run(_moved(theirs, device))})
+        rounds = [
+            {"batchd": step.run(_endless(ours)), "DataLoader": step.run(_moved(theirs, device))}
+            for _ in range(TRAINING_ROUNDS)
+        ]
     for name in ("batchd", "DataLoader"):
         table.add(f"ResNet-50 training, {name}", [one[name][0] for one in rounds], "images/s")
         table.add(f"idle share of the device, {name}", [one[name][1] for one in rounds], "")
