@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
@@ -35,6 +35,16 @@ class BadReport:
 
     total: int
     samples: tuple[BadSample, ...]
+
+
+class Connecting(TypedDict, total=False):
+    """What ``connect`` takes besides the address, for those who pass it on."""
+
+    key: str | None
+    connections: int | None
+    connect_timeout_s: float
+    reconnect_timeout_s: float
+    batch_timeout_s: float
 
 
 def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, each by its name

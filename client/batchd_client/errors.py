@@ -16,7 +16,7 @@
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
-    |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker
+    |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker        StreamTaken
     |   +-- RingTooSmall
     |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
@@ -238,6 +238,13 @@ class LoaderInWorker(Misused):
 
     The daemon's workers do that work already: use DataLoader(dataset, batch_size=None, num_workers=0), or the BatchdLoader
     itself.
+    """
+
+
+class StreamTaken(Misused):
+    """This stream's batches are brought to a device already, some of them ahead of the loop, so nobody else may take any.
+
+    Make one ``batches(stream)`` before the loop over the epochs, and iterate it once for each; or open another stream.
     """
 
 

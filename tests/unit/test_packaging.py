@@ -16,6 +16,8 @@ import batchd_wire
 
 PACKAGES = (batchd, batchd_client, batchd_wire)
 DISTRIBUTIONS = ("batchd", "batchd-client")
+ADAPTERS = ("batchd_client.torch", "batchd_client.jax")
+"""Packages for a framework, imported by those who have it."""
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
@@ -71,11 +73,23 @@ def test_every_package_says_that_it_is_typed(package) -> None:
 
 
 def test_the_client_brings_along_nothing_of_the_server() -> None:
-    """Not even where the server is installed too; all modules of both packages."""
-    loaded = loaded_by(*modules_of(batchd_client), *modules_of(batchd_wire))
+    """Not even where the server is installed too; all modules of both packages but those for a framework."""
+    modules = [name for name in modules_of(batchd_client) if not name.startswith(ADAPTERS)]
+    loaded = loaded_by(*modules, *modules_of(batchd_wire))
 
     assert {"batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"} <= loaded
-    assert not loaded & {"batchd", "cv2", "pydantic", "simplejpeg", "click", "rich", "structlog", "torch", "pytest"}
+    assert not loaded & {
+        "batchd",
+        "cv2",
+        "pydantic",
+        "simplejpeg",
+        "click",
+        "rich",
+        "structlog",
+        "torch",
+        "jax",
+        "pytest",
+    }
 
 
 def test_the_wire_needs_msgpack_alone_but_for_the_views() -> None:

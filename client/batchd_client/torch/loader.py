@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 from weakref import finalize
 
 import torch.distributed
@@ -16,7 +16,7 @@ import torch.utils.data
 
 import torch
 from batchd_client.course import StreamState
-from batchd_client.daemon import Daemon, connect
+from batchd_client.daemon import Connecting, Daemon, connect
 from batchd_client.errors import LoaderInWorker, PrefetchInvalid, StreamClosed
 from batchd_client.feed import Feed
 from batchd_client.ranks import Share, find_share
@@ -26,16 +26,6 @@ from batchd_client.torch.placements import HostPlacement
 from batchd_client.torch.tensors import INDEX, Look, Recipe, Tensors, TensorSchema, recipes_for
 
 PREFETCH = 2
-
-
-class Connecting(TypedDict, total=False):
-    """What ``batchd_client.connect`` takes besides the address."""
-
-    key: str | None
-    connections: int | None
-    connect_timeout_s: float
-    reconnect_timeout_s: float
-    batch_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
