@@ -1,0 +1,131 @@
+"""Programs with a JAX loader, as processes of their own: what people's scripts do. Started by the tests of ``tests/with_jax``.
+
+python -m support.jax_program NAME ADDRESS [MORE...]        (the name of a function here)
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import batchd_client
+from batchd_client.jax import BatchdLoader, batches
+
+warnings.simplefilter("error")
+
+
+def say(**what):
+    """One line for the test, in one piece."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def exit_with_batches_held(address):
+    """End by the end of the script; arrays, an iterator and the loader are still there."""
+    iterator = iter(BatchdLoader("photos", address=address))
+    kept = [next(iterator), next(iterator)]
+    say(batches=len(kept), at=time.time())
+
+
+def exit_with_everything_open(address):
+    """As above, with a stream and a daemon that the program has opened itself."""
+    daemon = batchd_client.connect(address)
+    iterator = iter(batches(daemon.stream("photos")))
+    kept = [next(iterator), next(iterator)]
+    say(batches=len(kept), at=time.time())
+
+
+def exit_by_an_exception(address):
+    """In the loop's body."""
+    for _batch in BatchdLoader("photos", address=address):
+        say(batches=1, at=time.time())
+        raise ValueError("the loss is nan")
+
+
+def wait_for_interrupt(address):
+    """Train until Ctrl-C, and then say what a checkpoint would hold."""
+    loader = BatchdLoader("photos", address=address)
+    total = jax.jit(lambda images: jnp.sum(images, dtype=jnp.int32))
+    trained = []
+    try:
+        while True:
+            for batch in loader:
+                total(batch["image"])
+                trained.append(batch["index"].tolist())
+                if len(trained) == 3:
+                    say(ready=True)
+    except KeyboardInterrupt:
+        say(trained=trained, state=loader.state_dict())
+    raise SystemExit(130)
+
+
+def fork_and_go_on(address):
+    """A child that is forked in the middle has the parent's loader, cannot use it, and disturbs nobody."""
+    loader = BatchdLoader("photos", address=address)
+    iterator = iter(loader)
+    numbers = next(iterator)["index"].tolist()
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of every fork
+        child = os.fork()
+    if child == 0:
+        try:
+            next(iterator)
+        except Exception as error:  # noqa: BLE001  the test says which
+            say(child=type(error).__name__)
+        sys.stdout.flush()
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    for batch in iterator:
+        numbers += batch["index"].tolist()
+    say(child_status=os.waitstatus_to_exitcode(status), numbers=numbers)
+
+
+def read_in_threads(address):
+    """Several loaders in one program, each in a thread of its own."""
+    epochs = {}
+
+    def read(number):
+        with BatchdLoader("photos", address=address) as loader:
+            epochs[number] = [index for batch in loader for index in batch["index"].tolist()]
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say(epochs=[epochs[number] for number in range(4)])
+
+
+def train_as_a_host(address, coordinator, process, processes):
+    """One process of several, with two devices each: arrays of all of them, and a sum over what all have read."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(coordinator, int(processes), int(process))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    total = jax.jit(jnp.sum, out_shardings=jax.sharding.NamedSharding(mesh, jax.P()))
+    loader = BatchdLoader("photos", address=address, sharding=sharding)
+    for batch in loader:
+        own = sorted(batch["index"].addressable_shards, key=lambda shard: shard.index[0].start)
+        say(
+            numbers=np.concatenate([shard.data for shard in own]).tolist(),
+            first_row=own[0].index[0].start,
+            shape=batch["image"].shape,
+            total=int(total(batch["index"])),
+            schema=list(loader.schema["image"].shape),
+            state=loader.state_dict(),
+        )
+    try:
+        BatchdLoader("uneven", address=address, sharding=sharding)
+    except batchd_client.BatchdClientError as error:
+        say(error=type(error).__name__, text=str(error))
+    loader.close()
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

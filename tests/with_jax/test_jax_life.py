@@ -1,0 +1,135 @@
+"""JAX loaders in the lives that programs lead: forks, threads, interrupts, exits, several hosts. Nothing hangs or is left."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+
+from batchd_client.jax import BatchdLoader  # noqa: E402
+from support.daemon_process import clean_environment  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
+from support.waiting import PATIENCE_S, wait_until  # noqa: E402
+
+TESTS = Path(__file__).parents[1]
+EXIT_S = 1.0
+EPOCH = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads_of_jax():
+    """They begin with its first device, and live as long as the process."""
+    jax.devices()
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """One stream of whole batches, and one that ends with a smaller one."""
+    return start_shared_daemon(
+        {"photos": folder_stream(photos, drop_last=True), "uneven": folder_stream(photos, batch_size=6)}
+    )
+
+
+def start(daemon, program, *arguments):
+    """A program of ``support.jax_program``."""
+    command = [sys.executable, "-m", "support.jax_program", program, daemon.address, *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+
+
+def lines(program):
+    """What it said, without what JAX's libraries say, and how it ended."""
+    output, errors = program.communicate(timeout=PATIENCE_S)
+    return (
+        [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line],
+        program.returncode,
+        errors,
+    )
+
+
+def gone(daemon):
+    """Has every trainer gone, as far as the daemon knows?"""
+    return wait_until(lambda: not daemon.stream_status()["subscriptions"], "no trainer is left")
+
+
+@pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_with_everything_open", "exit_by_an_exception"])
+def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
+    """Whatever it holds: within a second, and the daemon has its slots back."""
+    said, status, errors = lines(start(daemon, program))
+    assert said, errors
+    assert time.time() - said[0]["at"] < EXIT_S + 1.0  # of which the interpreter takes its share to end JAX
+    assert status == (1 if program == "exit_by_an_exception" else 0)
+    assert ("the loss is nan" in errors) == bool(status)
+    assert "Exception ignored" not in errors
+    gone(daemon)
+
+
+def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon):
+    """Wherever in the loop it hits."""
+    program = start(daemon, "wait_for_interrupt")
+    assert json.loads(program.stdout.readline()) == {"ready": True}
+    program.send_signal(signal.SIGINT)
+    (said,), status, errors = lines(program)
+    assert status == 130, errors
+    before = []
+    with BatchdLoader("photos", address=daemon.address) as loader:
+        while loader.state_dict() != said["state"]:
+            before.append(next(iter(loader))["index"].tolist())
+    assert said["trained"] in (before, before[:-1])  # the last one was in hand when the signal came
+    gone(daemon)
+
+
+def test_a_forked_child_disturbs_nobody(daemon):
+    """It is told what to do, and the parent goes on."""
+    said, status, errors = lines(start(daemon, "fork_and_go_on"))
+    assert status == 0, errors
+    assert said[0] == {"child": "ForkedConnection"}
+    assert said[1]["child_status"] == 7
+    assert sorted(said[1]["numbers"]) == list(range(EPOCH))
+    gone(daemon)
+
+
+def test_threads_have_a_loader_each(daemon):
+    """All get the same epoch, whole."""
+    ((said,), status, errors) = lines(start(daemon, "read_in_threads"))
+    assert status == 0, errors
+    assert all(epoch == said["epochs"][0] for epoch in said["epochs"])
+    assert sorted(said["epochs"][0]) == list(range(EPOCH))
+
+
+def test_a_loader_that_is_forgotten_is_closed(daemon):
+    """Without a word of the program."""
+    loader = BatchdLoader("photos", address=daemon.address)
+    next(iter(loader))
+    del loader
+    gone(daemon)
+
+
+def test_processes_have_arrays_of_all_of_them(daemon):
+    """Each reads its share, which are its rows of the whole; a computation over the whole sees every sample."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    programs = [start(daemon, "train_as_a_host", coordinator, process, 2) for process in range(2)]
+    ends = [lines(program) for program in programs]
+    assert [status for _, status, _ in ends] == [0, 0], ends
+    said = [steps for steps, _, _ in ends]
+    for steps in said:
+        refused = steps.pop()
+        assert refused["error"] == "TensorsInvalid"
+        assert "drop_last = true" in refused["text"]
+    assert len(said[0]) == len(said[1]) == 2
+    for first, second in zip(*said, strict=True):
+        assert (first["first_row"], second["first_row"]) == (0, 8)
+        assert first["shape"] == second["shape"] == first["schema"] == [16, 32, 32, 3]
+        assert first["total"] == second["total"] == sum(first["numbers"]) + sum(second["numbers"])
+        assert first["state"] == second["state"]
+    read = [number for steps in said for step in steps for number in step["numbers"]]
+    assert len(set(read)) == len(read) == 32
+    gone(daemon)

@@ -1,0 +1,444 @@
+"""The JAX loader against a real daemon: what it gives is what the bare client gives, in memory of its own."""
+
+import re
+import subprocess
+import sys
+from itertools import chain, repeat
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding  # noqa: E402
+
+import batchd_client  # noqa: E402
+from batchd_client.errors import (  # noqa: E402
+    PrefetchInvalid,
+    RankInvalid,
+    StateMismatch,
+    StreamClosed,
+    StreamTaken,
+    StreamUnknown,
+    TensorsInvalid,
+)
+from batchd_client.feed import Feed  # noqa: E402
+from batchd_client.jax import BatchdLoader, batches  # noqa: E402
+from batchd_client.jax.placement import JaxTarget, Placement  # noqa: E402
+from support.images import encode, photo  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
+
+EPOCH = 40
+LARGEST = [30, 40, 3]
+FILL = 9
+LARGE = (1 << 40) + 7
+NUMBERS = {
+    "float16": np.arange(48, dtype=np.float16),
+    "float64": np.arange(48) / 7,
+    "uint8": np.arange(48, dtype=np.uint8),
+    "int64": np.arange(48) - 20,
+    "uint64": np.arange(48, dtype=np.uint64),
+    "bool": np.arange(48) % 3 == 0,
+    "large": np.arange(48) + LARGE,
+}
+HALF = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _threads_of_jax():
+    """They begin with its first device, and live as long as the process."""
+    jax.devices()
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos, tmp_path_factory):
+    """Photographs; numbers of all types; images of different sizes."""
+    folder = tmp_path_factory.mktemp("made")
+    np.savez(folder / "numbers.npz", **NUMBERS)
+    (folder / "sizes" / "one").mkdir(parents=True)
+    for number in range(16):
+        image = encode(photo(10 + number, 40 - number, number), ".png")
+        (folder / "sizes" / "one" / f"{number:02}.png").write_bytes(image)
+    arrays = {name: name for name in NUMBERS}
+    numbers = {"type": "npz", "path": str(folder / "numbers.npz"), "arrays": arrays}
+    pad = {"op": "pad_batch", "max_shape": LARGEST, "fill": FILL}
+    ragged = {"op": "ragged", "max_shape": LARGEST}
+    return start_shared_daemon(
+        {
+            "photos": folder_stream(photos),
+            "small": folder_stream(photos, memory="64KiB"),
+            "uneven": folder_stream(photos, batch_size=12),
+            "numbers": {"source": numbers, "batch_size": 8, "pipeline": [], "shuffle": False},
+            "padded": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, pad]),
+            "ragged": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, ragged]),
+        }
+    )
+
+
+@pytest.fixture
+def load(daemon):
+    """A loader of the daemon's, which is closed with the test."""
+    loaders = []
+
+    def load(stream="photos", **options):
+        loaders.append(BatchdLoader(stream, address=daemon.address, **options))
+        return loaders[-1]
+
+    yield load
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.fixture
+def connection(daemon):
+    """For streams that a test opens itself."""
+    with batchd_client.connect(daemon.address) as connection:
+        yield connection
+
+
+def bare(daemon, stream="photos", epochs=1):
+    """Copies of all batches, from the bare client, with all the room that fields have."""
+    with batchd_client.connect(daemon.address) as connection:
+        claim = connection.stream(stream, epochs=epochs)
+        return [{name: batch.room(name).array.copy() for name in batch} for _ in range(epochs) for batch in claim]
+
+
+def indices(loader, count=None):
+    """The numbers of the samples of what is left of the epoch, or of so many batches of it."""
+    iterator = iter(loader)
+    taken = []
+    while (count is None or len(taken) < count) and (batch := next(iterator, None)) is not None:
+        taken.append(batch["index"].tolist())
+    return taken
+
+
+def assert_same(given, expected):
+    """The same fields, types (but for those that JAX has not) and numbers."""
+    assert len(given) == len(expected) > 0
+    for batch, other in zip(given, expected, strict=True):
+        assert list(batch) == list(other)
+        for name, array in batch.items():
+            assert isinstance(array, jax.Array)
+            assert array.dtype == HALF.get(other[name].dtype.name, other[name].dtype)
+            assert np.array_equal(np.asarray(array), other[name].astype(array.dtype))
+
+
+def test_batches_are_those_of_the_stream(daemon, load):
+    """All fields, as they are; a label of int64 comes as JAX's int32, and nobody is warned."""
+    assert_same(list(load()), bare(daemon))
+
+
+def test_two_epochs_are_two_loops(daemon, load):
+    """The second is shuffled anew."""
+    loader = load()
+    epochs = [list(chain.from_iterable(indices(loader))) for _ in range(2)]
+    expected = np.concatenate([batch["index"] for batch in bare(daemon, epochs=2)]).tolist()
+    assert epochs == [expected[:EPOCH], expected[EPOCH:]]
+    assert epochs[0] != epochs[1]
+    assert loader.epoch == 2
+
+
+def test_an_array_never_changes(daemon, load):
+    """All are kept while the ring is filled and emptied many times, and are what the bare client gives."""
+    kept = []
+    loader = load(window=1)
+    for _ in range(20):
+        kept += loader
+    assert_same(kept, bare(daemon, epochs=20))
+    assert daemon.stream_status()["slots"] < len(kept) / 4
+    assert loader.statistics().batches_held == 0
+
+
+def test_without_the_copy_arrays_of_the_cpu_would_change(daemon, connection, monkeypatch):
+    """They are the slots then; this is what the test before looks for."""
+    monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
+    feed = Feed(connection.stream("photos", window=1), Placement(["image"], JaxTarget(None, 8, 1)), 0)
+    kept = [feed.take(epoch) for epoch in range(20) for _ in range(5)]
+    with pytest.raises(AssertionError):
+        assert_same(kept, [{"image": batch["image"]} for batch in bare(daemon, epochs=20)])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
+@pytest.mark.parametrize("stream", ["photos", "small"])
+def test_batches_are_under_way_ahead_of_the_loop_to_a_device_with_memory_of_its_own(
+    daemon, load, stream, prefetch, monkeypatch
+):
+    """As many as may be, or as the ring has slots for, here two; the state is about what the loop has got."""
+    monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
+    monkeypatch.setattr(JaxTarget, "put", lambda _self, local: jnp.array(local, copy=True))
+    expected = bare(daemon, stream, epochs=4)
+    loader = load(stream, prefetch=prefetch)
+    assert daemon.stream_status(stream)["slots"] == 2 or stream != "small"
+    given, held = [], []
+    for epoch in range(4):
+        for step, batch in enumerate(loader, start=1):
+            given.append(batch)
+            held.append(loader.statistics().batches_held)
+            state = loader.state_dict()
+            assert (state["epoch"], state["step"]) == ((epoch, step) if step < 5 else (epoch + 1, 0))
+    assert max(held) <= prefetch
+    assert_same(given, expected)
+
+
+def test_what_has_come_is_under_way_while_the_loop_works(load, monkeypatch):
+    """So many batches as it may be."""
+    monkeypatch.setattr(JaxTarget, "keeps_host_memory", lambda _self: False)
+    monkeypatch.setattr(JaxTarget, "put", lambda _self, local: jnp.array(local, copy=True))
+    for prefetch in (1, 3):
+        loader = load(prefetch=prefetch)
+        for_ever = chain.from_iterable(repeat(loader))
+
+        def under_way(loader=loader, for_ever=for_ever):
+            next(for_ever)
+            return loader.statistics().batches - loader.state_dict()["step"] - 5 * loader.epoch
+
+        wait_until(lambda under_way=under_way, prefetch=prefetch: under_way() == prefetch, "so many are under way")
+
+
+def test_the_memory_of_an_array_is_that_of_the_one_copy(connection):
+    """It is aligned, so JAX makes no second one."""
+    array = next(iter(batches(connection.stream("photos"))))["image"]
+    assert array.unsafe_buffer_pointer() % 64 == 0
+    assert np.asarray(array).ctypes.data == array.unsafe_buffer_pointer()
+
+
+def test_numbers_of_64_bits_come_as_jax_has_them(load):
+    """Half as wide."""
+    loader = load("numbers", fields=[name for name in NUMBERS if name != "large"])
+    for step, batch in enumerate(loader):
+        rows = slice(8 * step, 8 * step + 8)
+        for name, array in batch.items():
+            assert array.dtype == loader.schema[name].dtype == HALF.get(name, name)
+            assert np.array_equal(np.asarray(array), NUMBERS[name][rows].astype(array.dtype))
+
+
+def test_with_x64_they_stay_as_they_are(load):
+    """Large ones too."""
+    with jax.enable_x64(True):
+        loader = load("numbers")
+        batch = next(iter(loader))
+    for name, numbers in NUMBERS.items():
+        assert batch[name].dtype == loader.schema[name].dtype == numbers.dtype
+        assert np.array_equal(np.asarray(batch[name]), numbers[:8])
+
+
+def test_a_number_that_does_not_fit_is_an_error(load):
+    """Rather than another number; the loader stays before that batch."""
+    loader = load("numbers", fields=["large"])
+    for _ in range(2):
+        with pytest.raises(
+            TensorsInvalid, match=f"'large' has the number {LARGE}, which is no int32: set jax_enable_x64"
+        ):
+            next(iter(loader))
+        assert loader.state_dict()["step"] == 0
+
+
+@pytest.mark.parametrize(("stream", "behind"), [("padded", FILL), ("ragged", 0)])
+def test_samples_of_different_shapes_come_with_all_their_room(daemon, load, stream, behind):
+    """One shape in all batches, so that a function is compiled once; where a sample ends is a field beside it."""
+    traces = []
+
+    @jax.jit
+    def largest(images, sizes):
+        traces.append(images.shape)
+        is_row = jnp.arange(LARGEST[0]) < sizes[:, :1]
+        is_column = jnp.arange(LARGEST[1]) < sizes[:, 1:]
+        return jnp.max(jnp.where(is_row[:, :, None, None] & is_column[:, None, :, None], images, 0), axis=(1, 2, 3))
+
+    loader = load(stream)
+    given = [batch | {"largest": largest(batch["image"], batch["image_shape"])} for batch in loader]
+    assert traces == [(8, *LARGEST)]
+    assert loader.schema["image"].shape == (8, *LARGEST)
+    for batch, room in zip(given, bare(daemon, stream), strict=True):
+        assert np.array_equal(np.asarray(batch["image"]), room["image"])
+    if stream == "padded":
+        for batch in given:
+            for image, (height, width), number, top in zip(
+                np.asarray(batch["image"]),
+                batch["image_shape"].tolist(),
+                batch["index"].tolist(),
+                batch["largest"].tolist(),
+                strict=True,
+            ):
+                expected = photo(10 + number, 40 - number, number)
+                assert (height, width) == expected.shape[:2]
+                assert np.array_equal(image[:height, :width], expected)
+                assert (image[height:] == behind).all()
+                assert (image[:, width:] == behind).all()
+                assert top == expected.max()
+
+
+def test_fields_come_as_asked_for(load):
+    """In that order."""
+    assert list(next(iter(load(fields=("label", "image"))))) == ["label", "image"]
+
+
+def test_the_schema_is_what_a_function_can_be_compiled_for(load):
+    """Before the first batch."""
+    loader = load(fields=["image", "label"])
+    schema = loader.schema
+    compiled = jax.jit(lambda image, label: image.sum(dtype=jnp.int32) + label.sum()).lower(**schema).compile()
+    batch = next(iter(loader))
+    assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+        name: (spec.shape, spec.dtype) for name, spec in schema.items()
+    }
+    expected = np.asarray(batch["image"]).sum() + np.asarray(batch["label"]).sum()
+    assert int(compiled(**batch)) == expected
+
+
+def test_an_array_may_be_donated(daemon, load):
+    """The loop owns what it got."""
+    step = jax.jit(lambda images: images + jnp.uint8(1), donate_argnums=0)
+    given = [step(batch["image"]) for batch in load()]
+    for array, batch in zip(given, bare(daemon), strict=True):
+        assert np.array_equal(np.asarray(array), batch["image"] + np.uint8(1))
+
+
+def test_arrays_lie_as_the_sharding_says(daemon, load):
+    """On one device here; ``test_jax_life`` has several."""
+    mesh = jax.make_mesh((1,), ("data",))
+    for sharding in (NamedSharding(mesh, PartitionSpec("data")), SingleDeviceSharding(jax.devices()[0])):
+        given = list(load(sharding=sharding))
+        assert all(array.sharding.is_equivalent_to(sharding, array.ndim) for batch in given for array in batch.values())
+        assert_same(given, bare(daemon))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4, 5, 7])
+def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
+    """In another loader, given at its birth or later; also at the seam of two epochs."""
+    whole = load()
+    expected = indices(whole) + indices(whole) + indices(whole)
+    first = load()
+    seen = indices(first, taken) if taken <= 5 else indices(first) + indices(first, taken - 5)
+    state = first.state_dict()
+    born, told = load(state=state), load()
+    told.load_state_dict(state)
+    for second in (born, told):
+        assert second.state_dict() == state
+        assert seen + indices(second) + indices(second) == expected[: taken + 10 - taken % 5]
+
+
+def test_another_streams_state_is_refused(load):
+    """And the loader stays where it is."""
+    loader = load()
+    indices(loader, 2)
+    before = loader.state_dict()
+    with pytest.raises(StateMismatch, match="other files or other settings"):
+        loader.load_state_dict(before | {"fingerprint": "0" * 32})
+    assert loader.state_dict() == before
+
+
+def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load):
+    """So the usual loop may call it each time, also right after a resume."""
+    expected = load()
+    epochs = [indices(expected) for _ in range(3)]
+    loader = load()
+    loader.set_epoch(2)
+    assert indices(loader, 3) == epochs[2][:3]
+    loader.set_epoch(2)
+    assert indices(loader) == epochs[2][3:]
+    loader.set_epoch(0)
+    assert indices(loader) == epochs[0]
+
+
+def test_a_loop_that_was_left_goes_on_unless_it_shall_begin_anew(load):
+    """Training wants the one, validation the other."""
+    going_on, anew = load(), load(restart=True)
+    whole = indices(load())
+    assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
+    assert [indices(anew, 2), indices(anew)] == [whole[:2], whole]
+
+
+def test_after_the_last_epoch_there_is_nothing(load):
+    """As long as the training is."""
+    loader = load(epochs=1)
+    assert len(indices(loader)) == len(loader) == 5
+    assert indices(loader) == []
+
+
+def test_ranks_share_an_epoch(load):
+    """Where the program says which; else they are JAX's processes, of which this is the only one."""
+    shares = [indices(load(rank=rank, world_size=2)) for rank in range(2)]
+    assert {number for share in shares for batch in share for number in batch} == set(range(EPOCH))
+    assert (load().stream.rank, load().stream.world_size) == (0, 1)
+
+
+def test_a_stream_of_ones_own_is_brought_to_jax_once(daemon, connection):
+    """The second would get none of what is under way for the first."""
+    stream = connection.stream("photos")
+    train = batches(stream, fields=["image"])
+    first = next(iter(train))
+    with pytest.raises(StreamTaken, match="before the loop over the epochs"):
+        batches(stream)
+    assert_same([first, *train], [{"image": batch["image"]} for batch in bare(daemon)])
+    train.close()
+    with pytest.raises(StreamClosed):
+        next(iter(stream))
+    assert_same(list(batches(connection.stream("photos"))), bare(daemon))
+
+
+def test_it_says_how_long_it_is_and_where(load):
+    """``len`` is what one process gets in an epoch; a position can be asked for to the end."""
+    loader = load()
+    iterator = iter(loader)
+    assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
+    assert repr(loader) == "<BatchdLoader photos rank=0/1 platform=cpu epoch=0 step=0>"
+    next(iterator)
+    assert repr(loader) == "<BatchdLoader photos rank=0/1 platform=cpu epoch=0 step=1>"
+    loader.close()
+    loader.close()
+    assert repr(loader).endswith("[closed]>")
+    assert loader.state_dict()["step"] == 1
+    for use in (lambda: next(iterator), lambda: iter(loader)):
+        with pytest.raises(StreamClosed, match="stream 'photos' have been closed"):
+            use()
+
+
+def test_what_cannot_be_is_said_at_once(load):
+    """With what helps."""
+    with pytest.raises(TensorsInvalid, match="no field 'picture'; it has image, label, index"):
+        load(fields=["picture"])
+    with pytest.raises(StreamUnknown):
+        load("fotos")
+    with pytest.raises(PrefetchInvalid, match="prefetch=-1"):
+        load(prefetch=-1)
+    with pytest.raises(RankInvalid, match="both, or neither"):
+        load(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("stream", "devices", "message"),
+    [
+        ("photos", 3, "field 'image', 8 rows: .* partitioned 3 times"),
+        ("uneven", 3, r"field 'image', 4 rows \(the last batch of an epoch; drop_last = true leaves it out\)"),
+    ],
+)
+def test_rows_that_a_sharding_cannot_split_are_said_at_once(daemon, stream, devices, message):
+    """Those of the smaller last batch too, before the first batch and not at the end of the epoch."""
+    program = f"""
+import jax
+jax.config.update("jax_num_cpu_devices", {devices})
+from batchd_client.errors import TensorsInvalid
+from batchd_client.jax import BatchdLoader
+sharding = jax.sharding.NamedSharding(jax.make_mesh(({devices},), ("data",)), jax.P("data"))
+try:
+    BatchdLoader({stream!r}, address={daemon.address!r}, sharding=sharding)
+except TensorsInvalid as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert re.search(message, said), said
+
+
+def test_without_jax_it_says_what_to_install():
+    """And the client itself does not ask for it."""
+    program = """
+import sys
+sys.modules["jax"] = None
+import batchd_client
+import batchd_client.jax
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: batchd_client.jax needs JAX: pip install jax" in done.stderr

@@ -1,0 +1,179 @@
+"""How long a batch is held on its way to a device that has memory of its own, whatever becomes of the way."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+
+from batchd_client.batch import Room  # noqa: E402
+from batchd_client.jax.placement import JaxTarget, Placement  # noqa: E402
+
+
+class Batch:
+    """Two fields, and whether it has been given back."""
+
+    def __init__(self):
+        self.fields = {name: np.arange(4, dtype=np.float32) for name in ("image", "label")}
+        self.released = False
+
+    def room(self, name):
+        assert not self.released, "nobody reads what has been given back"
+        return Room(self.fields[name], None, None)
+
+    def release(self):
+        self.released = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.release()
+
+
+class Array:
+    """An array that is there when the test says so, or is waited for; or was donated by the loop."""
+
+    def __init__(self, source):
+        self.source = source
+        self.ready = self.donated = self.failed = False
+
+    def is_ready(self):
+        assert not self.donated, "JAX may crash over this"
+        return self.ready
+
+    def block_until_ready(self):
+        assert not self.donated
+        if self.failed:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        self.ready = True
+
+
+class Device:
+    """Has memory of its own, or not; ``fail_at`` the array of this number, there is no beginning."""
+
+    def __init__(self, *, keeps=False, fail_at=None):
+        self.arrays = []
+        self._keeps = keeps
+        self._fail_at = fail_at
+
+    def keeps_host_memory(self):
+        return self._keeps
+
+    def put(self, local):
+        if len(self.arrays) == self._fail_at:
+            raise KeyboardInterrupt
+        self.arrays.append(Array(local))
+        return self.arrays[-1]
+
+
+def placed(device):
+    """A placement, and a batch that it has begun to bring."""
+    placement, batch = Placement(["image", "label"], device), Batch()
+    return placement, batch, placement.begin(batch)
+
+
+def test_a_batch_is_held_until_all_of_its_arrays_are_there():
+    """It is read where it lies, and given back at the next occasion."""
+    device = Device()
+    placement, batch, _ = placed(device)
+    assert all(array.source is batch.fields[name] for array, name in zip(device.arrays, batch.fields, strict=True))
+    placement.sweep()
+    device.arrays[0].ready = True
+    placement.sweep()
+    assert not batch.released
+    device.arrays[1].ready = True
+    placement.sweep()
+    assert batch.released
+
+
+def test_the_loop_gets_arrays_that_are_there():
+    """So nothing reads the batch any more, which is given back; what the loop does with them then is its own affair."""
+    device = Device()
+    placement, batch, transfer = placed(device)
+    given = transfer.finish()
+    assert list(given.values()) == device.arrays
+    assert all(array.ready for array in device.arrays)
+    assert batch.released
+    for array in device.arrays:
+        array.donated = True
+    placement.sweep()
+    placement.close()
+
+
+def test_finishing_again_gives_the_same():
+    """As after an interrupt in between."""
+    _, _, transfer = placed(Device())
+    assert transfer.finish() == transfer.finish()
+
+
+def test_where_an_array_keeps_host_memory_it_gets_its_own():
+    """And the batch goes back before there is an array."""
+    device = Device(keeps=True)
+    _, batch, _ = placed(device)
+    assert batch.released
+    for array, name in zip(device.arrays, batch.fields, strict=True):
+        assert not np.shares_memory(array.source, batch.fields[name])
+        assert np.array_equal(array.source, batch.fields[name])
+
+
+@pytest.mark.parametrize("fail_at", [0, 1])
+def test_a_batch_that_is_cut_off_is_let_go_of_and_not_given_back(fail_at):
+    """What is under way reads it still, and holds it by itself."""
+    device = Device(fail_at=fail_at)
+    placement, batch = Placement(["image", "label"], device), Batch()
+    with pytest.raises(KeyboardInterrupt):
+        placement.begin(batch)
+    placement.sweep()
+    placement.close()
+    assert not batch.released
+
+
+def test_closing_waits_for_all_and_gives_them_back():
+    """Once more does nothing."""
+    device = Device()
+    placement, first, _ = placed(device)
+    second = Batch()
+    placement.begin(second)
+    placement.close()
+    placement.close()
+    assert all(array.ready for array in device.arrays)
+    assert first.released
+    assert second.released
+
+
+def test_a_transfer_that_fails_is_an_error_of_the_loop_and_not_of_the_end():
+    """The next ones are given back all the same."""
+    device = Device()
+    placement, _, transfer = placed(device)
+    device.arrays[0].failed = True
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
+        transfer.finish()
+    second = Batch()
+    placement.begin(second)
+    placement.close()
+    assert second.released
+
+
+def test_a_cpu_and_memory_of_the_host_are_no_memory_of_a_devices_own():
+    """Nor is a kind of device that nobody knows."""
+    host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    for sharding in (None, jax.sharding.SingleDeviceSharding(jax.devices()[0]), host):
+        assert JaxTarget(sharding, 8, 1).keeps_host_memory()
+
+
+@pytest.mark.parametrize(
+    ("platform", "keeps"), [("gpu", False), ("cuda", False), ("tpu", False), ("cpu", True), ("metal", True)]
+)
+def test_only_devices_that_are_known_to_copy_are_let_into_the_slots(platform, keeps, monkeypatch):
+    """By their platform."""
+    monkeypatch.setattr(JaxTarget, "platform", platform)
+    assert JaxTarget(None, 8, 1).keeps_host_memory() == keeps
+
+
+def test_the_platform_is_that_of_the_default_device_at_the_time():
+    """As a name, as a device, or as there is."""
+    target = JaxTarget(None, 8, 1)
+    assert target.platform == "cpu"
+    for device in (jax.devices()[0], "cpu"):
+        with jax.default_device(device):
+            assert target.platform == "cpu"
