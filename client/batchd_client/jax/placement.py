@@ -121,16 +121,17 @@ class Placement:
     def _local(self, batch: Batch, *, own: bool) -> dict[str, npt.NDArray[Any]]:
         return {name: host_array(name, batch.room(name).array, own=own) for name in self._fields}
 
-    def sweep(self) -> None:
+    def sweep(self, *, wait: bool = False) -> None:
         """See ``feed.Placement``."""
-        self._under_way = [one for one in self._under_way if not one.is_over()]
+        if wait:
+            for one in self._under_way:
+                with suppress(jax.errors.JaxRuntimeError):  # a transfer that has failed reads nothing any more
+                    one.finish()
+        self._under_way = [one for one in self._under_way if not (wait or one.is_over())]
 
     def close(self) -> None:
         """See ``feed.Placement``."""
-        for one in self._under_way:
-            with suppress(jax.errors.JaxRuntimeError):  # a transfer that has failed reads nothing any more
-                one.finish()
-        self._under_way = []
+        self.sweep(wait=True)
 
 
 def _default_device() -> Any:
