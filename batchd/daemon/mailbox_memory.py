@@ -1,7 +1,7 @@
 """The memory of one live stream's mailbox. DAEMON process, which makes it and hands it out, and never looks into it.
 
     made -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
-    writable -> for producers               readable -> the same memory opened read-only, for workers
+    writable_anew -> for a producer         readable -> the same memory opened read-only, for workers
 
 Invariant: nobody can take back the memory under a worker that reads it.
 """
@@ -31,6 +31,14 @@ class MailboxMemory:
             self.close()
             problem = f"no memory for a mailbox of {mailbox_bytes} bytes: {error.strerror}; lower capacity or sample_bytes_max"
             raise MemoryTooSmall([Problem("daemon.memory", problem)]) from None
+
+    def writable_anew(self) -> int:
+        """A further descriptor that writes, for a producer; it belongs to the caller. Raises ``OSError``.
+
+        Opened for each anew, since descriptors that are copies of each other share their flags: with ``O_APPEND`` set by one
+        producer, all others could write nothing any more.
+        """
+        return os.open(f"/proc/self/fd/{self.writable}", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Let go of it. Who has a descriptor keeps the memory until it is closed."""

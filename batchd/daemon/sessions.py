@@ -203,7 +203,13 @@ class Sessions:
         if session is None or session.is_cut_off or stream in session.mailboxes:
             return
         session.mailboxes.add(stream)
-        self._hand_over(session, MailboxShared(stream, mailbox.mailbox_bytes), mailbox.writable)
+        try:
+            descriptor = mailbox.writable_anew()
+        except OSError as error:
+            self._cut_off(session, f"cannot be given a mailbox: {error.strerror}")
+            return
+        self._hand_over(session, MailboxShared(stream, mailbox.mailbox_bytes), descriptor)
+        os.close(descriptor)
 
     def _hand_over(self, session: Session, message: Message, descriptor: int) -> None:
         try:

@@ -3,6 +3,7 @@
 Who may push can write into every place at any time, so what it can do is spoil samples, and no more.
 """
 
+import fcntl
 import os
 import signal
 import struct
@@ -149,6 +150,17 @@ def test_the_mailbox_can_neither_be_cut_nor_sealed_nor_grown(start_daemon):
                 os.ftruncate(hostile.mailbox, length)
         with pytest.raises(PermissionError):
             os.pwrite(hostile.mailbox, b"x", size)
+        with batchd_client.push("live", daemon.address) as producer:
+            producer.put(frame(1))
+
+
+def test_flags_of_a_hostile_descriptor_are_its_own(start_daemon):
+    """Appending is impossible in a sealed mailbox: it would keep everybody from writing if the descriptors were copies."""
+    daemon = start_daemon({"live": push_stream()})
+    with Hostile(daemon) as hostile:
+        fcntl.fcntl(hostile.mailbox, fcntl.F_SETFL, os.O_APPEND)
+        with pytest.raises(PermissionError):
+            os.pwrite(hostile.mailbox, b"x", 0)
         with batchd_client.push("live", daemon.address) as producer:
             producer.put(frame(1))
 
