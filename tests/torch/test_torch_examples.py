@@ -1,0 +1,148 @@
+"""The examples for PyTorch on a handful of photographs: they train, end with Ctrl-C, go on where they were, and leave nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+from support.daemon_process import clean_environment  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEADLINE_S = 120.0
+FOREVER = "1000000"
+
+
+@pytest.fixture
+def start(tmp_path, daemons_folder):
+    """Start an example; it is killed where the test fails."""
+    started = []
+
+    def start(*command, **environment):
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                cwd=tmp_path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**clean_environment(), "XDG_RUNTIME_DIR": str(daemons_folder), **environment},
+                process_group=0,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def finish(example):
+    """The lines of an example that ended well."""
+    said, complained = example.communicate(timeout=DEADLINE_S)
+    assert example.returncode == 0, said + complained
+    return said.splitlines()
+
+
+def resnet(photos, out, epochs, *more):
+    """The command for a tiny network: 5 steps in an epoch."""
+    sizes = ("--batch-size", 8, "--side", 32, "--width", 4, "--save-every", 2)
+    return (EXAMPLES / "torch_resnet.py", "--data", photos, "--out", out, "--epochs", epochs, *sizes, *more)
+
+
+def until(example, beginning):
+    """The first line that begins so."""
+    for line in example.stdout:
+        if line.startswith(beginning):
+            return line.strip()
+    raise AssertionError(example.stderr.read())
+
+
+def test_the_resnet_trains_to_the_end(start, photos, tmp_path):
+    """Every step says its loss."""
+    said = finish(start(*resnet(photos, tmp_path / "out", 2)))
+    steps = [line.partition(":")[0] for line in said if line.startswith("epoch ")]
+    assert steps == [f"epoch {epoch}, step {step} of 5" for epoch in range(2) for step in range(1, 6)]
+    assert said[-1] == "done: 2 epochs"
+    assert finish(start(*resnet(photos, tmp_path / "out", 2))) == ["resuming at epoch 2, step 0", "done: 2 epochs"]
+
+
+def test_the_resnet_goes_on_after_ctrl_c(start, photos, tmp_path):
+    """With the step after its last checkpoint, which may be in the middle of an epoch."""
+    out = tmp_path / "out"
+    example = start(*resnet(photos, out, FOREVER))
+    until(example, "epoch 0, step 3")
+    os.killpg(example.pid, signal.SIGINT)
+    said, complained = example.communicate(timeout=DEADLINE_S)
+    assert (example.returncode, complained) == (130, "")
+    assert "the same command goes on from" in said
+    data = torch.load(out / "checkpoint.pt", weights_only=True)["data"]
+    again = start(*resnet(photos, out, FOREVER))
+    assert until(again, "resuming") == f"resuming at epoch {data['epoch']}, step {data['step']}"
+    assert until(again, "epoch").startswith(f"epoch {data['epoch']}, step {data['step'] + 1} of 5")
+    os.killpg(again.pid, signal.SIGINT)
+    again.communicate(timeout=DEADLINE_S)
+    assert again.returncode == 130
+
+
+def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, tmp_path):
+    """$BATCHD_ADDRESS; no folder is needed then."""
+    daemon = start_daemon()
+    small = ("--width", 4, "--epochs", 1, "--out", tmp_path)
+    said = finish(start(EXAMPLES / "torch_resnet.py", *small, BATCHD_ADDRESS=daemon.address))
+    assert said[-1] == "done: 1 epochs"
+
+
+def test_a_mistake_is_said_in_a_line(start, tmp_path):
+    """Not in a traceback."""
+    example = start(*resnet(tmp_path / "nothing", tmp_path / "out", 1))
+    _, complained = example.communicate(timeout=DEADLINE_S)
+    assert example.returncode == 1
+    assert "Traceback" not in complained
+    assert "torch_resnet: " in complained
+
+
+def ddp(photos, out, epochs, ranks):
+    """The command for a job of several ranks on the CPU: 4 steps in an epoch."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    return (
+        *launcher,
+        EXAMPLES / "torch_ddp.py",
+        "--data",
+        photos,
+        "--out",
+        out,
+        "--epochs",
+        epochs,
+        "--batch-size",
+        10,
+    )
+
+
+def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
+    """And a later job of another number of ranks goes on."""
+    said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2)))
+    assert sorted(said) == [f"rank {rank} of 2: epoch {epoch}, 20 samples" for rank in range(2) for epoch in range(2)]
+    said = finish(start(*ddp(photos, tmp_path / "out", 3, ranks=1)))
+    assert said == ["resuming at epoch 2, step 0", "rank 0 of 1: epoch 2, 40 samples"]
+
+
+def test_the_ddp_example_goes_on_after_ctrl_c(start, photos, tmp_path):
+    """All ranks end, the daemon too, and the checkpoint is there."""
+    checkpoint = tmp_path / "out" / "checkpoint.pt"
+    example = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2))
+    wait_until(checkpoint.exists, "a checkpoint has been written", DEADLINE_S)
+    os.killpg(example.pid, signal.SIGINT)
+    example.communicate(timeout=DEADLINE_S)
+    assert example.returncode != 0
+    again = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2))
+    assert until(again, "resuming at epoch")
+    os.killpg(again.pid, signal.SIGINT)
+    again.communicate(timeout=DEADLINE_S)
