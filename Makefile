@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+TORCH  ?= torch
+FRAMEWORKS := build/frameworks-venv
+ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
+FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
+FRAMEWORK_TESTS := $(wildcard tests/torch tests/lightning tests/jax tests/tensorflow)
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow test-wheels check format docs bench wheels clean
+.PHONY: help setup demo classics test test-slow test-torch test-frameworks test-wheels check format docs bench wheels clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 
@@ -33,6 +38,24 @@ test: setup ## Run the tests (some ten minutes on 2 cores; ARGS for pytest)
 
 test-slow: setup ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-torch: setup ## Run the tests of the PyTorch adapter (TORCH: what pip installs if torch is missing)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pytest -m 'not slow' tests/torch $(ARGS)
+
+test-frameworks: $(FRAMEWORKS)/.ready ## Run the tests of all adapters with their frameworks, and look at their types
+	@for folder in $(FRAMEWORK_TESTS); do $(FRAMEWORKS)/bin/python -m pytest -m 'not slow' $$folder $(ARGS) || exit; done
+	$(FRAMEWORKS)/bin/mypy
+	@for example in $(FRAMEWORK_EXAMPLES); do $(FRAMEWORKS)/bin/mypy $$example || exit; done
+	$(FRAMEWORKS)/bin/pyright --pythonpath $(FRAMEWORKS)/bin/python $(ADAPTERS) $(FRAMEWORK_EXAMPLES)
+
+$(FRAMEWORKS)/.ready: pyproject.toml client/pyproject.toml
+	rm -rf $(FRAMEWORKS) && $(PYTHON) -m venv $(FRAMEWORKS)
+	@echo "making $(FRAMEWORKS) (some minutes, and some gigabytes)"
+	@$(FRAMEWORKS)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(FRAMEWORKS)/bin/python -m pip install -qq $(TORCH)
+	@$(FRAMEWORKS)/bin/python -m pip install -qq --editable ./client --editable . --group dev --group frameworks
+	@touch $@
 
 test-wheels: wheels ## Run the process and fault tests against the installed wheels
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
