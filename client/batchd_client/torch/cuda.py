@@ -271,10 +271,11 @@ class CudaPlacement:
         self._register.close()
 
     def _is_over(self, one: _Copying) -> bool:
-        if one.event is None:  # an interrupt cut us off before it was marked
+        event = one.event
+        if event is None:  # an interrupt cut us off before it was marked
             with self._runtime.aside():
-                one.event = self._runtime.mark()
-        if not one.event.query():
+                event = one.event = self._runtime.mark()
+        if not event.query():
             return False
         one.batch.release()
         return True
