@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,6 +194,26 @@ def test_a_loader_says_what_its_stream_is(data):
     assert loader.stream.classes == ("cat", "dog", "owl", "yak")
     assert tuple(loader.schema["image"].shape) == (3, 32, 32)
     module.teardown("fit")
+
+
+def test_the_trainer_says_which_share_and_which_device(monkeypatch):
+    """Those of its strategy: of four processes in pairs, which work on one batch together, the last has the second half."""
+    asked = []
+    monkeypatch.setattr(
+        "batchd_client.lightning.BatchdLoader", lambda stream, **options: asked.append((stream, options))
+    )
+    module = BatchdDataModule("photos", val="still", dtype=torch.float16)
+    module.trainer = SimpleNamespace(
+        distributed_sampler_kwargs={"rank": 1, "num_replicas": 2},
+        global_rank=3,
+        world_size=4,
+        overfit_batches=0,
+        strategy=SimpleNamespace(root_device=torch.device("cuda", 3)),
+    )
+    for stage in (module.train_dataloader(), module.val_dataloader()):
+        _ = stage.loader
+    told = {"rank": 1, "world_size": 2, "device": torch.device("cuda", 3), "dtype": torch.float16, "state": None}
+    assert asked == [("photos", told), ("still", told | {"restart": True, "epochs": 1})]
 
 
 def test_a_stage_without_a_stream_is_one_that_lightning_misses(data):
