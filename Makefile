@@ -7,7 +7,7 @@ TORCH  ?= torch
 FRAMEWORKS := build/frameworks-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
-FRAMEWORK_TESTS := $(wildcard tests/torch tests/lightning tests/jax tests/tensorflow)
+FRAMEWORK_TESTS := $(wildcard tests/with_*)
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
@@ -41,7 +41,7 @@ test-slow: setup ## Run the long tests too (soak, big fuzz)
 
 test-torch: setup ## Run the tests of the PyTorch adapter (TORCH: what pip installs if torch is missing)
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pytest -m 'not slow' tests/torch $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow' tests/with_torch $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.ready ## Run the tests of all adapters with their frameworks, and look at their types
 	@for folder in $(FRAMEWORK_TESTS); do $(FRAMEWORKS)/bin/python -m pytest -m 'not slow' $$folder $(ARGS) || exit; done

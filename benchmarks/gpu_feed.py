@@ -24,15 +24,15 @@ from typing import Any
 
 import cv2
 import numpy as np
+import torch
+from torch import nn
 
 import batchd
 import batchd_client
-import torch
 from batchd.pipeline.made import make_photos
 from batchd_client.torch import BatchdLoader
 from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, CudaRuntime, needs_writable
 from batchd_client.torch.tensors import over
-from torch import nn
 
 SIDE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 import batchd
-import torch
 from batchd_client.torch import BatchdLoader
-from torch import nn
 
 CONFIG = """\
 [streams.photos]

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import batchd
 import torch
+from torch import nn
+
+import batchd
 from batchd.errors import BatchdError
 from batchd.pipeline.made import make_photos
 from batchd_client.errors import BatchdClientError
 from batchd_client.torch import BatchdLoader
-from torch import nn
 
 CONFIG = """\
 [streams.photos]

@@ -1,4 +1,4 @@
-"""One rank of a program with Hugging Face's accelerate or Trainer on the CPU. Started by the tests of ``tests/torch``.
+"""One rank of a program with Hugging Face's accelerate or Trainer on the CPU. Started by the tests of ``tests/with_torch``.
 
 python -m support.accelerate_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
@@ -8,10 +8,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
-import torch
 from batchd_client.torch import BatchdDataset, BatchdLoader
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch.overrides import TorchFunctionMode
 
-import torch
 from batchd_client.torch.cuda import REGISTER_READ_ONLY
 
 POISON = 77

@@ -4,9 +4,8 @@
 
 import os
 
-from lightning.pytorch import Callback, LightningModule
-
 import torch
+from lightning.pytorch import Callback, LightningModule
 
 
 class Witness(LightningModule):

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+
 from batchd_client.batch import Batch, Room
 from batchd_client.hints import tell_once
 from batchd_client.memory import SlotMemory

@@ -11,10 +11,10 @@ from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 from weakref import finalize
 
+import torch
 import torch.distributed
 import torch.utils.data
 
-import torch
 from batchd_client.course import StreamState
 from batchd_client.daemon import Connecting, Daemon, connect
 from batchd_client.errors import LoaderInWorker, PrefetchInvalid, StreamClosed

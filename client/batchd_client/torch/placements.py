@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from batchd_client.batch import Batch
 from batchd_client.torch.tensors import Recipe, Tensors, cut, is_ragged, largest_in, over, rows_of
 

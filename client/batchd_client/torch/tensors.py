@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
 import torch
+
 from batchd_client.batch import Room
 from batchd_client.errors import TensorsInvalid
 from batchd_client.ragged import ragged_view

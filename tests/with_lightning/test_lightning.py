@@ -14,6 +14,7 @@ lightning = pytest.importorskip(
 )
 
 import torch  # noqa: E402
+
 from batchd_client.errors import StreamUnknown  # noqa: E402
 from batchd_client.lightning import BatchdDataModule  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
