@@ -67,6 +67,12 @@ class Course:
         epochs, rounds = divmod(taken - self.first_rounds, self.rounds)
         return Position(self.start.epoch + 1 + epochs, rounds * self.world_size)
 
+    def left(self, taken: int) -> int:
+        """How many batches are left of the epoch of which the next one is, after ``taken`` batches."""
+        if taken < self.first_rounds:
+            return self.first_rounds - taken
+        return self.rounds - (taken - self.first_rounds) % self.rounds
+
     def expects(self, taken: int, epoch: int, step: int) -> bool:
         """Tell whether batch number ``taken`` (from 0) may be the one at (``epoch``, ``step``)."""
         here = self.position(taken)

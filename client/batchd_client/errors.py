@@ -17,6 +17,7 @@
     |   +-- TooFewBatches        RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
     |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker        StreamTaken
+    |   +-- PassOvertaken        WorkersInvalid        EpochsUneven
     |   +-- RingTooSmall
     |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
@@ -245,6 +246,28 @@ class StreamTaken(Misused):
     """This stream's batches are brought to a device already, some of them ahead of the loop, so nobody else may take any.
 
     Make one ``batches(stream)`` before the loop over the epochs, and iterate it once for each; or open another stream.
+    """
+
+
+class PassOvertaken(Misused):
+    """A data set was iterated anew while another iteration of the same stream was under way, and both would take its batches.
+
+    Give each its own stream: ``dataset(daemon.stream(...))`` twice.
+    """
+
+
+class WorkersInvalid(Misused):
+    """A BatchdPyDataset was told to have workers of Keras, and each of them would take batches out of the same stream.
+
+    The daemon's workers do that work already: leave out ``workers`` and ``use_multiprocessing`` (they are 1 and False).
+    """
+
+
+class EpochsUneven(Misused):
+    """Keras goes on with the number of batches that the rest of a resumed epoch had, and would leave out the others of each.
+
+    Finish the resumed epoch by itself: model.fit(data, initial_epoch=data.epoch, epochs=data.epoch + 1), and then train on with
+    model.fit(data, initial_epoch=data.epoch, epochs=...).
     """
 
 

@@ -135,6 +135,12 @@ class Stream:
         """The step, counted over all ranks from 0 in each epoch, from which all ranks go on."""
         return self._reader.position.step
 
+    @property
+    def left(self) -> int:
+        """How many batches the rest of the current epoch has for this rank: what the next ``for`` gives."""
+        subscription = self._reader.subscription
+        return subscription.course.left(subscription.taken)
+
     def state_dict(self) -> StreamState:
         """What a checkpoint needs to go on exactly here: the batch in hand counts as done. JSON-able, about a hundred bytes.
 

@@ -79,6 +79,18 @@ def test_course_that_starts_at_the_end_of_an_epoch_is_in_the_next() -> None:
     assert course(FakeStream(steps=5), 0, 2, epoch=7, base=5).position(0) == (8, 0)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("world_size", "base"), [(1, 0), (1, 3), (2, 0), (2, 3), (3, 5), (4, 2)])
+def test_what_is_left_of_an_epoch_is_counted_to_its_end(drop_last, world_size, base) -> None:
+    """In the first epoch, which may have begun anywhere, and in whole ones."""
+    it = course(FakeStream(steps=5, drop_last=drop_last), 0, world_size, epoch=0, base=base)
+
+    for taken in range(12):
+        epoch, left = it.position(taken).epoch, it.left(taken)
+        assert {it.position(taken + ahead).epoch for ahead in range(left)} == {epoch}
+        assert it.position(taken + left).epoch == epoch + 1
+
+
 @pytest.mark.parametrize(("rounds", "first_rounds"), [(4, 3), (1, 3), (3, 4), (3, 1), (0, 0)])
 def test_rounds_that_cannot_be_are_refused(rounds: int, first_rounds: int) -> None:
     """A daemon whose counts contradict each other is not believed."""

@@ -17,7 +17,7 @@ import batchd_wire
 PACKAGES = (batchd, batchd_client, batchd_wire)
 DISTRIBUTIONS = ("batchd", "batchd-client")
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
-ADAPTERS = ("torch", "lightning", "jax", "tensorflow")
+ADAPTERS = ("torch", "lightning", "jax", "tensorflow", "keras")
 """Modules of the client that are imported by those who have the framework, and by nothing else."""
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 

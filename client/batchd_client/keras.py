@@ -1,0 +1,215 @@
+"""batchd in Keras 3, whatever its backend: a stream as a ``PyDataset``, and a callback that knows how far the training is.
+
+    from batchd_client.keras import BatchdPyDataset, Progress
+
+    photos = BatchdPyDataset(batchd_client.connect().stream("photos"))
+    progress = Progress(photos.stream)
+    model.fit(photos, epochs=90, callbacks=[progress])          # progress.state_dict() at any time
+
+Runs in the trainer. Needs Keras alone; where TensorFlow is its backend, ``batchd_client.tensorflow.dataset`` is the faster way.
+"""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+try:
+    import keras
+except ImportError as _error:
+    raise ImportError(
+        "batchd_client.keras needs Keras and one of its backends: pip install keras tensorflow, keras jax or keras torch "
+        "(https://keras.io/getting_started)"
+    ) from _error
+
+from batchd_client.columns import own, wanted
+from batchd_client.course import StreamState
+from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
+from batchd_client.passes import Passes
+from batchd_client.stream import Stream
+from batchd_wire.fields import RAGGED
+
+__all__ = ["BatchdPyDataset", "Progress"]
+
+if not hasattr(keras.utils.PyDataset, "on_epoch_begin"):
+    raise ImportError(f"batchd_client.keras needs a newer Keras than {keras.__version__}: pip install --upgrade keras")
+
+
+class BatchdPyDataset(keras.utils.PyDataset):
+    """A stream as Keras wants it: ``model.fit(photos, epochs=90)``. Give it to ``fit`` or ``evaluate``, or index it.
+
+    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give dicts and not tuples. Arrays
+    are the program's own.
+
+    An epoch's batches come in the stream's order, which has been shuffled already: the first index that is asked for is the first
+    batch, whatever its number (``fit`` mixes the numbers unless it is told ``shuffle=False``), and the same index is the same
+    batch until the epoch ends. Asking for one again is possible, and slow: the stream is moved there and back.
+
+    An epoch ends with ``on_epoch_end``, if all of its batches have been asked for; Keras calls it.
+
+    Raises ``TensorsInvalid``, and ``WorkersInvalid`` for workers of Keras's own.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        *,
+        fields: Sequence[str] | None = None,
+        as_dict: bool = False,
+        workers: int = 1,
+        use_multiprocessing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.workers = workers
+        self.use_multiprocessing = use_multiprocessing
+        self._names = wanted(stream.schema, fields, as_dict=as_dict)
+        for name in self._names:
+            varying = stream.schema[name].varying
+            if varying is not None and varying.kind == RAGGED:
+                raise TensorsInvalid(
+                    f"field {name!r} is ragged, and Keras takes arrays: let the step pad_batch take the place of ragged, or "
+                    "leave it out of fields="
+                )
+        self._as_dict = as_dict
+        self._passes = Passes(stream)
+        self._lock = Lock()
+        self._numbers: dict[int, int] = {}
+        """Which batch of the pass each index is."""
+        self._begins = True
+        """The next index begins a pass."""
+        self._is_over = False
+        """The next index begins a pass over the next epoch."""
+        self._is_training = False
+        """Between ``on_epoch_begin`` and ``on_epoch_end``."""
+        self._announced = len(self)
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that it reads."""
+        return self._passes.stream
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it gives: for ``fit(initial_epoch=)``."""
+        return self.stream.epoch if self._is_over else self._passes.present.start.epoch
+
+    def __len__(self) -> int:
+        """Batches in this epoch for this rank: fewer than in a whole one where it was resumed."""
+        return self.stream.left if self._is_over else self._passes.present.length
+
+    @property
+    def num_batches(self) -> int:
+        """As ``len``. Keras asks for it whenever it begins to take batches from the first one on."""
+        self._begins = True
+        self._announced = len(self)
+        return self._announced
+
+    # --- taking batches -----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: int) -> Any:
+        """Give a batch. Raises what iterating a ``Stream`` raises, and ``PositionInvalid`` behind the last epoch."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        with self._lock:
+            if self._begins or self._is_over:
+                self._begin(same=not self._is_over)
+            number = self._numbers.setdefault(index, len(self._numbers))
+            if number != self._passes.taken:
+                self._passes.rewind(number)
+            batch = self._passes.take()
+        if batch is None:
+            raise PositionInvalid(
+                f"epoch {self.epoch} of stream {self.stream.name!r} is beyond the epochs that it was opened for"
+            )
+        with batch:
+            arrays = [own(batch[name]) for name in self._names]
+        return dict(zip(self._names, arrays, strict=True)) if self._as_dict else tuple(arrays)
+
+    def on_epoch_begin(self) -> None:
+        """Keras begins an epoch. Raises ``EpochsUneven`` where it would take only part of it."""
+        if self._announced != len(self):
+            raise EpochsUneven(
+                f"Keras goes on with {self._announced} batches in each epoch, as the rest of the resumed one had, and epoch "
+                f"{self.epoch} has {len(self)}"
+            )
+        self._is_training = True
+
+    def on_epoch_end(self) -> None:
+        """Keras has had its epoch: the next batches are those of the next one, if all of this one have been asked for."""
+        self._is_over |= self._is_training and self._passes.is_over
+        self._is_training = False
+
+    def _begin(self, *, same: bool) -> None:
+        self._passes.begin(same=same)
+        self._numbers.clear()
+        self._begins = self._is_over = False
+
+    # --- where it is --------------------------------------------------------------------------------------------------
+
+    def state_dict(self, batches: int | None = None) -> StreamState:
+        """What a checkpoint needs to go on behind the first ``batches`` of this epoch's.
+
+        Default: behind those that a ``Progress`` callback has counted; without one, where the epoch begins.
+        """
+        if batches is None:
+            batches = self._passes.trained or (self._passes.taken if self._is_over else 0)
+        return self._passes.state_dict(batches)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        with self._lock:
+            self.stream.load_state_dict(state)
+            self._begin(same=False)
+
+    # --- what it must not have ----------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> int:
+        """1: the thread of Keras's that asks."""
+        return 1
+
+    @workers.setter
+    def workers(self, workers: int) -> None:
+        if workers not in (0, 1):
+            raise WorkersInvalid(f"workers={workers!r}")
+
+    @property
+    def use_multiprocessing(self) -> bool:
+        """False."""
+        return False
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, use: bool) -> None:
+        if use:
+            raise WorkersInvalid(f"use_multiprocessing={use!r}")
+
+
+class Progress(keras.callbacks.Callback):
+    """Counts the batches of a stream that ``fit`` has trained on, whatever is read ahead of it.
+
+    For ``BatchdPyDataset`` and for ``batchd_client.tensorflow.dataset``; one in a program for each stream.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._passes = Passes(stream)
+        self._last = -1
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the training stands: for ``fit(initial_epoch=)``."""
+        return self.state_dict()["epoch"]
+
+    def state_dict(self) -> StreamState:
+        """What a checkpoint needs to go on exactly here: what the model was trained on counts as done, and nothing else."""
+        return self._passes.state_dict(self._passes.trained)
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it
+        """Keras counts its batches anew."""
+        self._last = -1
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it
+        """Keras has trained up to this batch, of one or of several in one go."""
+        self._passes.train(batch - self._last)
+        self._last = batch

@@ -1,0 +1,253 @@
+"""Keras on a stream, as a ``PyDataset`` and through tf.data: each epoch once, and a state of what the model was trained on."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("keras", reason="Keras is not installed: pip install keras tensorflow")
+pytestmark = pytest.mark.filterwarnings("default")  # TensorFlow and Keras have some of their own
+
+import keras  # noqa: E402
+
+import batchd_client  # noqa: E402
+from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid  # noqa: E402
+from batchd_client.keras import BatchdPyDataset, Progress  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
+
+EPOCH = 40
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """Streams of photographs, also ragged ones."""
+    room = {"max_shape": [80, 100, 3]}
+    return start_shared_daemon(
+        {
+            "photos": folder_stream(photos),
+            "alone": folder_stream(photos, memory="512KiB"),
+            "ragged": folder_stream(photos, pipeline=[{"op": "decode"}, {"op": "ragged", **room}]),
+        }
+    )
+
+
+@pytest.fixture
+def connection(daemon):
+    """A connection to it, which is closed with the test."""
+    with batchd_client.connect(daemon.address) as connection:
+        yield connection
+
+
+class Seen(keras.layers.Layer):
+    """Notes the samples that the model gets: numbers go in, nothing is learnt."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones")
+        self.seen = []
+
+    def call(self, numbers):
+        return keras.ops.cast(numbers, "float32")[:, None] * self.scale
+
+
+class Watching(keras.Model):
+    """Trains eagerly on numbers, and remembers which in which order."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Seen()
+        self.trained = []
+        self.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse", run_eagerly=True)
+
+    def call(self, numbers):
+        return self.layer(numbers)
+
+    def train_step(self, data):
+        numbers, _ = data
+        self.trained.append(np.asarray(numbers).tolist())
+        return super().train_step(data)
+
+
+def bare_numbers(connection, epochs):
+    """The samples of each batch, from the bare client."""
+    claim = connection.stream("photos", epochs=epochs)
+    return [batch["index"].tolist() for _ in range(epochs) for batch in claim]
+
+
+FIELDS = ("index", "label")
+
+
+def py_dataset(stream):
+    """The numbers of samples to train on, as Keras's own kind of data set."""
+    return BatchdPyDataset(stream, fields=FIELDS)
+
+
+def tf_dataset(stream):
+    """The same through tf.data, with batches read ahead."""
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow")
+    from batchd_client.tensorflow import dataset  # noqa: PLC0415  Keras is enough for the others
+
+    return dataset(stream, fields=FIELDS).prefetch(8)
+
+
+BOTH = pytest.mark.parametrize("make", [py_dataset, tf_dataset])
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}], ids=["as it is", "unshuffled"])
+def test_fit_trains_on_each_epoch_in_the_order_of_the_stream(connection, make, options):
+    """What Keras looks at before is not lost, and its own shuffling changes nothing."""
+    model = Watching()
+    stream = connection.stream("photos")
+    model.fit(make(stream), epochs=3, verbose=0, **options)
+    assert model.trained == bare_numbers(connection, 3)
+    assert stream.statistics().resubscribed <= 2
+
+
+@BOTH
+def test_fit_again_goes_on_with_the_next_epoch(connection, make):
+    """With the same data set."""
+    model = Watching()
+    data = make(connection.stream("photos"))
+    model.fit(data, epochs=1, verbose=0)
+    model.fit(data, epochs=2, initial_epoch=1, verbose=0)
+    assert model.trained == bare_numbers(connection, 2)
+
+
+@BOTH
+def test_validation_is_on_a_stream_of_its_own(connection, make):
+    """Each time on a whole epoch of it."""
+    model = Watching()
+    history = model.fit(
+        make(connection.stream("photos")),
+        validation_data=make(connection.stream("photos")),
+        epochs=2,
+        verbose=0,
+    )
+    assert len(history.history["val_loss"]) == 2
+    assert model.trained == bare_numbers(connection, 2)
+
+
+@BOTH
+def test_epochs_of_keras_may_be_shorter_than_the_streams(connection, make):
+    """The next one goes on where the last one ended."""
+    model = Watching()
+    stream = connection.stream("photos")
+    progress = Progress(stream)
+    model.fit(make(stream), epochs=2, steps_per_epoch=2, verbose=0, callbacks=[progress])
+    assert model.trained == bare_numbers(connection, 1)[:4]
+    assert (progress.state_dict()["epoch"], progress.state_dict()["step"]) == (0, 4)
+
+
+class Stop(keras.callbacks.Callback):
+    """Interrupts the training behind so many batches."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self._batches = batches
+
+    def on_train_batch_end(self, batch, logs=None):  # noqa: ARG002  as Keras calls it
+        self._batches -= 1
+        if self._batches == 0:
+            raise KeyboardInterrupt
+
+
+@BOTH
+@pytest.mark.parametrize("done", [1, 3, 5, 7])
+def test_an_interrupted_training_goes_on_with_the_next_batch(connection, make, done):
+    """Whatever was read ahead; the rest of the epoch by itself, and then the others."""
+    model = Watching()
+    stream = connection.stream("photos")
+    progress = Progress(stream)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(make(stream), epochs=3, verbose=0, callbacks=[progress, Stop(done)])
+    again = connection.stream("photos", state=progress.state_dict())
+    data = make(again)
+    progress = Progress(again)
+    model.fit(data, initial_epoch=progress.epoch, epochs=progress.epoch + 1, verbose=0, callbacks=[progress])
+    model.fit(data, initial_epoch=progress.epoch, epochs=3, verbose=0, callbacks=[progress])
+    assert model.trained == bare_numbers(connection, 3)
+    assert progress.state_dict() == again.state_dict()
+
+
+def test_a_resumed_epoch_and_the_others_in_one_fit(connection):
+    """Through tf.data, as Keras lets a data set there be shorter than it says."""
+    stream = connection.stream("photos")
+    stream.seek(0, 2)
+    model = Watching()
+    model.fit(tf_dataset(stream), epochs=3, verbose=0)
+    assert model.trained == bare_numbers(connection, 3)[2:]
+
+
+def test_a_resumed_epoch_and_the_others_are_not_one_fit_of_a_py_dataset(connection):
+    """Keras would cut the others to the length of the first: it is told, and nothing is lost."""
+    stream = connection.stream("photos")
+    stream.seek(0, 2)
+    data = py_dataset(stream)
+    assert len(data) == 3
+    model = Watching()
+    with pytest.raises(EpochsUneven, match=r"3 batches in each epoch.*and epoch 1 has 5\n.*initial_epoch=data.epoch"):
+        model.fit(data, epochs=3, verbose=0)
+    model.fit(data, initial_epoch=data.epoch, epochs=3, verbose=0)
+    assert model.trained == bare_numbers(connection, 3)[2:]
+
+
+def test_its_state_goes_into_another_one(connection):
+    """Behind as many batches as the program says, or behind the epochs that are over."""
+    data = py_dataset(connection.stream("photos"))
+    expected = bare_numbers(connection, 2)
+    data.on_epoch_begin()
+    assert [numbers.tolist() for numbers, _ in data] == expected[:STEPS]
+    assert (data.state_dict()["epoch"], data.state_dict()["step"], data.state_dict(2)["step"]) == (0, 0, 2)
+    data.on_epoch_end()
+    assert data.state_dict()["epoch"] == data.epoch == 1
+    other = py_dataset(connection.stream("photos"))
+    other.load_state_dict(data.state_dict())
+    assert [other[number][0].tolist() for number in range(STEPS)] == expected[STEPS:]
+
+
+def test_an_index_is_the_same_batch_until_the_epoch_ends(connection):
+    """In the order of the stream, in which order they are asked for; asking again moves the stream back."""
+    data = py_dataset(connection.stream("photos"))
+    expected = bare_numbers(connection, 1)
+    assert [data[index][0].tolist() for index in (4, 0, 4, 2, 0, 1, 3)] == [
+        expected[number] for number in (0, 1, 0, 2, 1, 3, 4)
+    ]
+    with pytest.raises(IndexError, match="batch 5 of 5"):
+        data[5]
+
+
+def test_arrays_never_change(connection, daemon):
+    """All are kept while the ring is filled and emptied many times."""
+    data = BatchdPyDataset(connection.stream("alone"), as_dict=True)
+    claim = connection.stream("alone", epochs=20)
+    kept = []
+    for _ in range(20):
+        data.on_epoch_begin()
+        kept += list(data)
+        data.on_epoch_end()
+    for epoch in range(20):
+        for given, batch in zip(kept[epoch * STEPS :], claim, strict=False):
+            assert all(np.array_equal(given[name], batch[name]) for name in ("image", "label", "index"))
+    assert len({batch["image"].ctypes.data for batch in kept}) == len(kept) == 20 * STEPS
+    assert daemon.stream_status("alone")["slots"] < len(kept) / 4
+
+
+@pytest.mark.parametrize("options", [{"workers": 2}, {"use_multiprocessing": True}])
+def test_workers_of_keras_are_refused(connection, options):
+    """At its birth and later."""
+    with pytest.raises(WorkersInvalid, match=r"daemon's workers do that work already"):
+        BatchdPyDataset(connection.stream("photos"), **options)
+    data = BatchdPyDataset(connection.stream("photos"), workers=1, use_multiprocessing=False)
+    with pytest.raises(WorkersInvalid):
+        setattr(data, *next(iter(options.items())))
+    assert (data.workers, data.use_multiprocessing) == (1, False)
+
+
+def test_what_cannot_be_is_said(connection):
+    """Ragged fields, fields that are not there, epochs that are not."""
+    with pytest.raises(TensorsInvalid, match="'image' is ragged, and Keras takes arrays"):
+        BatchdPyDataset(connection.stream("ragged"))
+    with pytest.raises(TensorsInvalid, match="no field 'picture'"):
+        BatchdPyDataset(connection.stream("photos"), fields=["picture"])
+    with pytest.raises(PositionInvalid, match="epoch 0 of stream 'photos' is beyond the epochs"):
+        BatchdPyDataset(connection.stream("photos", epochs=0))[0]

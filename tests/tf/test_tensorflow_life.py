@@ -1,0 +1,114 @@
+"""TensorFlow and Keras in the lives that programs lead: exits, interrupts, strategies, other backends. Nothing hangs."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow")
+pytestmark = pytest.mark.filterwarnings("default")
+
+import batchd_client  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
+from support.waiting import PATIENCE_S, wait_until  # noqa: E402
+
+TESTS = Path(__file__).parents[1]
+HANG_S = 10.0
+"""Python and TensorFlow take a second or two by themselves to end, on a machine that is busy; a hang takes minutes."""
+EPOCH = 40
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """A stream of photographs, and one that nobody pushes samples into."""
+    live = {"source": {"type": "push", "fields": {"label": "int64"}}, "batch_size": 8}
+    return start_shared_daemon({"photos": folder_stream(photos), "live": live})
+
+
+def start(daemon, program, *arguments):
+    """A program of ``support.tensorflow_program``."""
+    command = [sys.executable, "-m", "support.tensorflow_program", program, daemon.address, *arguments]
+    return subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines(program):
+    """What it said, and how it ended."""
+    output, errors = program.communicate(timeout=PATIENCE_S)
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")], program.returncode, errors
+
+
+def bare_numbers(daemon, epochs, state=None):
+    """The samples of each batch, from the bare client."""
+    with batchd_client.connect(daemon.address) as connection:
+        claim = connection.stream("photos", epochs=epochs, state=state)
+        return [batch["index"].tolist() for _ in range(claim.epoch, epochs) for batch in claim]
+
+
+def gone(daemon):
+    """Has every trainer gone, as far as the daemon knows?"""
+    return wait_until(lambda: not daemon.stream_status()["subscriptions"], "no trainer is left")
+
+
+@pytest.mark.parametrize("program", ["exit_half_read", "exit_by_an_exception", "exit_while_it_waits"])
+def test_a_script_ends_at_once_with_a_data_set_half_read(daemon, program):
+    """Whatever tf.data reads ahead meanwhile; and the daemon has its slots back."""
+    said, status, errors = lines(start(daemon, program))
+    assert said, errors
+    assert time.time() - said[0]["at"] < HANG_S
+    assert status == (1 if program == "exit_by_an_exception" else 0), errors
+    assert ("the loss is nan" in errors) == bool(status)
+    gone(daemon)
+
+
+@pytest.mark.parametrize("kind", ["tf", "keras"])
+def test_ctrl_c_leaves_a_state_from_which_nothing_is_skipped(daemon, kind):
+    """Wherever in ``fit`` it hits: the batch in hand may come again."""
+    program = start(daemon, "train_until_interrupted", kind)
+    assert json.loads(program.stdout.readline()) == {"ready": True}
+    program.send_signal(signal.SIGINT)
+    (said,), status, errors = lines(program)
+    assert status == 130, errors
+    assert time.time() - said["at"] < HANG_S
+    epochs = said["state"]["epoch"] + 1
+    done = len(bare_numbers(daemon, epochs)) - len(bare_numbers(daemon, epochs, said["state"]))
+    assert len(said["trained"]) - done in (0, 1)
+    assert said["trained"][:done] == bare_numbers(daemon, epochs)[:done]
+    gone(daemon)
+
+
+def test_replicas_of_a_strategy_get_batches_in_turn(daemon):
+    """Two devices of one process: each sample once, by hand and by ``fit``."""
+    ((said,), status, errors) = lines(start(daemon, "train_on_two_devices"))
+    assert status == 0, errors
+    for epoch in said["epochs"]:
+        assert sorted(number for batch in epoch for number in batch) == list(range(EPOCH))
+    assert said["losses"] == 2
+    gone(daemon)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_keras_needs_no_tensorflow(daemon, backend):
+    """With another backend it trains on the same; what is missing is said with what to do."""
+    if find_spec(backend) is None or not find_spec(backend).origin:
+        pytest.skip(f"{backend} is not installed")
+    ((said,), status, errors) = lines(start(daemon, "train_without_tensorflow", backend))
+    assert status == 0, errors
+    assert said["backend"] == backend
+    assert said["numbers"] == bare_numbers(daemon, 2)
+    assert (said["state"]["epoch"], said["state"]["step"]) == (2, 0)
+    assert "pip install tensorflow" in said["missing"]
+    gone(daemon)
+
+
+def test_without_keras_the_import_says_what_to_install():
+    """In a program that does not have it."""
+    program = "import sys; sys.modules['keras'] = None; import batchd_client.keras"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: batchd_client.keras needs Keras" in done.stderr
+    assert "pip install keras" in done.stderr

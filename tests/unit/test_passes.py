@@ -1,0 +1,169 @@
+"""Passes: what a framework gets that reads ahead, drops what it has, and begins anew."""
+
+import pytest
+
+from batchd_client.errors import BatchTimeout, PassOvertaken
+from batchd_client.passes import Passes
+
+STEPS = 4
+
+
+class Stream:
+    """Four batches in an epoch, for one of ``world_size`` ranks; a batch is its position."""
+
+    def __init__(self, world_size=1):
+        self.epoch = self.step = 0
+        self.world_size = world_size
+        self.seeks = 0
+        self.error = None
+
+    @property
+    def left(self):
+        return -(-(STEPS - self.step) // self.world_size)
+
+    def take(self, epoch):
+        if self.epoch != epoch:
+            return None
+        batch = self.epoch, self.step
+        if isinstance(self.error, BatchTimeout):
+            raise self.error
+        self.step += self.world_size
+        if self.step >= STEPS:
+            self.epoch, self.step = self.epoch + 1, 0
+        if self.error is not None:
+            raise self.error
+        return batch
+
+    def seek(self, epoch, step=0):
+        self.seeks += 1
+        self.epoch, self.step = epoch, step
+
+    def state_dict(self):
+        return {"stream": "photos", "fingerprint": "f", "epoch": self.epoch, "step": self.step}
+
+
+def read(passes, batches=STEPS):
+    """The steps of so many batches of a new pass, and its epoch."""
+    turn = passes.begin()
+    taken = [passes.take(turn) for _ in range(batches)]
+    assert len({epoch for epoch, _ in taken}) <= 1
+    return [step for _, step in taken]
+
+
+def test_passes_are_epochs():
+    """One after the other, without a seek."""
+    passes = Passes(Stream())
+    for epoch in range(3):
+        turn = passes.begin()
+        assert [passes.take(turn) for _ in range(5)] == [*((epoch, step) for step in range(STEPS)), None]
+        assert passes.is_over
+    assert passes.stream.seeks == 0
+
+
+@pytest.mark.parametrize("left_after", [0, 1, 3])
+def test_a_pass_that_is_left_is_begun_anew(left_after):
+    """Nobody knows what of it reached the loop."""
+    passes = Passes(Stream())
+    read(passes)
+    assert read(passes, left_after) == list(range(left_after))
+    assert passes.present == ((1, 0), STEPS)
+    assert read(passes) == [0, 1, 2, 3]
+    assert passes.stream.epoch == 2
+
+
+def test_all_who_read_a_stream_share_its_passes():
+    """Two data sets that are made of one stream do not begin in its middle."""
+    stream = Stream()
+    read(Passes(stream), 2)
+    assert read(Passes(stream)) == [0, 1, 2, 3]
+
+
+def test_a_resumed_pass_has_the_rest_of_its_epoch():
+    """Also when it is left and begun anew; the one behind it is whole."""
+    stream = Stream()
+    stream.seek(3, 1)
+    passes = Passes(stream)
+    assert passes.present == ((3, 1), 3)
+    assert read(passes, 2) == [1, 2]
+    assert read(passes, 3) == [1, 2, 3]
+    assert read(passes) == [0, 1, 2, 3]
+
+
+def test_a_stream_that_the_program_has_moved_is_read_from_there():
+    """Whether a pass was over or not."""
+    stream = Stream()
+    passes = Passes(stream)
+    read(passes, 2)
+    stream.seek(5, 2)
+    assert passes.present == ((5, 2), 2)
+    assert read(passes, 2) == [2, 3]
+    stream.seek(5, 3)
+    assert read(passes, 1) == [3]
+
+
+def test_an_older_pass_ends_where_a_newer_has_begun():
+    """Else each would have some of the batches."""
+    passes = Passes(Stream())
+    older = passes.begin()
+    passes.take(older)
+    newer = passes.begin()
+    with pytest.raises(PassOvertaken, match="its own stream"):
+        passes.take(older)
+    assert passes.take(newer) == (0, 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_state_is_behind_the_batches_that_were_counted(world_size):
+    """Whatever was taken ahead of them."""
+    stream = Stream(world_size)
+    passes = Passes(stream)
+    rounds = stream.left
+    expected = [(0, step) for step in range(0, STEPS, world_size)] + [(1, 0)]
+    turn = passes.begin()
+    for taken in range(rounds):
+        passes.take(turn)
+        for batches in range(taken + 2):
+            state = passes.state_dict(batches)
+            assert (state["epoch"], state["step"]) == expected[batches]
+
+
+def test_batches_that_were_trained_on_are_counted_in_each_pass_anew():
+    """By somebody else."""
+    passes = Passes(Stream())
+    read(passes)
+    passes.train(1)
+    passes.train(3)
+    assert passes.trained == passes.taken == STEPS
+    passes.begin()
+    assert passes.trained == passes.taken == 0
+
+
+def test_the_same_pass_can_be_wanted_again_when_it_is_over():
+    """By one who only looked at it."""
+    passes = Passes(Stream())
+    read(passes)
+    passes.begin(same=True)
+    assert passes.take() == (0, 0)
+
+
+def test_it_goes_back_to_a_batch_that_it_gave():
+    """And on from there."""
+    passes = Passes(Stream())
+    read(passes, 3)
+    passes.rewind(1)
+    assert [passes.take() for _ in range(4)] == [(0, 1), (0, 2), (0, 3), None]
+    assert passes.is_over
+
+
+@pytest.mark.parametrize("error", [BatchTimeout(), KeyboardInterrupt()])
+def test_a_batch_that_cannot_be_had_is_the_next_one_nevertheless(error):
+    """Where a batch had been taken and was lost on its way, the stream is moved back."""
+    stream = Stream()
+    passes = Passes(stream)
+    turn = passes.begin()
+    assert passes.take(turn) == (0, 0)
+    stream.error = error
+    with pytest.raises(type(error)):
+        passes.take(turn)
+    stream.error = None
+    assert [passes.take(turn) for _ in range(4)] == [(0, 1), (0, 2), (0, 3), None]
