@@ -1,4 +1,4 @@
-"""Programs that train with TensorFlow or Keras, as processes of their own. Started by the tests of ``tests/tf``.
+"""Programs that train with TensorFlow or Keras, as processes of their own. Started by the tests of ``tests/with_tensorflow``.
 
 python -m support.tensorflow_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
