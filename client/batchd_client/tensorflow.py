@@ -10,7 +10,10 @@
 ``model.fit(photos, epochs=90)`` is the same; for Keras without TensorFlow see ``batchd_client.keras``.
 """
 
+import atexit
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 try:
@@ -43,6 +46,7 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
 
     Iterating raises what iterating a ``Stream`` raises, as TensorFlow passes it on. Raises ``TensorsInvalid``.
     """
+    _end_with_the_program()
     columns = [_column(name, stream.schema[name]) for name in wanted(stream.schema, fields, as_dict=as_dict)]
     passes = Passes(stream)
 
@@ -60,6 +64,22 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return _at_most(rest, len(stream)).with_options(options)
+
+
+@cache
+def _end_with_the_program() -> None:
+    """Let go of a data set that an uncaught exception left half read, before the interpreter goes.
+
+    Its traceback would keep TensorFlow's iterator until there is no Python any more, for which the iterator's own end waits: any
+    ``from_generator`` hangs there.
+    """
+    atexit.register(_forget_last_exception)
+
+
+def _forget_last_exception() -> None:
+    for name in ("last_exc", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
 
 
 def state_after(stream: Stream, batches: int) -> StreamState:
