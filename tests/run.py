@@ -1,8 +1,8 @@
 """All tests, in three lanes at once: ``make test``. With arguments, pytest with these, in one.
 
     lane 1   faults                     waits for processes to die and for clocks
-    lane 2   unit, process from a to e  computes, and starts daemons and trainers
-    lane 3   process from f on          the same
+    lane 2   unit, process from a to c  computes, and starts daemons and trainers
+    lane 3   process from d on          the same
 
 Each lane is a pytest of its own, and what its tests start carries its mark, so none sees the others' leftovers. The first one is
 shown as it goes, the others when they are done.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[1]
-SEAM = "test_f"
+SEAM = "test_d"
 """Where the tests of processes are cut in two, so that all lanes have about as much to do."""
 
 

@@ -128,4 +128,4 @@ def test_check_names_the_file_that_is_missing(files, tmp_path):
     settings = write_settings(tmp_path / "batchd.toml", {"texts": stream_of(files, tokens(files))}, {})
 
     done = batchd("check", settings, status=2)
-    assert f"streams.texts.pipeline: there is no file {files['tokenizer']}" in done.stderr
+    assert f"streams.texts.pipeline[0].file: there is no file {files['tokenizer']}" in done.stderr
