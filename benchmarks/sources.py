@@ -1,15 +1,16 @@
 """What does a source cost? images/s from shards, divided by images/s of the same files in a folder, and how long a scan takes.
 
-The streams of one daemon over the same photographs take turns, so that all have the same workers; each turn claims its stream
-anew, so that nothing is decoded ahead for it meanwhile.
+The streams of one daemon over the same photographs take turns, so that all have the same workers. Each turn claims its stream
+anew, so that nothing is decoded ahead for it meanwhile, and reads an epoch of its own, of which nothing is in the ring from before.
 """
 
 import statistics
 import time
 from contextlib import ExitStack
+from itertools import islice
 from multiprocessing.connection import Connection
 
-from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
+from harness import CROP, Bench, Figure, Player, orders, served, spread
 from source_sides import SIDES, Side
 
 import batchd_client
@@ -17,7 +18,8 @@ from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
 
 TURN = 12
-REPEATS = 8
+SAMPLES_MIN = 4096
+"""In an epoch: more than a turn takes."""
 SCANNED = 20_000
 FILES = "photos"
 
@@ -25,19 +27,20 @@ FILES = "photos"
 def run(bench: Bench) -> None:
     """Each kind of source against files, and what scanning takes for each sample."""
     pictures = sorted(path for path in bench.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
-    file = bench.config(repeats=REPEATS)
+    repeats = -(-SAMPLES_MIN // len(pictures))
+    file = bench.config(repeats=repeats)
     for name, side in SIDES.items():
         folder = bench.scratch / name
         folder.mkdir()
-        source = side.write(folder, pictures * REPEATS)
+        source = side.write(folder, pictures * repeats)
         stream = f"[streams.{name}]\nsource = {source}\nbatch_size = 256\npipeline = {CROP}\n"
         file.write_text(file.read_text() + stream)
     with ExitStack() as stack:
         address = stack.enter_context(served(file))
         players = {name: stack.enter_context(Player(_trainer, address, name)) for name in (FILES, *SIDES)}
         for player in players.values():
-            player.ask(TURN)
-        rounds = [{name: player.ask(TURN) for name, player in players.items()} for _ in range(bench.rounds)]
+            player.ask(0)
+        rounds = [{name: player.ask(epoch) for name, player in players.items()} for epoch in range(1, bench.rounds + 1)]
     for name, side in SIDES.items():
         ratios = [rates[name] / rates[FILES] for rates in rounds]
         print(f"{name} / files {spread(ratios, 3)}; files {spread([rates[FILES] for rates in rounds], 0)} images/s")
@@ -59,15 +62,16 @@ def _scan(bench: Bench, name: str, side: Side) -> None:
 
 
 def _trainer(pipe: Connection, address: str, name: str) -> None:
-    """images/s of so many batches, the first one aside."""
+    """images/s of the first batches of an epoch, the very first one aside."""
     with batchd_client.connect(address) as daemon:
-        for count in orders(pipe):
+        for epoch in orders(pipe):
             stream = daemon.stream(name)
-            batches = endless(stream)
+            stream.seek(epoch)
+            batches = iter(stream)
             next(batches).release()
             started_s, samples = time.perf_counter(), 0
-            for _ in range(count):
-                with next(batches) as batch:
+            for batch in islice(batches, TURN):
+                with batch:
                     samples += batch.samples
             pipe.send(samples / (time.perf_counter() - started_s))
             stream.close()

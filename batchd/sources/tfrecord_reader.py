@@ -90,9 +90,8 @@ class TFRecordReader:
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
         record = self._record(sample)
-        data = self._data(record, int(self._checksums[sample]))
-        try:
-            example = SequenceExample.FromString(data)
+        try:  # nobody keeps the data: values are made in its memory, which is in the caches
+            example = SequenceExample.FromString(self._data(record, int(self._checksums[sample])))
         except DecodeError:
             raise SampleUnreadable(f"is no tf.train.{self._message}") from None
         return {part.column.name: self._value(part, example) for part in self._parts}

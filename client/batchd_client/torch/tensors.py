@@ -93,10 +93,11 @@ class Recipe:
     def _copied(self, raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A copy in fresh memory of the host, made in one pass."""
         if not self.is_image:
-            return fresh(raw.shape, dtype).copy_(raw)
+            return _copy(raw, fresh(raw.shape, dtype))
         view = raw.movedim(-1, -3)
-        copy = fresh(raw.shape, dtype).movedim(-1, -3) if self._channels_last else fresh(view.shape, dtype)
-        return copy.copy_(view)
+        if self._channels_last:
+            return _copy(raw, fresh(raw.shape, dtype)).movedim(-1, -3)
+        return _copy(view, fresh(view.shape, dtype))
 
 
 def recipes_for(
@@ -119,6 +120,18 @@ def recipes_for(
 def over(array: npt.NDArray[Any]) -> torch.Tensor:
     """View an array as a tensor, though it is read-only: to copy from. Holds the array, and with it the batch."""
     return torch.from_numpy(np.asarray(_Claimed(array)))
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Fill the target.
+
+    Where nothing is converted, numpy does it, in this thread. Torch would share it among its own, which then wait for more to do by
+    spinning: beside decoders on the same cores that costs more than the copy.
+    """
+    if source.dtype != target.dtype:
+        return target.copy_(source)
+    np.copyto(target.numpy(), source.numpy())
+    return target
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
