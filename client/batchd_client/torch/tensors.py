@@ -125,8 +125,8 @@ def over(array: npt.NDArray[Any]) -> torch.Tensor:
 def _copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Fill the target.
 
-    Where nothing is converted, numpy does it, in this thread. Torch would share it among its own, which then wait for more to do by
-    spinning: beside decoders on the same cores that costs more than the copy.
+    Where nothing is converted, numpy does it, in this thread. Torch would share it among its own, which then wait for more to do
+    by spinning: beside decoders on the same cores that costs more than the copy.
     """
     if source.dtype != target.dtype:
         return target.copy_(source)
