@@ -16,7 +16,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from batchd_client.batch import Batch
 from batchd_client.course import Position, StreamState
-from batchd_client.errors import BatchdClientError
 from batchd_client.stream import Stream
 
 T = TypeVar("T")
@@ -27,7 +26,7 @@ class Transfer(Protocol[T_co]):
     """A batch on its way, begun by a ``Placement``."""
 
     def finish(self) -> T_co:
-        """What the loop gets. Called again where it was interrupted."""
+        """What the loop gets; called once."""
 
 
 class Placement(Protocol[T_co]):
@@ -80,7 +79,11 @@ class Feed(Generic[T]):
                 return None
         self._look_ahead()
         head = self._queue[0]
-        result = head.transfer.finish()
+        try:
+            result = head.transfer.finish()
+        except BaseException:
+            self._queue.clear()  # the user's own part in it may have changed it: the batch is brought anew
+            raise
         # From here on nothing is called, so neither a signal handler nor another thread can come in between.
         self._position = head.after
         return result
@@ -130,8 +133,8 @@ class Feed(Generic[T]):
         try:
             while len(self._queue) <= self._prefetch and self._begin(wait=False):
                 pass
-        except BatchdClientError:
-            return  # the stream stands before that batch, and says it again when the loop wants it
+        except Exception:  # noqa: BLE001  whatever it is (a device without memory, a stream that stopped), this batch is not to blame
+            return  # and it is said again, where it still is so, when the loop wants that one
 
 
 def _position_of(stream: Stream) -> Position:

@@ -44,12 +44,15 @@ _ENDINGS: dict[int, str] = {
 
 
 class ReceiveBuffer:
-    """Page-aligned memory of this process, laid out as a slot is, so that its fields are read the same way."""
+    """Page-aligned memory of this process, laid out as a slot is, so that its fields are read the same way.
+
+    A fork does not make a copy of it: a device that it is registered with would go on reading the former pages.
+    """
 
     __slots__ = ("address", "page", "slot_bytes")
 
     def __init__(self, slot_bytes: int) -> None:
-        self.page = memoryview(mmap.mmap(-1, slot_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self.page = memoryview(mmap.mmap(-1, slot_bytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))
         self.slot_bytes = slot_bytes
         self.address: int = np.frombuffer(self.page, dtype=np.uint8).__array_interface__["data"][0]
 

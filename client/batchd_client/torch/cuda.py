@@ -283,7 +283,10 @@ class CudaPlacement:
 
     def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
         """Fields on the device, as soon as the side stream has got there."""
-        with self._runtime.aside():
+        with (
+            torch.inference_mode(mode=False),
+            self._runtime.aside(),
+        ):  # the loop may get them in another mode than it is in now
             raw = [copy(room, self._runtime.device) for room in rooms]
             return raw, self._runtime.mark()
 

@@ -124,8 +124,8 @@ class BatchdLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self._wish.device
+        """Where the tensors are, with the number of the device."""
+        return self._open().device
 
     @property
     def batch_size(self) -> int:
@@ -224,6 +224,7 @@ class _Opened(NamedTuple):
 
     feed: Feed[Any]
     recipes: tuple[Recipe, ...]
+    device: torch.device
     close: Callable[[], None]
     end: "finalize[..., BatchdLoader]"
 
@@ -249,7 +250,7 @@ def _open(loader: BatchdLoader, wish: _Wish) -> _Opened:
         daemon.close()
         raise
     close = partial(_end, feed, daemon, os.getpid())
-    return _Opened(feed, recipes, close, finalize(loader, close))
+    return _Opened(feed, recipes, device, close, finalize(loader, close))
 
 
 def _end(feed: Feed[Any], daemon: Daemon, process: int) -> None:

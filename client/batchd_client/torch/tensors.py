@@ -85,10 +85,12 @@ class Recipe:
         return tensor.to(self.schema.dtype)
 
     def _laid_out(self, raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor itself where it is as it should be, else a copy."""
-        layout = torch.preserve_format if self.is_image and self._channels_last else torch.contiguous_format
-        view = raw.movedim(-1, -3) if self.is_image else raw
-        return view.to(dtype, memory_format=layout)
+        """The tensor itself where it is as it should be, else a copy, made in one pass."""
+        if not self.is_image:
+            return _dense(raw, dtype)
+        if self._channels_last:
+            return _dense(raw, dtype).movedim(-1, -3)
+        return _dense(raw.movedim(-1, -3), dtype)
 
     def _copied(self, raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A copy in fresh memory of the host, made in one pass."""
@@ -122,6 +124,16 @@ def over(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Claimed(array)))
 
 
+def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor where it is contiguous and of this type, else a copy that is.
+
+    ``Tensor.to(memory_format=)`` would not do: it takes every tensor for contiguous that is not 4-D with channels last.
+    """
+    if tensor.dtype == dtype and tensor.is_contiguous():
+        return tensor
+    return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
+
+
 def _copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Fill the target.
 
@@ -140,6 +152,8 @@ def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     It is numpy's, which asks the kernel for huge pages where an array is large: with small ones the page faults of a batch of
     38 MB cost five times what copying it does.
     """
+    if not prod(shape):
+        return torch.empty(tuple(shape), dtype=dtype)
     room = np.empty(prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(room).view(dtype).view(*shape)
 

@@ -1,0 +1,84 @@
+"""How fields become tensors: dense and of the type that the schema says, whatever lies in the slot and wherever they are made."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+from batchd_client.stream import FieldSchema  # noqa: E402
+from batchd_client.torch.tensors import Look, Recipe, cut, over  # noqa: E402
+
+CPU = torch.device("cpu")
+SHAPES = {
+    "label": ("int64", (), None),
+    "tokens": ("int64", (16,), 9),
+    "boxes": ("float32", (8, 4), 3),
+    "mask": ("uint8", (12, 10), 7),
+    "image": ("uint8", (12, 10, 3), 7),
+    "image of halves": ("float16", (12, 10, 3), 7),
+    "clip": ("uint8", (5, 12, 10, 3), 2),
+    "small numbers": ("uint16", (6,), 4),
+}
+LOOKS = {
+    "plain": Look(),
+    "channels last": Look(channels_last=True),
+    "float32": Look(dtype=torch.float32),
+    "normalised": Look(normalize=((0.5,) * 3, (0.2,) * 3)),
+    "normalised, channels last, halves": Look(
+        normalize=((0.5,) * 3, (0.2,) * 3), channels_last=True, dtype=torch.float16
+    ),
+}
+
+
+def made(name, look, owned, *, length=None):
+    """A field of four samples with its schema: a tensor as the loop gets it, cut to ``length`` in its first dimension."""
+    dtype, shape, _ = SHAPES[name]
+    if name == "clip":
+        look = look._replace(images=["clip"])
+    if dtype != "uint8":
+        look = look._replace(normalize=None)
+    recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), look, CPU)
+    array = np.random.default_rng(7).integers(0, 100, (4, *shape)).astype(dtype)
+    array.flags.writeable = False
+    raw = over(array).clone() if owned else over(array)
+    if length is not None:
+        raw, array = cut(raw, {1: length}), array[:, :length]
+    return recipe, recipe.look(raw, owned=owned), array
+
+
+@pytest.mark.parametrize("owned", [False, True], ids=["from the slot", "from the device"])
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_tensors_are_dense_and_as_the_schema_says(name, look, owned):
+    """Also where a batch's samples are smaller than the room: on either way the memory is laid out the same."""
+    for length in (None, SHAPES[name][2]):
+        recipe, tensor, array = made(name, LOOKS[look], owned, length=length)
+        assert tensor.dtype == recipe.schema.dtype
+        assert tensor.ndim == len(recipe.schema.shape) + 1
+        if length is None:
+            assert tuple(tensor.shape[1:]) == recipe.schema.shape
+        laid_out = tensor.movedim(-3, -1) if recipe.is_image and LOOKS[look].channels_last else tensor
+        assert laid_out.is_contiguous()
+        if "normalised" not in look or array.dtype != np.uint8 or not recipe.is_image:
+            expected = np.moveaxis(array, -1, -3) if recipe.is_image else array
+            assert np.array_equal(tensor.to(torch.float64).numpy(), expected.astype(np.float64))
+
+
+@pytest.mark.parametrize("owned", [False, True], ids=["from the slot", "from the device"])
+@pytest.mark.parametrize("name", [name for name, (_dtype, _shape, length) in SHAPES.items() if length])
+def test_a_batch_whose_samples_are_all_empty_is_one_of_no_elements(name, owned):
+    """Images without boxes, texts without words: there are such batches."""
+    recipe, tensor, array = made(name, Look(), owned, length=0)
+    assert tensor.numel() == 0
+    assert tensor.dtype == recipe.schema.dtype
+    assert sorted(tensor.shape) == sorted(array.shape)
+
+
+def test_what_comes_from_the_slot_is_a_copy():
+    """Of every type and shape; what came from the device may be given out as it is."""
+    for name, (dtype, shape, _) in SHAPES.items():
+        array = np.ones((4, *shape), dtype)
+        recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), Look(), CPU)
+        tensor = recipe.look(over(array), owned=False)
+        array[...] = 0
+        assert bool((tensor.to(torch.float64) == 1).all())
