@@ -11,7 +11,7 @@ FRAMEWORK_TESTS := $(wildcard tests/with_*)
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow test-torch test-frameworks test-wheels check format docs bench wheels clean
+.PHONY: help setup demo classics test test-slow torch test-torch test-frameworks test-wheels check format docs bench wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -39,8 +39,10 @@ test: setup ## Run the tests (some ten minutes on 2 cores; ARGS for pytest)
 test-slow: setup ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-torch: setup ## Run the tests of the PyTorch adapter (TORCH: what pip installs if torch is missing)
+torch: setup ## Install PyTorch into .venv, so that `make test` tests its adapter too (TORCH: what pip installs)
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
+
+test-torch: torch ## Run the tests of the PyTorch adapter alone
 	$(BIN)/python -m pytest -m 'not slow' tests/with_torch $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.ready ## Run the tests of all adapters with their frameworks, and look at their types

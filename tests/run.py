@@ -1,8 +1,9 @@
-"""All tests, in three lanes at once: ``make test``. With arguments, pytest with these, in one.
+"""All tests, in several lanes at once: ``make test``. With arguments, pytest with these, in one.
 
     lane 1   faults                     waits for processes to die and for clocks
     lane 2   unit, process from a to c  computes, and starts daemons and trainers
     lane 3   process from d on          the same
+    lane 4   with_torch                 the same, where PyTorch is installed
 
 Each lane is a pytest of its own, and what its tests start carries its mark, so none sees the others' leftovers. The first one is
 shown as it goes, the others when they are done.
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -42,7 +44,8 @@ def main(arguments: list[str]) -> int:
 def _lanes() -> list[list[str]]:
     processes = sorted(str(file) for file in (ROOT / "tests/process").glob("test_*.py"))
     early = [file for file in processes if Path(file).name < SEAM]
-    return [["tests/faults"], ["tests/unit", *early], processes[len(early) :]]
+    lanes = [["tests/faults"], ["tests/unit", *early], processes[len(early) :]]
+    return [*lanes, ["tests/with_torch"]] if find_spec("torch") else lanes
 
 
 def _start(number: int, lane: list[str], output: IO[str]) -> "subprocess.Popen[bytes]":
