@@ -42,6 +42,8 @@ COPIES = 20
 READY_BATCHES = 60
 STEPS = 40
 WARM_UP = 8
+RING_BATCHES = 64
+"""More than the ring has slots: each is registered the first time that a batch lies in it, and that is not to be measured."""
 STILL = 'shuffle = false\nmemory = "1GiB"\n'
 
 
@@ -110,13 +112,21 @@ def _caption(device: torch.device, workers: int, batch: int) -> str:
             f"NOT MEASURED ON A GPU: a rehearsal on the CPU ({where}, {workers} decode processes, batches of {batch})."
         )
     name = torch.cuda.get_device_name(device)
-    return f"Measured on one {name} ({where}, {workers} decode processes, batches of {batch}, uint8 {SIDE} x {SIDE})."
+    measured = (
+        f"Measured on one {name} ({where}, {workers} decode processes, batches of {batch}, uint8 {SIDE} x {SIDE})."
+    )
+    return measured + (
+        " The device idles while no training step is under way on it; a copy that a step waits for counts as idling, gaps within "
+        "a step do not."
+    )
 
 
 def _config(scratch: Path, files: list[Path], options: argparse.Namespace) -> Path:
     """Two streams: one that is decoded over and over, and one whose few batches stay in the ring."""
-    for name, repeats in (("train", 64), ("ready", 1)):
-        lines = [f"{file} {number % 1000}\n" for number, file in enumerate(files * repeats)]
+    wanted = (RING_BATCHES + STEPS + options.workers) * options.batch
+    few = files[: 4 * options.batch]
+    for name, listed in (("train", files * (1 + wanted // len(files))), ("ready", few)):
+        lines = [f"{file} {number % 1000}\n" for number, file in enumerate(listed)]
         (scratch / f"{name}.txt").write_text("".join(lines))
     path = scratch / "batchd.toml"
     stream = (
@@ -128,7 +138,7 @@ def _config(scratch: Path, files: list[Path], options: argparse.Namespace) -> Pa
     path.write_text(
         f'[daemon]\nworkers = {options.workers}\nmemory = "4GiB"\nwritable_slots = true\n'
         + stream.format(name="train", scratch=scratch, batch=options.batch, pipeline=crop, more='memory = "2GiB"\n')
-        + stream.format(name="ready", scratch=scratch, batch=min(options.batch, len(files)), pipeline=still, more=STILL)
+        + stream.format(name="ready", scratch=scratch, batch=min(options.batch, len(few)), pipeline=still, more=STILL)
     )
     return path
 
@@ -185,15 +195,17 @@ def per_batch(table: Table, address: str, device: torch.device) -> None:
             next(batches)
         cpu_us, next_us = [], []
         for _ in range(ROUNDS):
-            waited = []
-            cpu_s = time.thread_time()
+            worked, waited = 0.0, []
             for _ in range(READY_BATCHES):
-                started_s = time.perf_counter()
+                started_s, cpu_s = time.perf_counter(), time.thread_time()
                 next(batches)
+                worked += time.thread_time() - cpu_s
                 waited.append(time.perf_counter() - started_s)
-            cpu_us.append((time.thread_time() - cpu_s) / READY_BATCHES * 1e6)
+                _settle(
+                    device
+                )  # as a step does that takes longer than the copy; else the loop would wait for the device in next
+            cpu_us.append(worked / READY_BATCHES * 1e6)
             next_us.append(statistics.median(waited) * 1e6)
-            _settle(device)
     table.add("CPU time of the trainer for each batch", cpu_us, "us", "<= 100" if device.type == "cuda" else "")
     table.add("next(loader), batches ready", next_us, "us")
 
@@ -226,7 +238,9 @@ class PlainDataset(torch.utils.data.Dataset[Any]):
 def training(table: Table, address: str, device: torch.device, files: list[Path], options: argparse.Namespace) -> None:
     """Images/s into a training step, from either side in turns, and which part of the time the device had nothing to do."""
     step = TrainingStep(device)
-    repeated = files * max(1, (STEPS + WARM_UP) * options.batch // len(files) + 1)
+    warm_up = max(RING_BATCHES, 3 * options.workers)
+    steps = -(-STEPS // options.workers) * options.workers  # a DataLoader's batches come in bursts of so many
+    repeated = files * (1 + (steps + warm_up) * options.batch // len(files))
     theirs = torch.utils.data.DataLoader(
         PlainDataset(repeated),
         options.batch,
@@ -239,7 +253,10 @@ def training(table: Table, address: str, device: torch.device, files: list[Path]
     )
     with BatchdLoader("train", address=address, device=device) as ours:
         rounds = [
-            {"batchd": step.run(_endless(ours)), "DataLoader": step.run(_moved(theirs, device))}
+            {
+                "batchd": step.run(_endless(ours), warm_up, steps),
+                "DataLoader": step.run(_moved(theirs, device), warm_up, steps),
+            }
             for _ in range(TRAINING_ROUNDS)
         ]
     for name in ("batchd", "DataLoader"):
@@ -260,14 +277,14 @@ class TrainingStep:
         mean, std = (torch.tensor(one, device=device).view(1, 3, 1, 1) for one in (MEAN, STD))
         self._scale, self._bias = 1 / (255 * std), -mean / std
 
-    def run(self, batches: Iterator[Any]) -> tuple[float, float]:
+    def run(self, batches: Iterator[Any], warm_up: int, steps: int) -> tuple[float, float]:
         """Images/s, and the share of the time in which no step was under way on the device."""
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             self._train(*next(batches))
         _settle(self._device)
         marks = []
         started_s, images_seen = time.perf_counter(), 0
-        for _ in range(STEPS):
+        for _ in range(steps):
             images, labels = next(batches)
             begun = self._mark()
             self._train(images, labels)
