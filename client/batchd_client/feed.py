@@ -107,8 +107,10 @@ class Feed(Generic[T]):
     def close(self) -> None:
         """Give up the claim and what is under way. Closing twice does nothing."""
         self._queue.clear()
-        self._placement.close()
-        self.stream.close()
+        try:
+            self._placement.close()
+        finally:
+            self.stream.close()
 
     def _drop(self) -> None:
         self._queue.clear()

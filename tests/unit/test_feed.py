@@ -38,6 +38,7 @@ class Stream:
         self.waits = 0
         self.come = come
         self.error = None
+        self.closed = False
         self._cut = cut or Cut()
 
     def take(self, epoch, *, wait=True):
@@ -73,7 +74,7 @@ class Stream:
         self.seek(state["epoch"], state["step"])
 
     def close(self):
-        pass
+        self.closed = True
 
 
 class Placement:
@@ -210,6 +211,15 @@ def test_an_interrupt_anywhere_loses_and_repeats_nothing(prefetch, come, after):
     """At each call, before and after its effect: the loop goes on as if nothing had been."""
     for at in range(1, interrupted_calls(prefetch, come) + 1):
         assert run_to_the_end(Cut(at, after=after), prefetch, come) == ALL
+
+
+def test_a_stream_is_closed_even_if_its_device_is_broken():
+    """And what is wrong with the device is told."""
+    stream, placement = Stream(), Placement()
+    placement.close = lambda: Cut(1)(lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        Feed(stream, placement, 0).close()
+    assert stream.closed
 
 
 def test_closing_gives_back_what_is_under_way():

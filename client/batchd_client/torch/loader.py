@@ -182,7 +182,12 @@ class BatchdLoader:
         self._closed = True
         opened = self._opened
         if opened is not None:
-            opened.close()  # may be interrupted, and is done again then: in another ``close``, or by ``end``
+            try:
+                opened.close()  # may be interrupted, and is done again then: in another ``close``, or by ``end``
+            except Exception:  # of a device that is broken nothing more is to be had
+                opened.end.detach()
+                self._opened = None
+                raise
             opened.end.detach()
             self._opened = None
 
