@@ -1,0 +1,64 @@
+"""The torch loader on a real GPU: what the stand-in of ``test_torch_cuda`` cannot show. Skipped where there is none."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+import batchd_client  # noqa: E402
+from batchd_client.torch import BatchdLoader  # noqa: E402
+from batchd_client.torch import loader as loader_module  # noqa: E402
+from batchd_client.torch.cuda import CudaRuntime  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that torch can use")
+
+EPOCHS = 20
+DELAY_CYCLES = 20_000_000
+"""Some ten milliseconds: longer than the daemon takes to fill a slot of the tests anew."""
+
+
+class DelayedRuntime(CudaRuntime):
+    """CUDA with a kernel in front of every batch's copies, so that they happen long after they were asked for."""
+
+    def aside(self):
+        with torch.cuda.stream(self._side):
+            torch.cuda._sleep(DELAY_CYCLES)
+        return super().aside()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["writable slots", "read-only slots"])
+def daemon(request, start_shared_daemon, photos):
+    """A small ring, which is filled many times over."""
+    return start_shared_daemon({"photos": folder_stream(photos)}, writable_slots=request.param)
+
+
+@pytest.mark.parametrize("runtime", [CudaRuntime, DelayedRuntime], ids=["at once", "delayed"])
+def test_tensors_on_the_gpu_are_the_streams_and_never_change(daemon, monkeypatch, runtime):
+    """All are kept while the ring is used again, and compared at the end."""
+    monkeypatch.setattr(loader_module, "CudaRuntime", runtime)
+    with BatchdLoader("photos", address=daemon.address, device="cuda", window=1) as loader:
+        kept = [batch for _ in range(EPOCHS) for batch in loader]
+        assert {tensor.device for batch in kept for tensor in batch} == {loader.device}
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=EPOCHS)
+        for number, (images, labels) in enumerate(kept):
+            batch = stream.take(number // len(stream))
+            assert np.array_equal(images.cpu().numpy(), batch["image"].transpose(0, 3, 1, 2))
+            assert np.array_equal(labels.cpu().numpy(), batch["label"])
+            batch.release()
+
+
+def test_a_loop_on_a_stream_of_its_own_sees_whole_tensors(daemon):
+    """Whichever stream is the current one when the loop takes a batch."""
+    with BatchdLoader("photos", address=daemon.address, device="cuda", epochs=2) as loader:
+        own = torch.cuda.Stream()
+        sums = []
+        with torch.cuda.stream(own):
+            for _ in range(2):
+                sums += [images.long().sum() for images, _ in loader]
+        torch.cuda.synchronize()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        expected = [int(batch["image"].astype(np.int64).sum()) for _ in range(2) for batch in stream]
+    assert [int(one) for one in sums] == expected
