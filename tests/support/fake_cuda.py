@@ -100,6 +100,23 @@ class FakeEvent:
         self._cuda.call("synchronize", lambda: self._cuda.work(self.end))
 
 
+class FakeStep:
+    """A point in the loop's own stream: the device is there when it is waited for, and not before."""
+
+    def __init__(self, cuda: "FakeCuda") -> None:
+        self._cuda = cuda
+        self.is_reached = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+    def synchronize(self) -> None:
+        self._cuda.call("synchronize", self._reach)
+
+    def _reach(self) -> None:
+        self.is_reached = True
+
+
 class FakeCuda:
     """See above, and ``batchd_client.torch.cuda.Runtime``.
 
@@ -120,6 +137,7 @@ class FakeCuda:
         self.calls = 0
         self.faults: list[str] = []
         self.queue: deque[Copy] = deque()
+        self.steps: list[FakeStep] = []
         self._begun = 0
         self._done = 0
         self._locked: dict[int, torch.Tensor] = {}
@@ -157,6 +175,9 @@ class FakeCuda:
         owned = list(tensors)
         assert all(tensor.untyped_storage().nbytes() or not tensor.numel() for tensor in owned)
         self.call("adopt", lambda: self.work(event.end))
+
+    def reached(self) -> FakeStep:
+        return self.call("reached", self._step)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -227,6 +248,10 @@ class FakeCuda:
             self._claim(
                 not any(copy.registration is registration for copy in self.queue), "nothing is read any more of it"
             )
+
+    def _step(self) -> FakeStep:
+        self.steps.append(FakeStep(self))
+        return self.steps[-1]
 
     def _lock(self, like: torch.Tensor) -> torch.Tensor:
         memory = torch.empty_like(like)

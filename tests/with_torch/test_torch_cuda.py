@@ -13,7 +13,7 @@ from batchd_client import hints  # noqa: E402
 from batchd_client.memory import SlotMemory  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from batchd_client.torch import loader as loader_module  # noqa: E402
-from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY  # noqa: E402
+from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, STEPS_AHEAD_MAX  # noqa: E402
 from support.fake_cuda import FakeCuda  # noqa: E402
 from support.images import encode, photo  # noqa: E402
 from support.network import free_port  # noqa: E402
@@ -432,3 +432,12 @@ def test_the_stand_in_notices_a_batch_that_is_given_back_too_early(daemon):
                 cuda.mark().synchronize()
             memory.page[5000] ^= spoil
         del source
+
+
+def test_a_loop_that_never_looks_at_the_device_is_held_up_a_few_steps_ahead_of_it(daemon, cuda):
+    """Else batches would fill the device's memory as fast as the daemon makes them."""
+    with BatchdLoader("photos", address=daemon.address, device="cuda") as loader:
+        for taken, _batch in enumerate((batch for _ in range(4) for batch in loader), 1):
+            waited_for = [step.is_reached for step in cuda.steps]
+            assert len(waited_for) == taken
+            assert waited_for == [number < taken - STEPS_AHEAD_MAX for number in range(taken)]

@@ -14,6 +14,7 @@ before it is unmapped: the register holds it until then.
 import fcntl
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -28,6 +29,9 @@ from batchd_client.torch.placements import Give
 from batchd_client.torch.tensors import Recipe, Tensors, cut, is_ragged, largest_in, over, rows_of
 
 Memory = SlotMemory | ReceiveBuffer
+
+STEPS_AHEAD_MAX = 4
+"""How many steps the loop may be ahead of the device: each has a batch in the device's memory, also if the loop never waits."""
 
 REGISTER_PORTABLE = 1
 """``cudaHostRegisterPortable``: page-locked for every device's context."""
@@ -67,6 +71,9 @@ class Runtime(Protocol):
 
     def adopt(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Let the caller's own stream wait for the event, and keep the memory of these tensors until it has used them."""
+
+    def reached(self) -> Any:
+        """An event behind what is in the caller's own stream by now."""
 
 
 class CudaRuntime:
@@ -109,6 +116,12 @@ class CudaRuntime:
         own.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(own)
+
+    def reached(self) -> Any:
+        """See ``Runtime``. Who waits for it sleeps."""
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def _forget_error(self) -> None:
         """CUDA remembers the last error until somebody asks: the next kernel's check would raise it in somebody's face."""
@@ -225,6 +238,8 @@ class CudaPlacement:
         self._runtime = runtime
         self._register = Register(runtime, present)
         self._copying: list[_Copying] = []
+        self._steps: deque[Event] = deque()
+        """Where the loop's stream stood when the last batches were handed over."""
 
     def begin(self, batch: Batch) -> _OnItsWay:
         """See ``feed.Placement``."""
@@ -248,6 +263,9 @@ class CudaPlacement:
         """What the loop gets of a batch, ready in its own stream."""
         # of a ragged field any row will do, as all of them share their memory
         self._runtime.adopt(event, (field[0] if isinstance(field, list) else field for field in raw if len(field)))
+        self._steps.append(self._runtime.reached())
+        if len(self._steps) > STEPS_AHEAD_MAX:
+            self._steps.popleft().synchronize()
         tensors: list[Tensors] = []
         for recipe, lengths_of_field, field in zip(self._recipes, lengths, raw, strict=True):
             if isinstance(field, list):
