@@ -57,7 +57,6 @@ class Recipe:
         """Raises ``TensorsInvalid`` where the field cannot look like that."""
         self.name = name
         self.is_image = name in look.images if look.images is not None else _is_image(field)
-        self._varying = field.varying
         self._channels_last = look.channels_last
         stored = _torch_dtype(name, field.dtype)
         shape = field.shape
