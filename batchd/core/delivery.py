@@ -33,6 +33,7 @@ from batchd.core.admission import refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
 from batchd.core.mailbox import LiveSpec, Mailbox
+from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.pace import Pace, place_of
 from batchd.core.plan import Plan, Position
 from batchd.core.readers import Readers
@@ -72,8 +73,9 @@ class StreamSpec:
 class Delivery:
     """One stream's ring and subscriptions. ``new_slot`` gives numbers that were never used."""
 
-    def __init__(self, spec: StreamSpec, new_slot: Callable[[], int]) -> None:
+    def __init__(self, spec: StreamSpec, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
+        self._moment = moment
         self._readers = Readers(spec.plan, repeats=spec.repeats)
         self.ring = Ring(spec.slots_max, self._readers)
         self.subscriptions: dict[int, Subscription] = {}
@@ -120,7 +122,14 @@ class Delivery:
         if asked.is_remote:
             window = min(window, self.spec.remote_window_max)
         subscription = Subscription(
-            asked.subscription, asked.session, course, window, asked.is_spectator, asked.is_remote
+            asked.subscription,
+            asked.session,
+            course,
+            window,
+            Waits(self._moment),
+            Spells(self._moment),
+            asked.is_spectator,
+            asked.is_remote,
         )
         self._make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
@@ -144,6 +153,8 @@ class Delivery:
             # Who waits for a batch whose handle is on its way takes it in the same breath, and will not say so again.
             self._consume(subscription, min(pulled.consumed + pulled.waiting, subscription.granted))
             subscription.waiting = pulled.waiting and pulled.consumed == subscription.granted
+            is_being_sent = pulled.waiting and subscription.is_remote and pulled.consumed in subscription.leases
+            subscription.awaited = pulled.consumed if is_being_sent else None
             subscription.wait_us = max(subscription.wait_us, pulled.wait_us)
             self._advance(subscription, actions)
             if subscription.waiting:
@@ -223,6 +234,7 @@ class Delivery:
             self._withdraw_claims(subscription, 0)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
+            self._account(subscription)
 
     def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
         """The filling that is needed most: a waiting trainer's first, then the nearest, then whoever had least of the workers.
@@ -248,6 +260,8 @@ class Delivery:
             assert slot.position is not None
             if not self.mailbox.is_bound(slot.position):
                 self.mailbox.bind(slot.position, self.spec.plan.rows(slot.position.step))
+                for number in slot.claims:
+                    self._account(self.subscriptions[number])
 
     def let_go(self, slot: Slot) -> None:
         """A lease, a claim, an order or the filling of a slot has ended.
@@ -331,8 +345,11 @@ class Delivery:
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what it wants and may have, and hand out what is ready, in order."""
         self._stop_waiting(subscription)
-        if self.stopped is not None or subscription.ended:
-            return
+        if self.stopped is None and not subscription.ended:
+            self._claim_and_grant(subscription, actions)
+        self._account(subscription)
+
+    def _claim_and_grant(self, subscription: Subscription, actions: list[Action]) -> None:
         for claim in subscription.claims:
             if claim.slot is None:
                 self._place(subscription, claim, actions)
@@ -360,6 +377,27 @@ class Delivery:
             self._next_is(subscription)
             self._recount(subscription)
             self._place(subscription, claim, actions)
+
+    def _account(self, subscription: Subscription) -> None:
+        """Note what it waits for from now on, and whether it has as much ahead as it wants. After whatever may change that."""
+        subscription.waits.turn(self._cause(subscription))
+        number = subscription.number
+        subscription.short_of_memory.turn(on=number in self._stalled or number in self._unplaced)
+
+    def _cause(self, subscription: Subscription) -> WaitCause | None:
+        if subscription.awaited is not None:
+            return WaitCause.NETWORK
+        if not subscription.waiting:
+            return None
+        if not subscription.claims:
+            return WaitCause.TRAINERS if subscription.number in self._ahead else WaitCause.MEMORY
+        slot = subscription.claims[0].slot
+        if slot is None:
+            return WaitCause.MEMORY
+        if slot.is_ready:  # two batches before it are being sent
+            return WaitCause.NETWORK
+        is_empty = self.mailbox is not None and slot.position is not None and not self.mailbox.is_bound(slot.position)
+        return WaitCause.PRODUCERS if is_empty else WaitCause.WORKERS
 
     def _may_claim(self, subscription: Subscription) -> bool:
         """Can the ring promise one more slot, and is nobody with less than a fair share in want of it?"""
@@ -425,6 +463,7 @@ class Delivery:
         subscription.granted += 1
         if subscription.waiting:
             subscription.waiting = False
+            subscription.awaited = claim.sequence if subscription.is_remote else None
             self._consume(subscription, subscription.granted)
         (epoch, step), first, count = claim.share
         subscription.delivered_samples += count
@@ -478,6 +517,8 @@ class Delivery:
         if lease is None or lease.generation != generation:
             return
         del subscription.leases[sequence]
+        if subscription.awaited == sequence:
+            subscription.awaited = None
         self._recount(subscription)
         lease.slot.leases -= 1
         self._has_released = True
@@ -489,11 +530,13 @@ class Delivery:
             self._withdraw_claims(subscription, 0)
             subscription.ended = True
             subscription.waiting = False
+            subscription.awaited = None
             self._recount(subscription)
             self._pace.forget(subscription.number)
             self._readers.forget(subscription.number)
             self.ring.idle.forget(subscription.number)
             self._stop_waiting(subscription)
+            self._account(subscription)
         if leases_from is not None:
             for sequence, lease in list(subscription.leases.items()):
                 if sequence >= leases_from:
@@ -544,6 +587,7 @@ class Delivery:
                 return
             problem = ring_exhausted(self.spec.name, slots, held, others)
         subscription.waiting = False
+        self._account(subscription)
         actions.append(Refuse(subscription.session, 0, subscription.number, *problem))
 
     def _answer_hoarders(self, actions: list[Action]) -> None:

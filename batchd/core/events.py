@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from batchd_wire.orders import Work
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionAsked:
@@ -126,12 +128,20 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class PartsNamed:
+    """A worker says what the times of a stream are about. All workers say the same. See ``orders.StreamMeasured``."""
+
+    stream: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkDone:
     """A worker filled the rows of ``order``. See ``orders.ChunkFilled``."""
 
     worker: int
     order: int
-    busy_us: int
+    work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str
 
@@ -197,6 +207,7 @@ Event = (
     | SessionEnded
     | SessionCutOff
     | WorkerReady
+    | PartsNamed
     | ChunkDone
     | WorkerObserved
     | WorkerGone

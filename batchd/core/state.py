@@ -18,6 +18,7 @@ from batchd.core.events import (
     ChunkDone,
     DrainAsked,
     Event,
+    PartsNamed,
     PlaceAsked,
     PlaceWithdrawn,
     ProducerAsked,
@@ -35,6 +36,7 @@ from batchd.core.events import (
 )
 from batchd.core.fleet import Fleet, Order, WorkerState
 from batchd.core.mailbox import Mailbox
+from batchd.core.measure import Moment
 from batchd.core.statistics import DaemonStatistics
 from batchd.core.stream import Stream
 from batchd.core.subscription import Subscription
@@ -53,7 +55,8 @@ class DaemonState:
     """Streams, trainers and workers. ``chunk_rows_max`` bounds what one order fills."""
 
     def __init__(self, specs: list[StreamSpec], workers: int, *, sample_timeout_s: float, chunk_rows_max: int) -> None:
-        self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot) for spec in specs}
+        self._moment = Moment()
+        self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
         self.fleet = Fleet(workers, sample_timeout_s)
         self.draining = False
         self._numbers = {spec.name: spec.number for spec in specs}
@@ -77,6 +80,7 @@ class DaemonState:
             SessionEnded: self._end_session,
             SessionCutOff: self._end_session,
             WorkerReady: self._worker_ready,
+            PartsNamed: self._parts_named,
             ChunkDone: self._chunk_done,
             WorkerObserved: self._worker_observed,
             WorkerGone: self._worker_gone,
@@ -88,6 +92,7 @@ class DaemonState:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in, at ``now`` (seconds of a clock that never goes back); say what shall be done, in order."""
         actions: list[Action] = []
+        self._moment.now_s = now
         self._handlers[type(event)](event, now, actions)
         self._order_chunks(now, actions)
         return actions
@@ -236,12 +241,15 @@ class DaemonState:
         if worker.state is WorkerState.STARTING:
             worker.state = WorkerState.READY
 
+    def _parts_named(self, event: PartsNamed, _now: float, _actions: list[Action]) -> None:
+        self.streams[event.stream].work.name_parts(event.parts)
+
     def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
         if event.order not in worker.orders:
             self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
             return
-        order = self.fleet.done(worker, event.order, event.busy_us)
+        order = self.fleet.done(worker, event.order, event.work.busy_us)
         self.streams[order.stream].chunk_done(order, event, actions)
 
     def _worker_observed(self, event: WorkerObserved, now: float, actions: list[Action]) -> None:

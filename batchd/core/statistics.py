@@ -17,8 +17,27 @@ class WorkerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitStatistics:
+    """How long a trainer stood still for a batch, by what it waited for. See ``core.measure``.
+
+    It is what the daemon knows: from the trainer's word that it waits to its batch being handed over, or sent to another host.
+    """
+
+    workers_s: float = 0.0
+    memory_s: float = 0.0
+    trainers_s: float = 0.0
+    producers_s: float = 0.0
+    network_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionStatistics:
-    """One trainer's claim. ``epoch`` and ``step``: the next batch it has not consumed (None past its end)."""
+    """One trainer's claim. ``epoch`` and ``step``: the next batch it has not consumed (None past its end).
+
+    ``ready_ahead``: how many batches from there on are ready, handed over already or not. ``wait_s``: how long the trainer says
+    that it waited in all; ``waits``: what for. ``short_of_memory_s``: how long it wanted more batches ahead than the ring has
+    room for.
+    """
 
     number: int
     session: int
@@ -33,6 +52,8 @@ class SubscriptionStatistics:
     ready_ahead: int
     waiting: bool
     wait_s: float
+    waits: WaitStatistics
+    short_of_memory_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +77,43 @@ class LiveStatistics:
     dropped_newest: int
     refused_pushes: int
     lost_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatistics:
+    """One part of a sample's way in a worker: "read", "decode", the names of steps, "store"."""
+
+    name: str
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSample:
+    """A sample that took several times as long as most, and how long at most. ``path``: where it is."""
+
+    sample: int
+    path: str
+    taken_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStatistics:
+    """The workers' time for a stream.
+
+    ``busy_s``: with its samples; ``cpu_s`` of it they had a CPU. ``waited_s``: for a server of files, beside that. ``parts``:
+    what ``busy_s`` consists of, but for what is between samples. ``usual_sample_s``: half of the samples stay below.
+    ``slow_rows`` took several times as long, ``slow_s`` together; ``slowest``: some of these.
+    """
+
+    busy_s: float
+    waited_s: float
+    cpu_s: float
+    read_bytes: int
+    parts: tuple[PartStatistics, ...]
+    usual_sample_s: float
+    slow_rows: int
+    slow_s: float
+    slowest: tuple[SlowSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +143,7 @@ class StreamStatistics:
     bad_samples: int
     quarantined_samples: int
     sample_s: float
+    work: WorkStatistics
     stopped: str | None
     live: LiveStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...]

@@ -6,10 +6,12 @@ from batchd.core.actions import Action, QuarantineSample, Refuse, ReportBad, Rep
 from batchd.core.delivery import Delivery, StreamSpec
 from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
+from batchd.core.measure import Moment, WorkDone
 from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
 from batchd_wire.codes import ErrorCode
+from batchd_wire.orders import Work
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
@@ -24,9 +26,10 @@ SMOOTHING = 0.2
 class Stream:
     """See the module. Chunks are as long as the measured time for a sample suggests, and never above ``chunk_rows_max``."""
 
-    def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int]) -> None:
+    def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
-        self.delivery = Delivery(spec, new_slot)
+        self.delivery = Delivery(spec, new_slot, moment)
+        self.work = WorkDone()
         self.bad = BadSamples(spec.plan.samples, spec.bad_fraction_max)
         self.suspects = Suspects(spec.plan.samples if spec.live is None else 0)
         self.decoded_samples = 0
@@ -48,7 +51,7 @@ class Stream:
         fill.finish(order.number)
         self.delivery.let_go(order.slot)
         self._blank_deaths = 0
-        self._measure(order, done.busy_us)
+        self._measure(order, done.work)
         if self.suspects.has_open:
             self.suspects.acquit(self.spec.plan.indices(order.position, order.first, order.rows).tolist())
         self._record_bad(done.bad, actions)
@@ -119,6 +122,7 @@ class Stream:
             bad_samples=len(self.bad.listed),
             quarantined_samples=len(self.suspects.quarantined),
             sample_s=self.sample_s,
+            work=self.work.statistics(),
             stopped=delivery.stopped,
             live=None if delivery.mailbox is None else delivery.mailbox.statistics(delivery.lost_batches),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
@@ -146,10 +150,11 @@ class Stream:
             return note.sample
         return self._sample(order, order.first) if order.rows == 1 else None
 
-    def _measure(self, order: Order, busy_us: int) -> None:
+    def _measure(self, order: Order, work: Work) -> None:
         self.decoded_samples += order.rows
         self.bad.rows += order.rows
-        measured_s = busy_us / 1e6 / order.rows
+        self.work.add(work)
+        measured_s = work.busy_us / 1e6 / order.rows
         self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
 
     def _record_bad(self, bad: list[tuple[int, str, str]], actions: list[Action]) -> None:
@@ -187,7 +192,9 @@ def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:
         consumed_batches=one.consumed,
         delivered_samples=one.delivered_samples,
         held_slots=len(one.leases),
-        ready_ahead=one.granted - one.consumed,
-        waiting=one.waiting,
+        ready_ahead=one.granted - one.consumed + one.ready_claims,
+        waiting=one.waits.cause is not None,
         wait_s=one.wait_us / 1e6,
+        waits=one.waits.statistics(),
+        short_of_memory_s=one.short_of_memory.total_s,
     )

@@ -11,9 +11,11 @@ at least its entitlement of two slots, within the ring. So every claim has a slo
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from batchd.core.course import Course, Share
+from batchd.core.measure import Spells, Waits
 from batchd.core.ring import Slot
 
 ENTITLEMENT_SLOTS = 2
@@ -44,6 +46,9 @@ class Subscription:
     session: int
     course: Course
     window: int
+    waits: Waits
+    short_of_memory: Spells
+    """It wants more ahead than the ring has room for."""
     is_spectator: bool = False
     """Nobody waits for it."""
     is_remote: bool = False
@@ -52,6 +57,9 @@ class Subscription:
     consumed: int = 0
     granted: int = 0
     waiting: bool = False
+    """For a batch that it has not been handed yet."""
+    awaited: int | None = None
+    """The sequence of a batch that is being sent to it, and that it waits for."""
     wait_us: int = 0
     released: int = 0
     delivered_samples: int = 0
@@ -77,6 +85,11 @@ class Subscription:
     def promised(self) -> int:
         """Slots that cannot be taken back from it: its entitlement, and what it holds beyond."""
         return len(self.leases) if self.ended else max(ENTITLEMENT_SLOTS, len(self.leases))
+
+    @property
+    def ready_claims(self) -> int:
+        """How many batches that are to be handed over next are ready."""
+        return sum(1 for _claim in takewhile(lambda claim: claim.slot is not None and claim.slot.is_ready, self.claims))
 
     @property
     def next_sequence(self) -> int:

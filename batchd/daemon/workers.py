@@ -22,7 +22,7 @@ from time import monotonic
 
 import structlog
 
-from batchd.core.events import ChunkDone, Event, Note, WorkerGone, WorkerReady
+from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.memory import oom_kills
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
@@ -33,6 +33,8 @@ from batchd_wire.orders import (
     TO_DAEMON_FROM_WORKER,
     ChunkFilled,
     Ready,
+    StreamMeasured,
+    Work,
 )
 
 _log = structlog.get_logger()
@@ -191,9 +193,11 @@ class WorkerProcesses:
         if isinstance(message, Ready):
             self.decoders = message.decoders
             return WorkerReady(process.number)
+        if isinstance(message, StreamMeasured):
+            return PartsNamed(message.stream, tuple(message.parts))
         assert isinstance(message, ChunkFilled)
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
-        return ChunkDone(process.number, message.order, message.busy_us, bad, message.hopeless)
+        return ChunkDone(process.number, message.order, Work(*message.work), bad, message.hopeless)
 
     def _bury(self, process: _Process) -> None:
         """The kernel says that the process has ended. What it reported before still counts."""

@@ -22,6 +22,7 @@ from batchd.pipeline.arrays import array_of
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields import EFFECTS, columns_after
 from batchd.pipeline.image_stage import ImageStage, goes_on
+from batchd.pipeline.laps import Laps
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row, Stage
 from batchd.pipeline.vision import Image
@@ -37,11 +38,22 @@ RECORD_BYTES_MAX = 64 << 20
 class Pipeline:
     """The steps of one stream, ready to run on one sample after the other. Not for several threads at once."""
 
-    def __init__(self, columns: Sequence[Column], steps: Sequence[Step], seed: int, *, has_rows: bool = True) -> None:
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        steps: Sequence[Step],
+        seed: int,
+        *,
+        has_rows: bool = True,
+        laps: Laps | None = None,
+    ) -> None:
+        """``laps`` measures each step; whoever runs the pipeline has started it."""
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
         self._random = SampleRandom(seed)
-        self._stages = list(_stages(columns, steps, has_rows=has_rows))
+        self._laps = laps or Laps()
+        self._stages = list(_stages(columns, steps, self._laps, has_rows=has_rows))
+        self._storing = self._laps.part("store")
 
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
@@ -54,6 +66,7 @@ class Pipeline:
             value, out = made[name], row[name]
             if value is not out:
                 _store(column, value, out)
+        self._laps.lap(self._storing)
 
     def make(
         self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row = MappingProxyType({})
@@ -61,8 +74,9 @@ class Pipeline:
         """The values of ``sample`` after all steps, of whatever shape. A pipeline without rows needs no ``row``."""
         made = dict(values)
         self._random.start(epoch, sample, attempt)
-        for stage in self._stages:
+        for stage, part in self._stages:
             stage.run(made, self._random, row)
+            self._laps.lap(part)
         return made
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
@@ -81,7 +95,10 @@ def record_bytes_max(steps: Sequence[Step]) -> int:
     return max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX)
 
 
-def _stages(columns: Sequence[Column], steps: Sequence[Step], *, has_rows: bool) -> Iterator[Stage]:
+def _stages(
+    columns: Sequence[Column], steps: Sequence[Step], laps: Laps, *, has_rows: bool
+) -> Iterator[tuple[Stage, int]]:
+    """The stages, each with the part of the time that its last lap counts for."""
     made: Columns = {column.name: column for column in columns}
     runs = _runs(steps)
     for place, run in enumerate(runs):
@@ -90,11 +107,12 @@ def _stages(columns: Sequence[Column], steps: Sequence[Step], *, has_rows: bool)
             made = EFFECTS[type(step)](step, made)
         on_image = [step for step in run if isinstance(step, ImageStep)]
         if not on_image:
-            yield STAGES[type(run[0])](run[0], before, made)
+            yield STAGES[type(run[0])](run[0], before, made), laps.part(run[0].op)
             continue
         rest = [step for later in runs[place + 1 :] for step in later]
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
-        yield ImageStage(on_image, before, made, writes)
+        stage = ImageStage(on_image, before, made, writes, laps)
+        yield stage, stage.last_part
 
 
 def _runs(steps: Sequence[Step]) -> list[list[Step]]:

@@ -42,6 +42,7 @@ from batchd.pipeline.decode import Decoder
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.followers import Followers
 from batchd.pipeline.geometry import Cut, Geometry, Move, Turn, decode_factor, scaled_cut
+from batchd.pipeline.laps import Laps
 from batchd.pipeline.moves import make_moves, turned
 from batchd.pipeline.planners import planner_for
 from batchd.pipeline.probe import ImageHeader, probe_image
@@ -67,11 +68,30 @@ def _part(step: ImageStep) -> int:
     return 3 if isinstance(step, Normalize | SubtractMean | To | Layout) else 2
 
 
+def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
+    """Which laps there are: that of decoding, of moving, of converting; and that of each step that recolors.
+
+    What no step asks for (a turn by EXIF, a copy into the row) counts for the part before it, or where there is none, behind it.
+    """
+    decoding, moving, recoloring, converting = (
+        [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
+    )
+    before = [laps.part("+".join(names)) if names else None for names in (decoding, moving)]
+    each = [laps.part(name) for name in recoloring]
+    numbers = [*before, each[-1] if each else None, laps.part("+".join(converting)) if converting else None]
+    known = [number for number in numbers if number is not None] or [laps.part(steps[0].op)]
+    found, last = [], known[0]
+    for number in numbers:
+        last = last if number is None else number
+        found.append(last)
+    return (found[0], found[1], found[3]), each
+
+
 class ImageStage:
     """The steps on one image field that follow each other, ready to run on one sample after the other.
 
     ``before`` and ``after``: the columns of the sample. ``writes``: the fields of which what is made here is what the batch has,
-    so that it goes straight into the row.
+    so that it goes straight into the row. ``laps``: what measures them.
     """
 
     def __init__(
@@ -80,8 +100,10 @@ class ImageStage:
         before: Mapping[str, Column],
         after: Mapping[str, Column],
         writes: frozenset[str],
+        laps: Laps,
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
+        self._laps = laps
         self._field = steps[0].field
         source, made = before[self._field], after[self._field]
         self._row_shape = made.fixed_shape if self._field in writes else None
@@ -99,7 +121,10 @@ class ImageStage:
         )
         self._followers = Followers(made.followers, before, after, writes) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
-        self._recolors = [recolor for recolor in recolors if recolor]
+        (self._decoding, self._moving, self._converting), recoloring = _laps_of(steps, laps)
+        self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
+        self.last_part = laps.part("follow") if self._followers else self._converting
+        """What is done last in ``run``."""
         self._tables = next(
             (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
         )
@@ -117,17 +142,20 @@ class ImageStage:
         for planner in self._planners:
             planner(geometry, random.random)
         pixels = self._decode(value, header, geometry.moves)
+        self._laps.lap(self._decoding)
         failpoints.passing("worker.sample.decoded", random.sample)
         out = row[self._field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         into = out if self._writes_pixels and self._moves_channels == self._channels else None
         pixels = self._upright(pixels, geometry.moves, geometry.turn, into)
+        self._laps.lap(self._moving)
         if self._recolors:
             pixels = self._recolored(self._own(pixels, value, into), random, out)
         if pixels is not out:
             pixels = self._converted(pixels, out)
         values[self._field] = pixels
         if self._followers:
+            self._laps.lap(self._converting)
             self._followers.run(values, row, upright_size, geometry)
 
     def _look(self, value: Value) -> ImageHeader:
@@ -170,8 +198,9 @@ class ImageStage:
         return own
 
     def _recolored(self, pixels: Pixels, random: SampleRandom, out: Image | None) -> Pixels:
-        for recolor in self._recolors:
+        for recolor, part in self._recolors:
             pixels = recolor(pixels, random, out if self._writes_pixels else None)
+            self._laps.lap(part)
         return pixels
 
     def _converted(self, pixels: Pixels, out: Image | None) -> Image:

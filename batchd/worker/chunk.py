@@ -15,8 +15,6 @@ nothing of the slot's former content can reach a trainer. Anything that is not a
 and the daemon bisects.
 """
 
-from time import perf_counter_ns
-
 from batchd import failpoints
 from batchd.config.columns import parse_column
 from batchd.config.sources import source_from_plain
@@ -36,12 +34,14 @@ from batchd.sources.push import PushReader
 from batchd.sources.storage import StorageLimits
 from batchd.worker.note import Note
 from batchd.worker.slots import Arrays
+from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.orders import (
     HOPELESS_BYTES_MAX,
     LONG_REASON_BYTES_MAX,
     LONG_REASONS_MAX,
+    NO_WORK,
     PATH_BYTES_MAX,
     REASON_BYTES_MAX,
     ChunkFilled,
@@ -70,12 +70,13 @@ class ServedStream:
         self._on_error = told.on_error
         self._is_live = source.is_live
         self._note = note
+        self._stopwatch = Stopwatch()
         self._hopeless: str | None = None
         try:
             self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
             self._reads_ahead = isinstance(self._reader, ReadsAhead)
             self._mailbox = _attached(self._reader, mailbox)
-            self._pipeline = Pipeline(columns, steps, told.seed)
+            self._pipeline = Pipeline(columns, steps, told.seed, laps=self._stopwatch.laps)
         except FunctionUnusable as error:
             self._hopeless = str(error)
         except StepInvalid as error:
@@ -94,10 +95,15 @@ class ServedStream:
                 self._note.clear()
         for array in arrays.values():
             array[rows] = 0
-        return ChunkFilled(order.order, 0, [], _shorten(self._hopeless, HOPELESS_BYTES_MAX))
+        return ChunkFilled(order.order, NO_WORK, [], _shorten(self._hopeless, HOPELESS_BYTES_MAX))
+
+    @property
+    def parts(self) -> list[str]:
+        """What the time of its samples is divided among, by name."""
+        return self._stopwatch.laps.names
 
     def _fill(self, order: FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> ChunkFilled:
-        begun_ns = perf_counter_ns()
+        self._stopwatch.begin()
         self._note.begin(order.order)
         samples = self._plan.indices(Position(order.epoch, order.step), order.first, order.count)
         if self._mailbox is not None:
@@ -105,11 +111,12 @@ class ServedStream:
         arrays[INDEX][rows] = samples
         if VALID in arrays:
             arrays[VALID][rows] = True
-        waited_ns = self._read_ahead(samples.tolist())
+        self._read_ahead(samples.tolist())
         bad: list[tuple[int, str, str]] = []
         hopeless = ""
         for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
             fields = {name: array[row, ...] for name, array in arrays.items()}
+            self._stopwatch.begin_sample()
             reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
                 bytes_max = LONG_REASON_BYTES_MAX if len(bad) < LONG_REASONS_MAX else REASON_BYTES_MAX
@@ -117,23 +124,20 @@ class ServedStream:
                 if not self._treat(order.epoch, row, sample, fields):
                     name = self._shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
+            taken_ns = self._stopwatch.end_sample()
+            if taken_ns is not None:
+                self._stopwatch.note_slow(sample, self._shown_name(sample), taken_ns)
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
-        busy_us = (perf_counter_ns() - begun_ns - waited_ns) // 1000
-        return ChunkFilled(order.order, busy_us, bad, _shorten(hopeless, HOPELESS_BYTES_MAX))
+        return ChunkFilled(order.order, self._stopwatch.work(), bad, _shorten(hopeless, HOPELESS_BYTES_MAX))
 
-    def _read_ahead(self, samples: list[int]) -> int:
-        """Have the reader get what it can get at once, and say how many ns it waited for that.
-
-        Chunks are cut by how much work they are: waiting for a server is none, and the longer the chunk, the less of it.
-        """
-        if not self._reads_ahead:
-            return 0
-        begun_ns = perf_counter_ns()
-        storage.begin_reading_ahead()
-        read_ahead(self._reader, [sample for sample in samples if sample not in self.quarantined])
-        return perf_counter_ns() - begun_ns
+    def _read_ahead(self, samples: list[int]) -> None:
+        """Have the reader get what it can get at once. The longer the chunk, the less waiting that is for each sample."""
+        if self._reads_ahead:
+            storage.begin_reading_ahead()
+            read_ahead(self._reader, [sample for sample in samples if sample not in self.quarantined])
+            self._stopwatch.waited()
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
@@ -143,6 +147,7 @@ class ServedStream:
         failpoints.passing("worker.sample.begin", sample)
         try:
             values = self._reader.read(sample)
+            self._stopwatch.is_read(values)
             failpoints.passing("worker.sample.read", sample)
             self._pipeline.run(values, epoch, sample, attempt, fields)
         except (SampleUnreadable, SampleUndecodable) as error:

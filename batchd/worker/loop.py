@@ -13,7 +13,7 @@ from batchd.worker.note import Note
 from batchd.worker.slots import WritableSlots
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
-from batchd_wire.orders import TO_WORKER, FillChunk, Quarantine, Ready, ServeStream, UseSlot
+from batchd_wire.orders import TO_WORKER, FillChunk, Quarantine, Ready, ServeStream, StreamMeasured, UseSlot
 
 
 class WorkerLoop:
@@ -50,7 +50,8 @@ class WorkerLoop:
             case UseSlot(), [descriptor]:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
             case ServeStream(), [index, *mailbox]:
-                self._streams[message.stream] = ServedStream(message, index, mailbox, self._note)
+                stream = self._streams[message.stream] = ServedStream(message, index, mailbox, self._note)
+                send_message(self._channel, StreamMeasured(message.stream, stream.parts))
             case Quarantine(), []:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:

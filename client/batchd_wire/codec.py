@@ -118,6 +118,14 @@ def _is_text_map(value: Any) -> bool:
     return type(value) is dict and all(type(key) is str for key in value)
 
 
+def tuple_parts(hint: Any) -> tuple[Any, ...] | None:
+    """What a tuple consists of, named or not; either arrives as a list. None where it is no tuple."""
+    if get_origin(hint) is tuple:
+        return get_args(hint)
+    is_named = isinstance(hint, type) and issubclass(hint, tuple)
+    return tuple(get_type_hints(hint).values()) if is_named else None
+
+
 def _check_for(hint: Any) -> Callable[[Any], bool]:
     """Choose the check for a field by its annotation; numbers are whole and never negative."""
     if hint is int:
@@ -128,8 +136,9 @@ def _check_for(hint: Any) -> Callable[[Any], bool]:
         return lambda _value: True
     if get_origin(hint) is list:
         return _list_check(_check_for(get_args(hint)[0]))
-    if get_origin(hint) is tuple:
-        return _tuple_check(tuple(_check_for(part) for part in get_args(hint)))
+    parts = tuple_parts(hint)
+    if parts is not None:
+        return _tuple_check(tuple(map(_check_for, parts)))
     if get_origin(hint) is dict:
         return _is_text_map
     alternatives = [part for part in get_args(hint) if part is not type(None)]

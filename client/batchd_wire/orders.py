@@ -4,6 +4,7 @@
        |  <-----------------------------------------  |   Ready
        |  -- ServeStream (+ fd: the source's index) -> |   once for each stream, before its first order
        |        (live: + fd of the mailbox, to read)   |
+       |  <-----------------------------------------  |   StreamMeasured
        |  -- UseSlot (+ fd, read and write) --------->  |   once for each slot, before its first order
        |  -- FillChunk ------------------------------>  |   at most two at a time
        |  <-----------------------------------------  |   ChunkFilled
@@ -21,6 +22,7 @@ its only writer; the daemon looks at it when a worker is stuck or dead, to know 
 """
 
 from struct import Struct
+from typing import NamedTuple
 
 from batchd_wire.codec import Message, Vocabulary, message
 
@@ -91,17 +93,49 @@ class FillChunk(Message):
     places: list[int]
 
 
+class Work(NamedTuple):
+    """Where a worker's time went in one chunk.
+
+    ``busy_us`` from its begin to its end, but for the ``waited_us`` in which a server of files was waited for; ``cpu_us`` of it
+    it had a CPU. ``parts_us``: how long each part took, in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded
+    samples. ``usual_us``: what half of the stream's samples stay below at this worker. ``slow_rows`` took several times as long,
+    ``slow_us`` together; ``slow`` are the slowest of these, as (sample index, path, us).
+    """
+
+    busy_us: int
+    waited_us: int
+    cpu_us: int
+    parts_us: list[int]
+    read_bytes: int
+    usual_us: int
+    slow_rows: int
+    slow_us: int
+    slow: list[tuple[int, str, int]]
+
+
+NO_WORK = Work(0, 0, 0, [], 0, 0, 0, 0, [])
+
+
 @message(35)
 class ChunkFilled(Message):
-    """The rows of ``order`` are in the slot. ``bad``: (sample index, path, reason) of the samples that are not good.
+    """The rows of ``order`` are in the slot. ``work``: where the time went, see ``Work``.
 
-    ``hopeless`` says, where it is not empty, why a row could not be filled with anything that the stream's policy allows.
+    ``bad``: (sample index, path, reason) of the samples that are not good. ``hopeless`` says, where it is not empty, why a row
+    could not be filled with anything that the stream's policy allows.
     """
 
     order: int
-    busy_us: int
+    work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str
+
+
+@message(49)
+class StreamMeasured(Message):
+    """What the times of ``stream`` will be about: ``parts`` are the names of what a sample's way consists of, in order."""
+
+    stream: int
+    parts: list[str]
 
 
 @message(36)
@@ -173,10 +207,12 @@ CHUNK_ROWS_MAX = 256
 LONG_REASON_BYTES_MAX = 1500
 LONG_REASONS_MAX = 4
 """So many bad samples of a chunk, its first ones, may have a reason that is longer: where a function of somebody's own failed."""
+SLOW_LISTED_MAX = 4
+"""So many slow samples of a chunk are named."""
 HOPELESS_BYTES_MAX = 2000
 """So that even a chunk of nothing but bad samples fits into one message."""
 
 TO_WRITER_FROM_PREPARE = Vocabulary(PrepareStream, WriteShard)
 TO_PREPARE_FROM_WRITER = Vocabulary(SampleLeftOut, ShardWritten, ShardNotWritten)
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine)
-TO_DAEMON_FROM_WORKER = Vocabulary(Ready, ChunkFilled)
+TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)

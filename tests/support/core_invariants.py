@@ -59,6 +59,7 @@ def _check_promises(delivery: Delivery) -> None:
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
         assert [claim.sequence for claim in one.claims] == list(range(one.granted, one.next_sequence))
+        assert one.waits.cause is delivery._cause(one), "its time is put down to what it does not wait for any more"
 
 
 def _check_slots(stream: Stream, world: World) -> None:

@@ -19,6 +19,7 @@ from batchd.core.delivery import StreamSpec
 from batchd.core.plan import Plan, Position
 from batchd.core.state import DaemonState
 from batchd_wire.codes import ErrorCode
+from batchd_wire.orders import NO_WORK, Work
 from support.core_course import reading, rows_of
 
 Kind = TypeVar("Kind")
@@ -236,7 +237,7 @@ class World:
         rows = range(order.first, order.first + order.count)
         self.slots[order.slot].rows.update((order.position, row) for row in rows)
         reported = [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
-        return self.do(ev.ChunkDone(number, order.order, busy_us, reported, ""))
+        return self.do(ev.ChunkDone(number, order.order, work(busy_us), reported, ""))
 
     def fill_all(self) -> list[act.Action]:
         """Let the workers carry out everything that is ordered, and what follows from it."""
@@ -439,3 +440,8 @@ class World:
     def committed_least(self, stream: int) -> int:
         """Slots that are promised whatever happens: two for each trainer, or what it holds."""
         return sum(one.committed_least for one in self.trainers.values() if one.spec.number == stream)
+
+
+def work(busy_us: int) -> Work:
+    """What a worker says of a chunk that kept it busy for so long."""
+    return NO_WORK._replace(busy_us=busy_us)

@@ -7,7 +7,7 @@ from batchd.core import events as ev
 from batchd.core.plan import Position
 from batchd_wire.codes import ErrorCode
 from support.core_invariants import CheckedWorld
-from support.core_world import make_spec, pick
+from support.core_world import make_spec, pick, work
 
 
 def world_of(workers: int = 1, **changes) -> CheckedWorld:
@@ -278,7 +278,7 @@ def test_a_hopeless_chunk_stops_its_stream():
     world.subscribe()
     order = world.workers[1].orders.pop(0)
     world.slots[order.slot].rows.update((order.position, row) for row in range(3))
-    actions = world.do(ev.ChunkDone(1, order.order, 1000, [], "none of 32 samples could stand in for 0.jpg"))
+    actions = world.do(ev.ChunkDone(1, order.order, work(1000), [], "none of 32 samples could stand in for 0.jpg"))
     assert pick(act.GrantLease, actions) == []
     assert pick(act.ReportStopped, actions)[0].text == "none of 32 samples could stand in for 0.jpg"
 

@@ -11,7 +11,7 @@ from batchd.core import events as ev
 from batchd.core.delivery import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
-from support.core_world import make_spec, pick
+from support.core_world import make_spec, pick, work
 
 ROWS = 1 << 30
 """Batches so large that no test comes to the end of one."""
@@ -59,7 +59,7 @@ class Workplace:
         for _ in range(orders):
             order = self.orders[self.done]
             self.done += 1
-            self.do(ev.ChunkDone(order.worker, order.order, order.count * self.sample_us[order.stream], [], ""))
+            self.do(ev.ChunkDone(order.worker, order.order, work(order.count * self.sample_us[order.stream]), [], ""))
         return self.orders[before:]
 
     def times(self, orders: list[act.OrderChunk]) -> dict[int, float]:

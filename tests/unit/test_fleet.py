@@ -7,7 +7,7 @@ from batchd.core import events as ev
 from batchd.core.fleet import BACKOFF_FIRST_S, BACKOFF_MAX_S, ORDERS_MAX, START_TIMEOUT_S
 from batchd.core.state import GAP_S
 from support.core_invariants import CheckedWorld
-from support.core_world import SAMPLE_TIMEOUT_S, make_spec, pick
+from support.core_world import SAMPLE_TIMEOUT_S, make_spec, pick, work
 
 
 def world_of(workers: int = 1, chunk_rows_max: int = 256, **changes) -> CheckedWorld:
@@ -275,9 +275,9 @@ def test_a_worker_that_reports_what_it_was_not_ordered_is_killed():
     """Once, and it is given nothing more."""
     world = world_of(window=3)
     world.subscribe()
-    first = world.do(ev.ChunkDone(1, 77, 1000, [], ""))
+    first = world.do(ev.ChunkDone(1, 77, work(1000), [], ""))
     assert first == [act.KillWorker(1, "it reports order 77, which it does not have")]
-    assert world.do(ev.ChunkDone(1, 77, 1000, [], "")) == []
+    assert world.do(ev.ChunkDone(1, 77, work(1000), [], "")) == []
     assert pick(act.OrderChunk, world.fill(1)) == []
 
 

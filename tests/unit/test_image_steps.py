@@ -16,6 +16,7 @@ from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, T
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.fields import EFFECTS
 from batchd.pipeline.image_stage import ImageStage
+from batchd.pipeline.laps import Laps
 from batchd.pipeline.randomness import SampleRandom
 from support.images import encode, jpeg, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, run_on_pixels, run_once
@@ -408,7 +409,7 @@ def test_to_gives_type_and_order_at_once(dtype, scale, layout, channels):
 def test_an_array_without_pixels_is_a_bad_sample():
     """A source may give arrays of any size."""
     columns = {"image": Column("image", shape=(None, None, 3))}
-    stage = ImageStage([RandomFlip()], columns, columns, frozenset())
+    stage = ImageStage([RandomFlip()], columns, columns, frozenset(), Laps())
 
     with pytest.raises(SampleUndecodable, match="an image without pixels: 5 x 0"):
         stage.run({"image": np.empty((0, 5, 3), np.uint8)}, SampleRandom(0), {})
@@ -538,7 +539,7 @@ def test_any_steps_give_what_each_gives_by_itself(steps, sample):
     before = {"image": Column("image", shape=(None, None, 3))}
     values = {"image": NOISE}
     for step in steps:
-        stage = ImageStage([step], before, EFFECTS[type(step)](step, before), frozenset())
+        stage = ImageStage([step], before, EFFECTS[type(step)](step, before), frozenset(), Laps())
         stage.run(values, random, {})
         values["image"] = values["image"].copy()
 

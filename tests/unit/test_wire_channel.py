@@ -25,9 +25,11 @@ from batchd_wire.orders import (
     LONG_REASONS_MAX,
     PATH_BYTES_MAX,
     REASON_BYTES_MAX,
+    SLOW_LISTED_MAX,
     TO_DAEMON_FROM_WORKER,
     ChunkFilled,
     Quarantine,
+    Work,
 )
 from batchd_wire.runtime import (
     SOCKET_PATH_BYTES_MAX,
@@ -190,7 +192,9 @@ def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
     ours, theirs = pair
     reasons = [LONG_REASON_BYTES_MAX] * LONG_REASONS_MAX + [REASON_BYTES_MAX] * (CHUNK_ROWS_MAX - LONG_REASONS_MAX)
     bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * reason_bytes) for reason_bytes in reasons]
-    send_message(ours, ChunkFilled(1, 2, bad, "h" * HOPELESS_BYTES_MAX))
+    slow = [(1 << 62, "p" * PATH_BYTES_MAX, 1 << 62)] * SLOW_LISTED_MAX
+    work = Work(*[1 << 62] * 3, [1 << 62] * 64, *[1 << 62] * 4, slow)
+    send_message(ours, ChunkFilled(1, work, bad, "h" * HOPELESS_BYTES_MAX))
 
     message, _none = receive_message(theirs, TO_DAEMON_FROM_WORKER)
 

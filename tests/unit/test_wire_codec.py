@@ -22,10 +22,11 @@ from batchd_wire.codec import (
     MalformedMessage,
     Message,
     Vocabulary,
+    tuple_parts,
 )
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_DAEMON, TO_TRAINER, Hello, Open, Pull, Refused, Status, Subscribed
-from batchd_wire.orders import ChunkFilled, FillChunk, Quarantine
+from batchd_wire.orders import NO_WORK, ChunkFilled, FillChunk, Quarantine
 
 MODULES = (messages, orders)
 VOCABULARIES = {
@@ -69,8 +70,9 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Values that a field with this annotation may have, as they arrive: tuples as lists."""
     if get_origin(hint) is list:
         return st.lists(values_of(get_args(hint)[0]), max_size=4)
-    if get_origin(hint) is tuple:
-        return st.tuples(*map(values_of, get_args(hint))).map(list)
+    parts = tuple_parts(hint)
+    if parts is not None:
+        return st.tuples(*map(values_of, parts)).map(list)
     if get_origin(hint) is dict:
         return st.dictionaries(texts, plain_values, max_size=4)
     plain = {int: numbers, str: texts, bytes: st.binary(max_size=40), bool: st.booleans(), object: plain_values}
@@ -101,8 +103,9 @@ def whole_message(kind: type[Message]) -> Message:
 def _whole_value(hint: Any) -> Any:
     if get_origin(hint) is list:
         return [_whole_value(get_args(hint)[0])]
-    if get_origin(hint) is tuple:
-        return [_whole_value(part) for part in get_args(hint)]
+    parts = tuple_parts(hint)
+    if parts is not None:
+        return [_whole_value(part) for part in parts]
     if get_origin(hint) is dict:
         return {"key": 1}
     plain = {int: 7, str: "text", bytes: b"bytes", bool: True, object: [1, "two"]}
@@ -121,14 +124,15 @@ def wrong_values(hint: Any) -> list[Any]:
     if get_origin(hint) is list:
         items = [[wrong] for wrong in wrong_values(get_args(hint)[0])]
         return [value for value in candidates if type(value) is not list] + items
-    if get_origin(hint) is tuple:
-        parts = [_whole_value(part) for part in get_args(hint)]
+    parts = tuple_parts(hint)
+    if parts is not None:
+        whole = [_whole_value(part) for part in parts]
         swapped = [
-            [*parts[:place], wrong, *parts[place + 1 :]]
-            for place, part in enumerate(get_args(hint))
+            [*whole[:place], wrong, *whole[place + 1 :]]
+            for place, part in enumerate(parts)
             for wrong in wrong_values(part)
         ]
-        return [value for value in candidates if type(value) is not list] + [[], parts[:-1], [*parts, 1], *swapped]
+        return [value for value in candidates if type(value) is not list] + [[], whole[:-1], [*whole, 1], *swapped]
     if get_origin(hint) is dict:
         return [value for value in candidates if type(value) is not dict or b"key" in value]
     if hint in (int, str, bytes, bool, object):
@@ -377,7 +381,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
 def test_a_message_that_cannot_be_encoded_leaves_nothing_in_the_next_one() -> None:
     """The packer is shared, so a half-packed message must not stay in it."""
     with pytest.raises(UnicodeEncodeError):
-        ChunkFilled(order=1, busy_us=2, bad=[(3, "\udcff", "reason")], hopeless="").encode()
+        ChunkFilled(order=1, work=NO_WORK, bad=[(3, "\udcff", "reason")], hopeless="").encode()
 
     assert Hello(1, "train.py", 2).encode() == msgpack.packb([1, 1, "train.py", 2])
 

@@ -1,0 +1,144 @@
+"""Where time goes: the workers' in the samples of a stream, and a trainer's in waiting. Nobody's process.
+
+A trainer that stands still for a batch waits for exactly one thing at a time, and when that changes is known here, since every
+change is an event. So its waiting time is not sampled but added up, by its cause:
+
+    WORKERS    its batch is being filled, or waits for a worker
+    MEMORY     no slot of the ring is free for it
+    TRAINERS   others are behind, and the stream goes in lockstep
+    PRODUCERS  nobody has pushed enough samples
+    NETWORK    its batch is on the way to another host
+
+Invariant: a moment counts for one cause, and totals never fall.
+"""
+
+from enum import Enum
+from heapq import nlargest
+
+from batchd.core.statistics import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
+from batchd_wire.orders import Work
+
+SLOWEST_LISTED_MAX = 32
+
+
+class WaitCause(Enum):
+    """See above."""
+
+    WORKERS = "workers"
+    MEMORY = "memory"
+    TRAINERS = "trainers"
+    PRODUCERS = "producers"
+    NETWORK = "network"
+
+
+class Moment:
+    """The time of the event that is being handled, in seconds; ``DaemonState`` alone sets it."""
+
+    __slots__ = ("now_s",)
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+
+class Spells:
+    """How long something was so, in total, of which each begins and ends."""
+
+    __slots__ = ("_moment", "_since_s", "_total_s")
+
+    def __init__(self, moment: Moment) -> None:
+        self._moment = moment
+        self._since_s: float | None = None
+        self._total_s = 0.0
+
+    def turn(self, *, on: bool) -> None:
+        """It is so from now on, or not any more. To say what is known changes nothing."""
+        if on == (self._since_s is not None):
+            return
+        now_s = self._moment.now_s
+        if self._since_s is not None:
+            self._total_s += now_s - self._since_s
+        self._since_s = now_s if on else None
+
+    @property
+    def total_s(self) -> float:
+        """The time of all of them, that of the present one included."""
+        return self._total_s + (self._moment.now_s - self._since_s if self._since_s is not None else 0.0)
+
+
+class Waits:
+    """One trainer's waiting, by its cause."""
+
+    __slots__ = ("_spells", "cause")
+
+    def __init__(self, moment: Moment) -> None:
+        self.cause: WaitCause | None = None
+        self._spells = {cause: Spells(moment) for cause in WaitCause}
+
+    def turn(self, cause: WaitCause | None) -> None:
+        """From now on it waits for this; None: it does not wait."""
+        if cause is self.cause:
+            return
+        if self.cause is not None:
+            self._spells[self.cause].turn(on=False)
+        if cause is not None:
+            self._spells[cause].turn(on=True)
+        self.cause = cause
+
+    def statistics(self) -> WaitStatistics:
+        """The totals."""
+        return WaitStatistics(**{f"{cause.value}_s": spells.total_s for cause, spells in self._spells.items()})
+
+
+class WorkDone:
+    """What the workers did for one stream."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._parts_us: list[int] = []
+        self._busy_us = self._waited_us = self._cpu_us = 0
+        self._read_bytes = 0
+        self._usual_us = 0
+        self._slow_rows = self._slow_us = 0
+        self._slowest: dict[int, SlowSample] = {}
+
+    def name_parts(self, names: tuple[str, ...]) -> None:
+        """Learn what the times of parts are about."""
+        if names != self._names:
+            self._names, self._parts_us = names, [0] * len(names)
+
+    def add(self, work: Work) -> None:
+        """Take in the work of one chunk."""
+        self._busy_us += work.busy_us
+        self._waited_us += work.waited_us
+        self._cpu_us += work.cpu_us
+        self._read_bytes += work.read_bytes
+        self._usual_us = work.usual_us or self._usual_us
+        if len(work.parts_us) == len(self._parts_us):
+            self._parts_us = [total + spent for total, spent in zip(self._parts_us, work.parts_us, strict=True)]
+        if work.slow_rows:
+            self._slow_rows += work.slow_rows
+            self._slow_us += work.slow_us
+            self._list_slow(work.slow)
+
+    def _list_slow(self, slow: list[tuple[int, str, int]]) -> None:
+        for sample, path, taken_us in slow:
+            known = self._slowest.get(sample)
+            if known is None or known.taken_s < taken_us / 1e6:
+                self._slowest[sample] = SlowSample(sample, path, taken_us / 1e6)
+        slowest = nlargest(SLOWEST_LISTED_MAX, self._slowest.values(), key=lambda one: one.taken_s)
+        self._slowest = {one.sample: one for one in slowest}
+
+    def statistics(self) -> WorkStatistics:
+        """The totals, and the slowest samples."""
+        parts = zip(self._names, self._parts_us, strict=True)
+        return WorkStatistics(
+            busy_s=self._busy_us / 1e6,
+            waited_s=self._waited_us / 1e6,
+            cpu_s=self._cpu_us / 1e6,
+            read_bytes=self._read_bytes,
+            parts=tuple(PartStatistics(name, spent / 1e6) for name, spent in parts),
+            usual_sample_s=self._usual_us / 1e6,
+            slow_rows=self._slow_rows,
+            slow_s=self._slow_us / 1e6,
+            slowest=tuple(self._slowest.values()),
+        )

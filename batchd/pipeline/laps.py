@@ -1,0 +1,43 @@
+"""Where the time of a sample goes, part by part: reading, decoding, each of the steps. Worker process.
+
+    start --read--> lap --decode--> lap --resize--> lap ...      each moment belongs to the part whose lap ends it
+
+A lap is one look at the clock, some 0.1 us, so all samples are measured and none is a special one.
+"""
+
+from time import perf_counter_ns
+
+
+class Laps:
+    """A stopwatch for one sample after the other. Parts have names, and numbers in the order in which they were named."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._spent_ns: list[int] = []
+        self._last_ns = 0
+
+    def part(self, name: str) -> int:
+        """Name one more part, and say its number. Two parts may have one name: a step that is there twice."""
+        self.names.append(name)
+        self._spent_ns.append(0)
+        return len(self.names) - 1
+
+    def start(self) -> None:
+        """Begin here; what was before belongs to nothing."""
+        self._last_ns = perf_counter_ns()
+
+    def lap(self, part: int) -> None:
+        """All since the last lap, or the start, was spent on this part."""
+        now_ns = perf_counter_ns()
+        self._spent_ns[part] += now_ns - self._last_ns
+        self._last_ns = now_ns
+
+    def spent_ns(self, part: int) -> int:
+        """What was spent on one part since ``take_us``."""
+        return self._spent_ns[part]
+
+    def take_us(self) -> list[int]:
+        """What was spent on each part, in us, in the order of their names. Counting begins anew."""
+        taken = [spent // 1000 for spent in self._spent_ns]
+        self._spent_ns = [0] * len(self._spent_ns)
+        return taken

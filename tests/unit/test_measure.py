@@ -1,0 +1,233 @@
+"""What a trainer's waiting time is put down to, and what is kept of the workers' reports."""
+
+import pytest
+
+from batchd.core import events as ev
+from batchd.core.measure import SLOWEST_LISTED_MAX, Moment, Spells
+from batchd.core.state import DaemonState
+from batchd.core.statistics import SubscriptionStatistics, WaitStatistics, WorkStatistics
+from batchd_wire.orders import NO_WORK
+from support.core_invariants import CheckedWorld
+from support.core_live import LiveWorld, live_spec
+from support.core_world import World, make_spec
+
+
+def trainer_of(world: World, number: int = 1) -> SubscriptionStatistics:
+    """What is known of a trainer."""
+    streams = world.state.statistics().streams
+    return next(one for stream in streams for one in stream.subscriptions if one.number == number)
+
+
+def waits_of(world: World, number: int = 1) -> WaitStatistics:
+    return trainer_of(world, number).waits
+
+
+def work_of(state: DaemonState) -> WorkStatistics:
+    return state.statistics().streams[0].work
+
+
+def pass_time(world: World, seconds: float) -> None:
+    """Let time pass, and the state hear of it."""
+    world.now += seconds
+    world.do(ev.Ticked())
+
+
+def test_waiting_for_a_batch_that_is_filled_is_put_down_to_the_workers() -> None:
+    """From the trainer's word that it waits to the batch being handed over, and no longer."""
+    world = CheckedWorld([make_spec(window=1)])
+    world.start_workers()
+    world.subscribe()
+    world.pull(1)
+    pass_time(world, 3)
+    running = waits_of(world)
+    world.fill_all()
+    pass_time(world, 5)
+
+    assert running == WaitStatistics(workers_s=3)
+    assert waits_of(world) == WaitStatistics(workers_s=3)
+
+
+def test_a_trainer_that_is_busy_waits_for_nothing() -> None:
+    """Its batches are ready, and nobody asks for them."""
+    world = CheckedWorld([make_spec(window=2)])
+    world.start_workers()
+    world.subscribe()
+    world.fill_all()
+    pass_time(world, 9)
+
+    assert waits_of(world) == WaitStatistics()
+    assert trainer_of(world).ready_ahead == 2
+
+
+def test_a_ring_without_a_free_slot_is_put_down_to_memory() -> None:
+    """Workers still write into its slots, for a trainer that is gone."""
+    world = CheckedWorld([make_spec(slots_max=2)])
+    world.start_workers()
+    world.subscribe()
+    world.end_session(1)
+    world.subscribe(session=2, epoch=1)
+    world.pull(2)
+    pass_time(world, 2)
+    world.fill_all()
+
+    waits = waits_of(world, 2)
+    assert (waits.memory_s, waits.network_s, waits.trainers_s) == (2, 0, 0)
+
+
+def test_wanting_more_ahead_than_the_ring_holds_is_counted() -> None:
+    """A window of four, and room for two."""
+    world = CheckedWorld([make_spec(slots_max=2, window=4)])
+    world.start_workers()
+    world.subscribe()
+    world.fill_all()
+    pass_time(world, 6)
+
+    assert trainer_of(world).short_of_memory_s == 6
+
+
+def test_a_ring_that_holds_the_window_is_short_of_nothing() -> None:
+    """Else everybody would be told to give it more."""
+    world = CheckedWorld([make_spec(slots_max=8, window=4)])
+    world.start_workers()
+    world.subscribe()
+    for _ in range(3):
+        world.fill_all()
+        world.pull(1)
+        pass_time(world, 1)
+
+    assert trainer_of(world).short_of_memory_s == 0
+
+
+def test_waiting_in_lockstep_is_put_down_to_the_other_trainers() -> None:
+    """The fast one stands still because the slow one reads nothing."""
+    world = CheckedWorld([make_spec(max_skew=1, window=4)])
+    world.start_workers()
+    world.subscribe()
+    world.subscribe(session=2)
+    for _ in range(4):
+        world.pull(1)
+        world.fill_all()
+    before = waits_of(world)
+    pass_time(world, 7)
+
+    after = waits_of(world)
+    assert (after.trainers_s - before.trainers_s, after.workers_s - before.workers_s) == (7, 0)
+
+
+def test_waiting_for_samples_is_put_down_to_the_producers() -> None:
+    """Until there are enough of them for a batch; then it is the workers' turn."""
+    world = LiveWorld([live_spec(window=1)])
+    world.start_workers()
+    world.subscribe()
+    world.pull(1)
+    pass_time(world, 4)
+    world.produce(1000)
+    world.push_all(1000, 3)
+    pass_time(world, 2)
+
+    assert waits_of(world) == WaitStatistics(producers_s=4, workers_s=2)
+
+
+def test_a_remote_trainer_waits_for_the_network_until_its_batch_has_left() -> None:
+    """The workers' part ends when the batch is full."""
+    world = CheckedWorld([make_spec(window=1)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    world.pull(1)
+    pass_time(world, 1)
+    world.fill_all()
+    pass_time(world, 5)
+    world.send(1)
+    pass_time(world, 9)
+
+    assert waits_of(world) == WaitStatistics(workers_s=1, network_s=5)
+
+
+def test_a_remote_trainer_that_asks_for_what_is_being_sent_waits_for_the_network() -> None:
+    """It was handed over before anybody waited."""
+    world = CheckedWorld([make_spec(window=2)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    world.fill_all()
+    world.pull(1, consume=0)
+    pass_time(world, 2)
+    world.send(1)
+    pass_time(world, 9)
+
+    assert waits_of(world) == WaitStatistics(network_s=2)
+
+
+def test_a_trainer_that_is_gone_waits_no_more() -> None:
+    """Its claim has ended, and what it still reads is all that is left of it."""
+    world = CheckedWorld([make_spec(window=1)])
+    world.start_workers()
+    world.subscribe()
+    world.pull(1)
+    world.fill_all()
+    world.pull(1, release=0)
+    pass_time(world, 1)
+    world.cut_off(1)
+    pass_time(world, 9)
+
+    assert waits_of(world) == WaitStatistics(workers_s=1)
+
+
+def test_a_spell_that_goes_on_is_counted_up_to_now() -> None:
+    """And what is said twice changes nothing."""
+    moment = Moment()
+    spells = Spells(moment)
+    spells.turn(on=True)
+    moment.now_s = 2
+    spells.turn(on=True)
+    moment.now_s = 3
+    assert spells.total_s == 3
+    spells.turn(on=False)
+    moment.now_s = 9
+    spells.turn(on=False)
+
+    assert spells.total_s == 3
+
+
+def test_the_workers_time_is_added_up_part_by_part() -> None:
+    """Under the names that a worker has told."""
+    world = CheckedWorld([make_spec()])
+    world.start_workers()
+    world.do(ev.PartsNamed(1, ("read", "decode")))
+    world.subscribe()
+    done = NO_WORK._replace(busy_us=5000, waited_us=7, cpu_us=4000, parts_us=[1000, 3000], read_bytes=90, usual_us=800)
+    for _ in range(2):
+        order = world.workers[1].orders.pop(0)
+        world.slots[order.slot].rows.update(
+            (order.position, row) for row in range(order.first, order.first + order.count)
+        )
+        world.do(ev.ChunkDone(1, order.order, done, [], ""))
+
+    work = work_of(world.state)
+    assert (work.busy_s, work.waited_s, work.cpu_s, work.read_bytes) == (0.01, 14e-6, 0.008, 180)
+    assert [(part.name, part.busy_s) for part in work.parts] == [("read", 0.002), ("decode", 0.006)]
+    assert work.usual_sample_s == 0.0008
+
+
+def test_the_slowest_samples_are_kept_and_no_more_than_that() -> None:
+    """However many there are, with the longest time of each."""
+    world = CheckedWorld([make_spec(samples=3 * 500)])
+    world.start_workers()
+    world.subscribe()
+    for number in range(SLOWEST_LISTED_MAX + 9):
+        order = world.workers[1].orders.pop(0)
+        world.slots[order.slot].rows.update(
+            (order.position, row) for row in range(order.first, order.first + order.count)
+        )
+        slow = [(number, f"{number}.jpg", 1000 * number), (8, "8.jpg", 999_000)]
+        done = NO_WORK._replace(busy_us=5, slow_rows=2, slow_us=1000, slow=slow)
+        world.do(ev.ChunkDone(1, order.order, done, [], ""))
+        world.pull(1)
+
+    work = work_of(world.state)
+    assert (work.slow_rows, work.slow_s) == (
+        2 * (SLOWEST_LISTED_MAX + 9),
+        pytest.approx(0.001 * (SLOWEST_LISTED_MAX + 9)),
+    )
+    assert len(work.slowest) == SLOWEST_LISTED_MAX
+    assert work.slowest[0].path == "8.jpg"
+    assert min(one.taken_s for one in work.slowest) > 0.008

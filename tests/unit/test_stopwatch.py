@@ -1,0 +1,172 @@
+"""What a worker says of its own work."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from batchd.config.columns import Column
+from batchd.config.image_steps import CenterCrop, Decode, Normalize, RandomFlip, RandomResizedCrop
+from batchd.config.pixel_steps import ColorJitter
+from batchd.pipeline import laps
+from batchd.pipeline.execute import Pipeline
+from batchd.worker import stopwatch
+from batchd.worker.stopwatch import SLOW_FACTOR, Stopwatch
+from batchd_wire.orders import SLOW_LISTED_MAX
+from support.images import jpeg, photo
+from support.pipelines import image_row
+
+IMAGE_COLUMNS = (Column("image", "encoded"),)
+
+MILLISECOND = 1_000_000
+
+
+class Clock:
+    """A clock that tests move on, for time that passes and for CPU time."""
+
+    def __init__(self) -> None:
+        self.wall_ns = 1
+        self.cpu_ns = 1
+
+    def run(self, milliseconds: float) -> None:
+        """The worker works."""
+        self.pause(milliseconds)
+        self.cpu_ns += int(milliseconds * MILLISECOND)
+
+    def pause(self, milliseconds: float) -> None:
+        """The worker waits for something, or another process has the core."""
+        self.wall_ns += int(milliseconds * MILLISECOND)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """The clock of all stopwatches."""
+    made = Clock()
+    for module in (laps, stopwatch):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: made.wall_ns)
+    monkeypatch.setattr(stopwatch, "thread_time_ns", lambda: made.cpu_ns)
+    return made
+
+
+def sample(watch: Stopwatch, clock: Clock, read: float = 0, decode: float = 1, stolen: float = 0) -> int | None:
+    """One sample: read by waiting, decoded by working, in so many ms; ``stolen`` had others."""
+    watch.begin_sample()
+    clock.pause(read)
+    watch.is_read({"image": memoryview(bytes(10)), "label": 3})
+    clock.run(decode)
+    clock.pause(stolen)
+    watch.laps.lap(1)
+    return watch.end_sample()
+
+
+def test_times_are_those_of_the_parts(clock: Clock) -> None:
+    """Read, decoded, and what lies between the samples."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+    clock.pause(50)
+    watch.waited()
+    for _ in range(3):
+        sample(watch, clock, read=2, decode=5)
+        clock.run(1)
+    work = watch.work()
+
+    assert (work.busy_us, work.waited_us, work.cpu_us) == (24_000, 50_000, 18_000)
+    assert (watch.laps.names, work.parts_us) == (["read", "decode"], [6_000, 15_000])
+    assert work.read_bytes == 30
+
+
+def test_what_was_said_is_not_said_again(clock: Clock) -> None:
+    """Each chunk has its own times."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+    sample(watch, clock, read=2, decode=5)
+    watch.work()
+    watch.begin()
+    sample(watch, clock, decode=1)
+
+    assert watch.work() == watch.work()._replace(
+        busy_us=1000, waited_us=0, cpu_us=1000, parts_us=[0, 1000], read_bytes=10
+    )
+
+
+@pytest.mark.parametrize("slow", [{"decode": 9}, {"read": 9}])
+def test_a_sample_that_takes_several_times_as_long_is_slow(clock: Clock, slow: dict[str, float]) -> None:
+    """Whether it is decoded or read for so long."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+    found = [sample(watch, clock, **(slow if number % 10 == 9 else {})) for number in range(100)]
+
+    assert sum(taken is not None for taken in found) == 10
+
+
+def test_a_sample_is_not_slow_because_others_had_the_core(clock: Clock) -> None:
+    """On a machine with other work every sample may take long."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+
+    assert [sample(watch, clock, stolen=100 if number % 10 == 9 else 0) for number in range(100)] == [None] * 100
+
+
+def test_what_is_usual_is_what_half_of_the_samples_stay_below(clock: Clock) -> None:
+    """Four of ten are slow, and still it is the others that are usual."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+    for number in range(2000):
+        sample(watch, clock, decode=3 * SLOW_FACTOR if number % 10 >= 6 else 1)
+
+    assert 900 <= watch.work().usual_us <= 1500
+
+
+def test_the_slowest_of_a_chunk_are_named_and_all_are_counted() -> None:
+    """So a chunk's report stays short."""
+    watch = Stopwatch()
+    watch.begin()
+    for number in range(9):
+        watch.note_slow(number, f"{number}.jpg", (number % 5) * MILLISECOND)
+    work = watch.work()
+
+    assert (work.slow_rows, work.slow_us) == (9, 16_000)
+    assert len(work.slow) == SLOW_LISTED_MAX
+    assert {taken_us for _sample, _path, taken_us in work.slow} == {4000, 3000, 2000}
+
+
+def test_the_parts_of_a_pipeline_are_its_steps() -> None:
+    """Those that are done in one go have one time."""
+    steps = [
+        Decode(),
+        RandomResizedCrop(size=(32, 32)),
+        RandomFlip(),
+        ColorJitter(brightness=0.5),
+        Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
+    ]
+    watch = Stopwatch()
+    Pipeline(IMAGE_COLUMNS, steps, 0, laps=watch.laps)
+
+    names = ["read", "decode", "random_resized_crop+random_flip", "color_jitter", "normalize", "store"]
+    assert watch.laps.names == names
+
+
+def test_every_part_of_a_pipeline_takes_time() -> None:
+    """None is named and then counted for another."""
+    steps = [
+        Decode(),
+        CenterCrop(size=(32, 32)),
+        ColorJitter(brightness=0.5),
+        Normalize(mean=(0.5,) * 3, std=(0.2,) * 3),
+    ]
+    watch = Stopwatch()
+    pipeline = Pipeline(IMAGE_COLUMNS, steps, 0, laps=watch.laps)
+    row = {"image": image_row(pipeline)}
+    watch.begin()
+    for number in range(200):
+        watch.begin_sample()
+        values = {"image": memoryview(jpeg(photo(64, 64)))}
+        watch.is_read(values)
+        pipeline.run(values, 0, number, 0, row)
+        watch.end_sample()
+
+    assert all(spent_us > 0 for spent_us in watch.work().parts_us)
