@@ -21,6 +21,7 @@ COMMANDS = {
     "check": "Say everything that is wrong with a configuration.",
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show what the daemon, its workers and its trainers are doing.",
+    "why": "Say what each trainer waits for, and what helps.",
     "peek": "Draw the next batch of a stream, with labels.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",
     "bad": "List the bad samples of a stream, with reasons.",

@@ -1,0 +1,70 @@
+"""``batchd why``: one line for each trainer that says what it waits for, or that it does not. Runs in the user's shell."""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.options import address_option
+from batchd.diagnosis.readings import Reading, compare
+from batchd.diagnosis.verdicts import Verdict, judge
+from batchd.errors import BatchdError
+from batchd_wire.messages import AskStatus, Status
+
+SECONDS = 5.0
+
+
+@click.command("why")
+@click.argument("stream", required=False)
+@address_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.5, 3600),
+    default=SECONDS,
+    show_default=True,
+    help="How long to look.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON, for programs.")
+def command(stream: str | None, address: str | None, seconds: float, as_json: bool) -> None:
+    """Say what each trainer waits for, with the numbers that prove it and what helps.
+
+    Looks at the daemon's numbers twice; with STREAM, at the trainers of one stream alone.
+    """
+    before, after = _look_twice(address, seconds)
+    names = [one["name"] for one in after["streams"]]
+    if stream is not None and stream not in names:
+        raise BatchdError(f"there is no stream {stream!r}; there are {', '.join(names)}")
+    reading = compare(before, after)
+    if reading is None:
+        raise BatchdError("the daemon was started anew meanwhile, so its numbers cannot be compared: try again")
+    verdicts = [one for one in judge(reading) if stream in (None, one.stream)]
+    if as_json:
+        click.echo(json.dumps([asdict(one) | {"kind": one.kind.value} for one in verdicts], indent=2))
+        return
+    for line in _lines(verdicts, after, stream, reading):
+        click.echo(line)
+
+
+def _look_twice(address: str | None, seconds: float) -> tuple[Any, Any]:
+    """The daemon's status, twice, so many seconds apart."""
+    with Attachment(find_daemon(address)) as attachment:
+        before: Any = attachment.ask(AskStatus(1), Status).status
+        if sys.stderr.isatty():
+            click.echo(f"looking for {seconds:g} s", err=True)
+        time.sleep(seconds)
+        after: Any = attachment.ask(AskStatus(2), Status).status
+    return before, after
+
+
+def _lines(verdicts: list[Verdict], status: Any, stream: str | None, reading: Reading) -> list[str]:
+    """What there is to say: the verdicts, or why there are none."""
+    if verdicts:
+        return [str(verdict) for verdict in verdicts]
+    read = [one["name"] for one in status["streams"] if one["subscriptions"] and stream in (None, one["name"])]
+    if read:
+        return [f"the trainers of {', '.join(read)} came less than {reading.seconds:.0f} s ago: try again"]
+    return [f"no trainer reads {stream or 'any stream'}: nobody waits"]

@@ -1,0 +1,134 @@
+"""Statuses of a daemon as ``batchd status --json`` has them, for whatever reads them. Tests only.
+
+A healthy one: 2 workers that are busy half of the time with 1,000 samples a second, one trainer that waits for nothing.
+"""
+
+from copy import deepcopy
+from dataclasses import asdict, replace
+from typing import Any
+
+from batchd.core.statistics import (
+    DaemonStatistics,
+    PartStatistics,
+    SlowSample,
+    StreamStatistics,
+    SubscriptionStatistics,
+    WaitStatistics,
+    WorkerStatistics,
+    WorkStatistics,
+)
+
+Status = dict[str, Any]
+SECONDS = 10.0
+"""Between the two looks of ``two_looks``."""
+
+_WORK = WorkStatistics(10.0, 0.0, 10.0, 10**9, (), 0.001, 0, 0.0, ())
+_SUBSCRIPTION = SubscriptionStatistics(
+    number=1,
+    session=1,
+    rank=0,
+    world_size=1,
+    window=4,
+    epoch=0,
+    step=40,
+    consumed_batches=40,
+    delivered_samples=10_000,
+    held_slots=1,
+    ready_ahead=4,
+    waiting=False,
+    wait_s=0.0,
+    waits=WaitStatistics(),
+    short_of_memory_s=0.0,
+)
+_STREAM = StreamStatistics(
+    name="photos",
+    fingerprint="f" * 32,
+    samples=100_000,
+    batch_size=250,
+    steps=400,
+    slots=8,
+    slots_max=8,
+    ready_slots=5,
+    leased_slots=1,
+    decoded_batches=40,
+    decoded_samples=10_000,
+    delivered_batches=40,
+    delivered_samples=10_000,
+    shared_batches=0,
+    mismatched_batches=0,
+    bad_rows=0,
+    bad_samples=0,
+    quarantined_samples=0,
+    sample_s=0.001,
+    work=_WORK,
+    stopped=None,
+    live=None,
+    subscriptions=(_SUBSCRIPTION,),
+)
+
+
+def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counted
+    *,
+    work: dict[str, Any] | None = None,
+    parts: dict[str, float] | None = None,
+    slowest: dict[str, float] | None = None,
+    trainer: dict[str, Any] | None = None,
+    waits: dict[str, float] | None = None,
+    stream: dict[str, Any] | None = None,
+    sent_bytes_per_s: float | None = None,
+    workers: int = 2,
+) -> tuple[Status, Status]:
+    """A daemon's status now and ``SECONDS`` later. Changes are those of the second look; what counts up counts from zero."""
+    begun = _status(
+        replace(
+            _STREAM, decoded_samples=0, subscriptions=(replace(_SUBSCRIPTION, consumed_batches=0),), work=_none_done()
+        ),
+        workers,
+        sent_bytes_per_s,
+    )
+    done = replace(
+        _WORK,
+        parts=tuple(PartStatistics(name, spent_s) for name, spent_s in (parts or {"read": 0.5, "decode": 9.0}).items()),
+        slowest=tuple(SlowSample(number, *one) for number, one in enumerate((slowest or {}).items())),
+        **(work or {}),
+    )
+    one = replace(_SUBSCRIPTION, waits=WaitStatistics(**(waits or {})), **(trainer or {}))
+    ended = _status(replace(_STREAM, work=done, subscriptions=(one,), **(stream or {})), workers, sent_bytes_per_s)
+    ended["daemon"]["uptime_s"] += SECONDS
+    if trainer and "ready_ahead" in trainer:
+        begun["streams"][0]["subscriptions"][0]["ready_ahead"] = trainer["ready_ahead"]
+    return begun, ended
+
+
+def later(status: Status, seconds: float = SECONDS) -> Status:
+    """The same status, so much later."""
+    copy = deepcopy(status)
+    copy["daemon"]["uptime_s"] += seconds
+    return copy
+
+
+def _none_done() -> WorkStatistics:
+    return WorkStatistics(0.0, 0.0, 0.0, 0, (), 0.0, 0, 0.0, ())
+
+
+def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | None) -> Status:
+    fleet = tuple(WorkerStatistics(number, number, "ready", 1, 10, 100, 1.0) for number in range(workers))
+    statistics = asdict(DaemonStatistics(fleet, (stream,), 0, draining=False))
+    trainer = {
+        "session": 1,
+        "name": "train-01",
+        "pid": 77,
+        "user": 1000,
+        "transport": "shared memory" if sent_bytes_per_s is None else "tcp",
+        "host": None,
+        "key": None,
+        "sent_bytes_per_s": sent_bytes_per_s,
+        "connections": 1,
+    }
+    daemon = {"version": "1", "pid": 5, "uptime_s": 100.0, "memory_bytes": 1 << 30, "decoders": "", "worker_deaths": 0}
+    return {
+        "daemon": {**daemon, "draining": False},
+        "workers": list(statistics["workers"]),
+        "trainers": [trainer],
+        "streams": list(statistics["streams"]),
+    }
