@@ -18,6 +18,9 @@ from batchd_client.batch import Batch
 from batchd_client.course import Position, StreamState
 from batchd_client.stream import Stream
 
+HELD_MAX = 1
+"""So many batches may be held while the next one is waited for: any ring has two slots for each of its trainers."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -73,8 +76,9 @@ class Feed(Generic[T]):
         if self._queue and self._queue[0].after == self._position:
             self._queue.popleft()
         self._mend()
-        if not self._queue:
-            self._placement.sweep(wait=True)  # in a small ring, what comes next needs their memory
+        if not self._queue and not self._begin(wait=False):
+            if self.stream.statistics().batches_held > HELD_MAX:
+                self._placement.sweep(wait=True)  # in a small ring, what comes next needs their memory
             if not self._begin(wait=True):
                 return None
         self._look_ahead()
@@ -90,11 +94,13 @@ class Feed(Generic[T]):
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go on at another position; what is under way is dropped. Raises ``PositionInvalid``, and then everything stays."""
+        self._placement.sweep(wait=True)  # a small ring has no slots for another claim beside those that are still held
         self.stream.seek(epoch, step)
         self._drop()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where ``state_dict`` was taken. Raises ``StateMismatch``, and then everything stays as it was."""
+        self._placement.sweep(wait=True)
         self.stream.load_state_dict(state)
         self._drop()
 
@@ -120,6 +126,7 @@ class Feed(Generic[T]):
         """Move the stream back to the end of the queue, where it stands elsewhere: a batch was taken and has been lost."""
         end = self._queue[-1].after if self._queue else self._position
         if _position_of(self.stream) != end:
+            self._placement.sweep(wait=True)
             self.stream.seek(*end)
 
     def _begin(self, *, wait: bool) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from batchd_client.errors import BatchTimeout, PositionInvalid
 from batchd_client.feed import Feed
+from batchd_client.stream import StreamStatistics
 
 STEPS = 4
 EPOCHS = 3
@@ -39,7 +40,11 @@ class Stream:
         self.come = come
         self.error = None
         self.closed = False
+        self.held = 2
         self._cut = cut or Cut()
+
+    def statistics(self):
+        return StreamStatistics(0, 0, 0.0, self.held, 0, 0)
 
     def take(self, epoch, *, wait=True):
         return self._cut(lambda: self._take(epoch, wait=wait))
@@ -82,7 +87,7 @@ class Placement:
 
     def __init__(self, cut=None):
         self.begun = deque()
-        self.sweeps = self.closed = 0
+        self.sweeps = self.waits = self.closed = 0
         self._cut = cut or Cut()
 
     def begin(self, batch):
@@ -95,6 +100,7 @@ class Placement:
     def sweep(self, *, wait=False):
         self._cut(lambda: None)
         self.sweeps += not wait
+        self.waits += wait
 
     def close(self):
         self.closed += 1
@@ -130,11 +136,11 @@ def test_so_many_are_under_way_and_no_more():
     feed = Feed(stream, placement, 2)
     assert feed.take(0) == (0, 0)
     assert list(placement.begun) == ALL[:3]
-    assert (stream.waits, feed.position) == (1, (0, 1))
+    assert (stream.waits, feed.position) == (0, (0, 1))
     for _ in range(3):
         feed.take(0)
     assert list(placement.begun) == ALL[:6]
-    assert stream.waits == 1
+    assert stream.waits == 0
 
 
 def test_nobody_waits_for_what_the_loop_does_not_want_yet():
@@ -143,6 +149,33 @@ def test_nobody_waits_for_what_the_loop_does_not_want_yet():
     feed = Feed(stream, placement, 2)
     assert [feed.take(0), feed.take(0)] == ALL[:2]
     assert (stream.waits, list(placement.begun)) == (2, ALL[:2])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(("held", "waits"), [(0, 0), (1, 0), (2, 1), (3, 1)])
+def test_copies_are_waited_for_only_where_the_next_batch_may_need_their_memory(prefetch, held, waits):
+    """It has not come, and so many are held that it may be them that keep it from coming."""
+    stream, placement = Stream(come=3), Placement()
+    stream.held = held
+    feed = Feed(stream, placement, prefetch)
+    assert [feed.take(0) for _ in range(3)] == ALL[:3]
+    assert (placement.waits, stream.waits) == (0, 0)
+    assert feed.take(0) == ALL[3]
+    assert (placement.waits, stream.waits) == (waits, 1)
+
+
+@pytest.mark.parametrize(
+    "move", [lambda feed: feed.seek(1), lambda feed: feed.load_state_dict({"epoch": 1, "step": 0})]
+)
+def test_what_is_read_is_given_back_before_the_stream_is_moved(move):
+    """A ring of two slots has none for another claim as long as the former one holds them."""
+    stream, placement = Stream(), Placement()
+    feed = Feed(stream, placement, 2)
+    feed.take(0)
+    waits_then = []
+    stream.seek = lambda *_position: waits_then.append(placement.waits)
+    move(feed)
+    assert waits_then == [1]
 
 
 def test_the_state_is_about_what_the_loop_has_got():
