@@ -89,7 +89,8 @@ def served(options: argparse.Namespace) -> Iterator[str | None]:
 def train(loader: BatchdLoader, options: argparse.Namespace) -> None:
     """Train to the last epoch, from the checkpoint where there is one; write it every few steps and after each epoch."""
     checkpoint = options.out / "checkpoint.pt"
-    model = resnet18(len(loader.stream.classes), options.width).to(loader.device)
+    classes = options.classes or len(loader.stream.classes)
+    model = resnet18(classes, options.width).to(loader.device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types lack it
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     if checkpoint.exists():
@@ -129,6 +130,9 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--side", type=int, default=128, help="pixels")
+    parser.add_argument(
+        "--classes", type=int, metavar="N", help="how many there are (default: as the source names them)"
+    )
     parser.add_argument("--width", type=int, default=64, help="channels of the first layer")
     parser.add_argument("--save-every", type=int, default=4, metavar="STEPS")
     options = parser.parse_args()
@@ -145,6 +149,8 @@ def main() -> int:
                 epochs=options.epochs,
             ) as loader,
         ):
+            if not options.classes and not loader.stream.classes:
+                parser.error("the source of stream 'photos' names no classes: say with --classes N how many there are")
             train(loader, options)
     except (BatchdError, BatchdClientError) as error:
         print(f"torch_resnet: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 from support.daemon_process import clean_environment  # noqa: E402
+from support.settings import folder_stream  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -98,6 +99,24 @@ def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, t
     small = ("--width", 4, "--epochs", 1, "--out", tmp_path)
     said = finish(start(EXAMPLES / "torch_resnet.py", *small, BATCHD_ADDRESS=daemon.address))
     assert said[-1] == "done: 1 epochs"
+
+
+def test_the_resnet_is_told_how_many_classes_a_source_without_names_has(start, start_daemon, photos, tmp_path):
+    """It says what is missing, and trains once it is there."""
+    listed = tmp_path / "listed.txt"
+    files = sorted(photos.rglob("*.jpg"))[:16]
+    listed.write_text("".join(f"{file} {number % 7}\n" for number, file in enumerate(files)))
+    source = {"type": "list", "path": str(listed), "allow_outside_root": True}
+    daemon = start_daemon({"photos": folder_stream(photos, source=source)})
+    command = (EXAMPLES / "torch_resnet.py", "--width", 4, "--epochs", 1, "--out", tmp_path)
+    example = start(*command, BATCHD_ADDRESS=daemon.address)
+    _, complained = example.communicate(timeout=DEADLINE_S)
+    assert example.returncode == 2
+    assert "names no classes: say with --classes N how many there are" in complained
+    said = finish(start(*command, "--classes", 7, BATCHD_ADDRESS=daemon.address))
+    assert said[-1] == "done: 1 epochs"
+    model = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
+    assert list(model.values())[-1].shape == (7,)
 
 
 def test_a_mistake_is_said_in_a_line(start, tmp_path):
