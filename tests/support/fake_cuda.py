@@ -7,7 +7,7 @@ batch that was given back before it was read; to have memory unmapped that is re
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +71,14 @@ class Copy:
     locked: torch.Tensor | None
 
 
+class Making(NamedTuple):
+    """A tensor that is to be made on the device of numbers that the host has given already."""
+
+    target: torch.Tensor
+    value: torch.Tensor
+    registration: None = None
+
+
 class Bytes:
     """What lies at an address now."""
 
@@ -90,6 +98,7 @@ class FakeEvent:
         return self._cuda.call("query", self._query)
 
     def _query(self) -> bool:
+        self._cuda.check_sound()
         self._asked += 1
         if self._asked < self._cuda.patience:
             return False
@@ -97,7 +106,12 @@ class FakeEvent:
         return True
 
     def synchronize(self) -> None:
-        self._cuda.call("synchronize", lambda: self._cuda.work(self.end))
+        self._cuda.call("synchronize", self._wait)
+
+    def _wait(self) -> None:
+        self._cuda.check_sound()
+        self._cuda.waits += 1
+        self._cuda.work(self.end)
 
 
 class FakeStep:
@@ -136,13 +150,32 @@ class FakeCuda:
         self.copies = {"registered": 0, "locked": 0, "blocking": 0}
         self.calls = 0
         self.faults: list[str] = []
-        self.queue: deque[Copy] = deque()
+        self.waits = 0
+        """For the side stream."""
+        self.adopted: list[set[int]] = []
+        """Where the tensors lie that the loop's stream was told of, by batch."""
+        self.tried: list[int] = []
+        """What was to be unregistered since the device broke down."""
+        self.queue: deque[Copy | Making] = deque()
         self.steps: list[FakeStep] = []
         self._begun = 0
         self._done = 0
         self._locked: dict[int, torch.Tensor] = {}
         self._interrupt_at: int | None = None
         self._interrupt_after = False
+        self._is_broken = False
+        self._refuses = False
+
+    def break_down(self, *, refuses: bool) -> None:
+        """From now on nothing is done, and who asks for it is told so. ``refuses``: also to unregister memory."""
+        self._is_broken = True
+        self._refuses = refuses
+        self.queue.clear()
+
+    def check_sound(self) -> None:
+        """Raise what torch raises of a broken device."""
+        if self._is_broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def interrupt(self, at: int | None, *, after: bool = False) -> None:
         """Interrupt the call that comes as number ``at`` from now on; None for no more of it."""
@@ -162,8 +195,8 @@ class FakeCuda:
     def unregister(self, address: int) -> None:
         self.call("unregister", lambda: self._unregister(address))
 
-    def locked(self, like: torch.Tensor) -> torch.Tensor:
-        return self.call("locked", lambda: self._lock(like))
+    def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self.call("locked", lambda: self._lock(shape, dtype))
 
     def aside(self) -> "Aside":
         return self.call("aside", lambda: Aside(self))
@@ -174,6 +207,7 @@ class FakeCuda:
     def adopt(self, event: FakeEvent, tensors: Iterable[torch.Tensor]) -> None:
         owned = list(tensors)
         assert all(tensor.untyped_storage().nbytes() or not tensor.numel() for tensor in owned)
+        self.adopted.append({tensor.untyped_storage().data_ptr() for tensor in owned})
         self.call("adopt", lambda: self.work(event.end))
 
     def reached(self) -> FakeStep:
@@ -219,7 +253,16 @@ class FakeCuda:
         target.fill_(POISON)
         return target
 
-    def _make(self, copy: Copy) -> None:
+    def begin_making(self, value: torch.Tensor) -> torch.Tensor:
+        """Take note of a tensor that is made of numbers; it holds others until it is."""
+        self.queue.append(Making(torch.full_like(value, POISON), value))
+        self._begun += 1
+        return self.queue[-1].target
+
+    def _make(self, copy: Copy | Making) -> None:
+        if isinstance(copy, Making):
+            copy.target.copy_(copy.value)
+            return
         if copy.locked is None:
             registration = copy.registration
             self._claim(self.registered.get(registration.address) is registration, "it is registered until it is read")
@@ -242,19 +285,23 @@ class FakeCuda:
         return True
 
     def _unregister(self, address: int) -> None:
+        if self._is_broken:
+            self.tried.append(address)
         registration = self.registered.pop(address, None)
         if registration is not None:
             self.unregistered += 1
             self._claim(
                 not any(copy.registration is registration for copy in self.queue), "nothing is read any more of it"
             )
+        if self._refuses:
+            self.check_sound()
 
     def _step(self) -> FakeStep:
         self.steps.append(FakeStep(self))
         return self.steps[-1]
 
-    def _lock(self, like: torch.Tensor) -> torch.Tensor:
-        memory = torch.empty_like(like)
+    def _lock(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        memory = torch.empty(tuple(shape), dtype=dtype)
         self._locked[memory.data_ptr()] = memory
         return memory
 
@@ -272,7 +319,7 @@ class FakeCuda:
 
 
 class Aside(TorchFunctionMode):
-    """Within it, copies that nobody waits for are made late."""
+    """Within it, copies that nobody waits for are made late, and so are tensors of numbers."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
@@ -283,4 +330,5 @@ class Aside(TorchFunctionMode):
             if (options or {}).get("non_blocking"):
                 return self._cuda.call("copy", lambda: self._cuda.begin_copy(*arguments))
             self._cuda.copies["blocking"] += 1
-        return function(*arguments, **(options or {}))
+        made = function(*arguments, **(options or {}))
+        return self._cuda.begin_making(made) if function is torch.tensor else made

@@ -3,7 +3,6 @@
 import gc
 import logging
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
@@ -12,39 +11,16 @@ import batchd_client  # noqa: E402
 from batchd_client import hints  # noqa: E402
 from batchd_client.memory import SlotMemory  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
-from batchd_client.torch import loader as loader_module  # noqa: E402
 from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, STEPS_AHEAD_MAX  # noqa: E402
-from support.fake_cuda import FakeCuda  # noqa: E402
-from support.images import encode, photo  # noqa: E402
+from support.device_streams import assert_same, bare, idle, streams_over  # noqa: E402
+from support.fake_cuda import FakeCuda, mappings  # noqa: E402
 from support.network import free_port  # noqa: E402
-from support.settings import SLOT_BYTES, folder_stream  # noqa: E402
+from support.settings import SLOT_BYTES  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
 NEVER = 1 << 30
 STEPS = 5
-LARGEST = [40, 56, 3]
-SIZES = [(12 + 7 * number % 29, 16 + 11 * number % 41) for number in range(22)]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@pytest.fixture(scope="module")
-def sizes(tmp_path_factory):
-    """Twenty-two images, each of another size."""
-    folder = tmp_path_factory.mktemp("sizes") / "one"
-    folder.mkdir()
-    for number, (height, width) in enumerate(SIZES):
-        (folder / f"{number:02}.png").write_bytes(encode(photo(height, width, number), ".png"))
-    return folder.parent
-
-
-def streams_over(photos, sizes, **changes):
-    """Photographs; images of different sizes, padded and ragged."""
-    room = {"max_shape": LARGEST}
-    return {
-        "photos": folder_stream(photos, **changes),
-        "padded": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "pad_batch", "fill": 7, **room}]),
-        "ragged": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", **room}]),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -61,69 +37,10 @@ def tight(start_shared_daemon, photos, sizes):
     return start_shared_daemon(streams_over(photos, sizes, memory=4 * SLOT_BYTES))
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    """The stand-in, which any loader of the test uses; in the end it has met no fault, and reads no memory of ours any more."""
-    cuda = FakeCuda()
-    monkeypatch.setattr(loader_module, "CudaRuntime", lambda _device: cuda)
-    yield cuda
-    assert not cuda.faults
-    assert not cuda.registered
-    assert not [copy for copy in cuda.queue if copy.registration]
-
-
-@pytest.fixture
-def load(cuda):
-    """A loader for the stand-in, which is closed with the test."""
-    loaders = []
-
-    def load(daemon, stream="photos", **options):
-        address = options.pop("address", daemon.address)
-        loaders.append(BatchdLoader(stream, address=address, device="cuda", **{"as_dict": True, **options}))
-        return loaders[-1]
-
-    yield load
-    cuda.interrupt(None)
-    for loader in loaders:
-        loader.close()
-
-
-def bare(daemon, stream="photos", epochs=1):
-    """Copies of all batches from the bare client, images with their channels first."""
-    with batchd_client.connect(daemon.address) as connection:
-        claim = connection.stream(stream, epochs=epochs)
-        return [
-            {
-                name: [row.copy() for row in field] if type(field) is list else field.copy()
-                for name, field in one.items()
-            }
-            for _ in range(epochs)
-            for one in claim
-        ]
-
-
-def channels_first(field):
-    """As the loader gives images."""
-    if type(field) is list:
-        return [channels_first(row[np.newaxis])[0] for row in field]
-    return field.transpose(0, 3, 1, 2) if field.dtype == np.uint8 and field.ndim == 4 else field
-
-
-def assert_same(given, expected):
-    """Every tensor of a batch is the bare client's array."""
-    assert list(given) == list(expected)
-    for name, tensor in given.items():
-        array = channels_first(expected[name])
-        if type(array) is list:
-            assert all(np.array_equal(one.numpy(), other) for one, other in zip(tensor, array, strict=True))
-        else:
-            assert np.array_equal(tensor.numpy(), array)
-
-
-def idle(daemon, stream="photos"):
-    """Nobody has a claim, and no slot is held."""
-    status = daemon.stream_status(stream)
-    return not status["subscriptions"] and status["leased_slots"] == 0
+@pytest.fixture(scope="module")
+def tiny(start_shared_daemon, photos, sizes):
+    """A ring of two slots, the least that there is."""
+    return start_shared_daemon(streams_over(photos, sizes, memory=2 * SLOT_BYTES))
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------
@@ -232,6 +149,52 @@ def test_a_loader_that_is_forgotten_leaves_nothing_registered(daemon, cuda):
     gc.collect()
     assert not cuda.registered
     wait_until(lambda: idle(daemon), "the daemon has its slots back")
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["unregisters", "refuses to unregister"])
+def test_a_device_that_broke_down_leaves_nothing_registered_or_mapped(daemon, cuda, refuses):
+    """Each piece is tried, whatever the device says to that; and what is wrong with it is told."""
+    cuda.patience = NEVER
+    loader = BatchdLoader("photos", address=daemon.address, device="cuda", prefetch=2)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    slots = list(cuda.registered.values())
+    assert len(slots) > 1
+    cuda.break_down(refuses=refuses)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        next(batches)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        loader.close()
+    assert sorted(cuda.tried) == sorted(one.address for one in slots)
+    del batches
+    gc.collect()
+    present = {(one.start, one.inode) for one in mappings()}
+    assert not [one for one in slots if (one.address, one.inode) in present]
+    loader.close()
+    wait_until(lambda: idle(daemon), "the daemon has its slots back")
+
+
+def test_no_copy_is_waited_for_where_the_next_batch_has_come(daemon, cuda, load):
+    """Nor where it has not, and the ring has room for it beside what is being read."""
+    cuda.patience = NEVER
+    loader = load(daemon, prefetch=0)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    assert cuda.waits == 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loop_that_moves_in_the_smallest_ring_waits_for_its_own_copies(tiny, cuda, load, prefetch):
+    """Else the slots that they hold would keep it from the claim that it asks for."""
+    cuda.patience = NEVER
+    expected = bare(tiny, epochs=8)
+    loader = load(tiny, prefetch=prefetch)
+    for epoch in (3, 5, 7, 2):
+        loader.set_epoch(epoch)
+        for step, batch in zip(range(3), loader, strict=False):
+            assert_same(batch, expected[STEPS * epoch + step])
 
 
 # --- interrupts --------------------------------------------------------------------------------------------------------

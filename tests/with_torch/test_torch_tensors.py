@@ -15,6 +15,8 @@ SHAPES = {
     "boxes": ("float32", (8, 4), 3),
     "mask": ("uint8", (12, 10), 7),
     "image": ("uint8", (12, 10, 3), 7),
+    "grey image": ("uint8", (13, 7, 1), 5),
+    "image with alpha": ("uint8", (11, 9, 4), 6),
     "image of halves": ("float16", (12, 10, 3), 7),
     "clip": ("uint8", (5, 12, 10, 3), 2),
     "small numbers": ("uint16", (6,), 4),
@@ -37,6 +39,8 @@ def made(name, look, owned, *, length=None):
         look = look._replace(images=["clip"])
     if dtype != "uint8":
         look = look._replace(normalize=None)
+    elif look.normalize is not None:
+        look = look._replace(normalize=tuple(numbers[:1] * shape[-1] for numbers in look.normalize))
     recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), look, CPU)
     array = np.random.default_rng(7).integers(0, 100, (4, *shape)).astype(dtype)
     array.flags.writeable = False

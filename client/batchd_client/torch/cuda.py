@@ -16,7 +16,8 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,12 +27,16 @@ from batchd_client.hints import tell_once
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import ReceiveBuffer
 from batchd_client.torch.placements import Give
-from batchd_client.torch.tensors import Recipe, Tensors, cut, is_ragged, largest_in, over, rows_of
+from batchd_client.torch.tensors import Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
 
 Memory = SlotMemory | ReceiveBuffer
 
 STEPS_AHEAD_MAX = 4
 """How many steps the loop may be ahead of the device: each has a batch in the device's memory, also if the loop never waits."""
+
+GAP_BYTES_MAX = 65536
+"""How much room that a ragged row did not need is copied along, in the mean: moving so much costs a device less than it costs
+to begin a copy for each row, some microseconds. Where rows leave more, each is copied by itself, and its gap takes no memory."""
 
 REGISTER_PORTABLE = 1
 """``cudaHostRegisterPortable``: page-locked for every device's context."""
@@ -60,8 +65,8 @@ class Runtime(Protocol):
     def unregister(self, address: int) -> None:
         """Undo ``register``, before the memory is unmapped; no matter if it was not registered."""
 
-    def locked(self, like: torch.Tensor) -> torch.Tensor:
-        """Page-locked memory of torch's own, for as much as ``like`` holds."""
+    def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Page-locked memory of torch's own, which stays until what is copied from it within ``aside`` has been."""
 
     def aside(self) -> AbstractContextManager[object]:
         """Within it, work goes to the side stream, and tensors are made for it."""
@@ -98,9 +103,9 @@ class CudaRuntime:
             if int(self._runtime.cudaHostUnregister(address)) != 0:
                 self._forget_error()
 
-    def locked(self, like: torch.Tensor) -> torch.Tensor:
+    def locked(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See ``Runtime``."""
-        return torch.empty_like(like, pin_memory=True)
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def aside(self) -> AbstractContextManager[object]:
         """See ``Runtime``."""
@@ -199,6 +204,14 @@ class Register:
         self._present = tuple
         self._forget_what_is_over(())
 
+    def abandon(self) -> None:
+        """Unregister what a broken device lets go of, and hold nothing any more: it reads none of it."""
+        for number, memory in list(self._held.items()):
+            with suppress(RuntimeError):
+                self._runtime.unregister(memory.address)
+            self._registered.discard(number)
+            del self._held[number]
+
 
 class _Copying:
     """A batch that is being read by the device, until the event behind its copies has happened."""
@@ -234,6 +247,8 @@ class CudaPlacement:
         self, recipes: Sequence[Recipe], give: Give, runtime: Runtime, present: Callable[[], Iterable[Memory]]
     ) -> None:
         self._recipes = recipes
+        self._constants = [constant for recipe in recipes for constant in recipe.constants]
+        """Read by whichever stream the loop has, so it adopts them with every batch."""
         self._give = give
         self._runtime = runtime
         self._register = Register(runtime, present)
@@ -262,7 +277,8 @@ class CudaPlacement:
     def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> Any:
         """What the loop gets of a batch, ready in its own stream."""
         # of a ragged field any row will do, as all of them share their memory
-        self._runtime.adopt(event, (field[0] if isinstance(field, list) else field for field in raw if len(field)))
+        read = [field[0] if isinstance(field, list) else field for field in raw if len(field)]
+        self._runtime.adopt(event, [*read, *self._constants])
         self._steps.append(self._runtime.reached())
         if len(self._steps) > STEPS_AHEAD_MAX:
             self._steps.popleft().synchronize()
@@ -276,28 +292,42 @@ class CudaPlacement:
 
     def sweep(self, *, wait: bool = False) -> None:
         """See ``feed.Placement``."""
-        if wait and self._copying:
-            with self._runtime.aside():
-                self._runtime.mark().synchronize()
+        self._copying = [one for one in self._copying if not self._is_over(one)]
+        if wait:
+            self._wait_for_all()
+
+    def close(self) -> None:
+        """See ``feed.Placement``. Raises what is wrong with the device; then nothing is held nevertheless."""
+        try:
+            self._wait_for_all()
+            self._register.close()
+        except Exception:
+            self._register.abandon()
             for one in self._copying:
                 one.batch.release()
             self._copying = []
-        self._copying = [one for one in self._copying if not self._is_over(one)]
+            raise
 
-    def close(self) -> None:
-        """See ``feed.Placement``."""
-        self.sweep(wait=True)
-        self._register.close()
+    def _wait_for_all(self) -> None:
+        """Give back batch by batch, the oldest first, each when it has been read."""
+        while self._copying:
+            oldest = self._copying[0]
+            self._event_behind(oldest).synchronize()
+            oldest.batch.release()
+            del self._copying[0]
 
     def _is_over(self, one: _Copying) -> bool:
+        if not self._event_behind(one).query():
+            return False
+        one.batch.release()
+        return True
+
+    def _event_behind(self, one: _Copying) -> Event:
         event = one.event
         if event is None:  # an interrupt cut us off before it was marked
             with self._runtime.aside():
                 event = one.event = self._runtime.mark()
-        if not event.query():
-            return False
-        one.batch.release()
-        return True
+        return event
 
     def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
         """Fields on the device, as soon as the side stream has got there."""
@@ -311,18 +341,32 @@ class CudaPlacement:
     def _copy_staged(self, room: Room, device: torch.device) -> Tensors:
         """Copied by the CPU when this returns, so that the batch may be given back."""
         if is_ragged(room):
-            return rows_of(room, device, non_blocking=False)
+            packed = rows_in(room).packed(self._runtime.locked, fill)
+            return packed.over(_on(device, packed.values)).views()
         source = over(room.array)
-        return _on(device, self._runtime.locked(source).copy_(source))
+        return _on(device, self._runtime.locked(source.shape, source.dtype).copy_(source))
 
 
 def _copy_direct(room: Room, device: torch.device) -> Tensors:
-    return rows_of(room, device, non_blocking=True) if is_ragged(room) else _on(device, over(room.array))
+    if not is_ragged(room):
+        return _on(device, over(room.array))
+    rows = rows_in(room)
+    if rows.gap_bytes <= GAP_BYTES_MAX * len(rows.lengths):
+        return rows.over(_on(device, rows.values)).views()
+    return rows.packed(partial(_empty, device), _begin_copy).views()
+
+
+def _empty(device: torch.device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def _begin_copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return target.copy_(source, non_blocking=True)
 
 
 def _on(device: torch.device, source: torch.Tensor) -> torch.Tensor:
     """A copy on the device of what lies in page-locked memory, which the device reads by itself."""
-    return torch.empty_like(source, device=device).copy_(source, non_blocking=True)
+    return _begin_copy(source, torch.empty_like(source, device=device))
 
 
 def _flags_for(memory: Memory) -> int:

@@ -5,6 +5,7 @@ Invariant: what ``state_dict`` says is what the loop has got, whatever is under 
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -244,7 +245,8 @@ def _open(loader: BatchdLoader, wish: _Wish) -> _Opened:
         fields = wish.fields
         if fields is None:
             fields = [name for name in stream.schema if wish.as_dict or name != INDEX]
-        recipes = recipes_for(stream.schema, fields, wish.look, device)
+        with nullcontext() if runtime is None else runtime.aside():  # a batch's event is behind it
+            recipes = recipes_for(stream.schema, fields, wish.look, device)
         names = tuple(recipe.name for recipe in recipes) if wish.as_dict else None
         give = _Given(names, wish.transform)
         if runtime is not None:

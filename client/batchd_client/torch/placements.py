@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from batchd_client.batch import Batch
-from batchd_client.torch.tensors import Recipe, Tensors, cut, is_ragged, largest_in, over, rows_of
+from batchd_client.torch.tensors import Recipe, Tensors, cut, fill, fresh, is_ragged, largest_in, over, rows_in
 
 Give = Callable[[list[Tensors]], Any]
 """Makes of the tensors of a batch, in the order of the recipes, what the user's loop gets."""
@@ -44,7 +44,10 @@ class HostPlacement:
     def _tensors(self, recipe: Recipe, batch: Batch) -> Tensors:
         room = batch.room(recipe.name)
         if is_ragged(room):
-            return [recipe.look(row, owned=True) for row in rows_of(room, self._device, non_blocking=False)]
+            rows = rows_in(room).packed(fresh, fill)
+            if self._device != HOST:
+                rows = rows.over(rows.values.to(self._device))
+            return [recipe.look(row, owned=True) for row in rows.views()]
         source = cut(over(room.array), largest_in(room))
         if self._device == HOST:
             return recipe.look(source, owned=False)

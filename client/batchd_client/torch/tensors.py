@@ -8,7 +8,8 @@ Invariant: a tensor that is given out has memory of its own. What looks into a s
 read-only tensors, and a write into the mapping would end the program.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -50,6 +51,47 @@ class Look(NamedTuple):
     channels_last: bool = False
 
 
+class Rows(NamedTuple):
+    """The samples of a ragged field in one run of ``values``, ``[elements, ...]``, which ends with the last of them.
+
+    ``offsets`` and ``lengths``: in elements, by sample. ``shapes``: what each sample is.
+    """
+
+    values: torch.Tensor
+    offsets: list[int]
+    lengths: list[int]
+    shapes: list[list[int]]
+
+    @property
+    def gap_bytes(self) -> int:
+        """How much lies between the samples."""
+        gaps = len(self.values) - sum(self.lengths)
+        return gaps * prod(self.values.shape[1:]) * self.values.element_size()
+
+    def views(self) -> list[torch.Tensor]:
+        """A tensor for each sample, all over the same memory."""
+        return [
+            self.values[offset : offset + length].view(shape)
+            for offset, length, shape in zip(self.offsets, self.lengths, self.shapes, strict=True)
+        ]
+
+    def over(self, values: torch.Tensor) -> "Rows":
+        """The samples in a copy of ``values``."""
+        return self._replace(values=values)
+
+    def packed(
+        self,
+        memory: Callable[[Sequence[int], torch.dtype], torch.Tensor],
+        copy: Callable[[torch.Tensor, torch.Tensor], object],
+    ) -> "Rows":
+        """Copy the samples one behind the other, without gaps: ``copy(source, target)`` for each, into fresh ``memory``."""
+        values = memory((sum(self.lengths), *self.values.shape[1:]), self.values.dtype)
+        starts = [0, *accumulate(self.lengths)][:-1]
+        for start, offset, length in zip(starts, self.offsets, self.lengths, strict=True):
+            copy(self.values[offset : offset + length], values[start : start + length])
+        return Rows(values, starts, self.lengths, self.shapes)
+
+
 class Recipe:
     """How one field becomes a tensor. Belongs to one device."""
 
@@ -74,6 +116,11 @@ class Recipe:
             self._scale, self._bias = _normalization(name, field, dtype, look.normalize, device)
         self.schema = TensorSchema(dtype, _channels_first(shape), _moved(field.varying, len(shape)))
 
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """What ``look`` reads besides the batch: on the device, and made by the stream that was the current one then."""
+        return () if self._scale is None else (self._scale, self._bias)
+
     def look(self, raw: torch.Tensor, *, owned: bool) -> torch.Tensor:
         """Make of a tensor as it lies in the slot one as it is wanted; a copy, unless ``raw`` is ``owned``."""
         dtype = self.schema.dtype if self._scale is None else torch.float32
@@ -94,11 +141,11 @@ class Recipe:
     def _copied(self, raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A copy in fresh memory of the host, made in one pass."""
         if not self.is_image:
-            return _copy(raw, fresh(raw.shape, dtype))
+            return fill(raw, fresh(raw.shape, dtype))
         view = raw.movedim(-1, -3)
         if self._channels_last:
-            return _copy(raw, fresh(raw.shape, dtype)).movedim(-1, -3)
-        return _copy(view, fresh(view.shape, dtype))
+            return fill(raw, fresh(raw.shape, dtype)).movedim(-1, -3)
+        return fill(view, fresh(view.shape, dtype))
 
 
 def recipes_for(
@@ -133,8 +180,8 @@ def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Fill the target.
+def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Fill the target, both in the host's memory.
 
     Where nothing is converted, numpy does it, in this thread. Torch would share it among its own, which then wait for more to do
     by spinning: beside decoders on the same cores that costs more than the copy.
@@ -172,24 +219,20 @@ def cut(raw: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
     return raw
 
 
-def rows_of(room: Room, device: torch.device, *, non_blocking: bool) -> list[torch.Tensor]:
-    """Copy the samples of a ragged field to a device: one piece of memory there, and a view for each."""
+def rows_in(room: Room) -> Rows:
+    """The samples of a ragged field as they lie in the slot: to copy from. Holds the batch."""
     assert room.varying is not None
     assert room.sizes is not None
     ragged = ragged_view(room.array, room.sizes, room.varying)
-    source = over(ragged.values)
-    counts = ragged.lengths.tolist()
-    values = torch.empty((sum(counts), *source.shape[1:]), dtype=source.dtype, device=device)
-    rows, start = [], 0
-    for offset, count, size in zip(ragged.offsets.tolist(), counts, room.sizes.tolist(), strict=True):
-        row = values[start : start + count]
-        row.copy_(source[offset : offset + count], non_blocking=non_blocking)
+    offsets, lengths = ragged.offsets.tolist(), ragged.lengths.tolist()
+    shapes = []
+    for size in room.sizes.tolist():
         shape = list(room.array.shape[1:])
         for axis, length in zip(room.varying.axes, size, strict=True):
             shape[axis] = length
-        rows.append(row.view(shape))
-        start += count
-    return rows
+        shapes.append(shape)
+    end = offsets[-1] + lengths[-1] if lengths else 0
+    return Rows(over(ragged.values)[:end], offsets, lengths, shapes)
 
 
 def is_ragged(room: Room) -> bool:

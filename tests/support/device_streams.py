@@ -1,0 +1,69 @@
+"""Streams of fields that are alike, padded and ragged, and what a loader for a device must make of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import batchd_client
+from support.daemon_process import DaemonProcess
+from support.images import encode, photo
+from support.settings import folder_stream
+
+LARGEST = [40, 56, 3]
+SIZES = [(12 + 7 * number % 29, 16 + 11 * number % 41) for number in range(22)]
+
+
+def write_sizes(folder: Path) -> None:
+    """Twenty-two images, each of another size."""
+    folder.mkdir()
+    for number, (height, width) in enumerate(SIZES):
+        (folder / f"{number:02}.png").write_bytes(encode(photo(height, width, number), ".png"))
+
+
+def streams_over(photos: Path, sizes: Path, **changes: Any) -> dict[str, Any]:
+    """Photographs; images of different sizes, padded and ragged."""
+    room = {"max_shape": LARGEST}
+    return {
+        "photos": folder_stream(photos, **changes),
+        "padded": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "pad_batch", "fill": 7, **room}]),
+        "ragged": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", **room}]),
+    }
+
+
+def bare(daemon: DaemonProcess, stream: str = "photos", epochs: int = 1) -> list[dict[str, Any]]:
+    """Copies of all batches from the bare client, images with their channels first."""
+    with batchd_client.connect(daemon.address) as connection:
+        claim = connection.stream(stream, epochs=epochs)
+        return [
+            {
+                name: [row.copy() for row in field] if type(field) is list else field.copy()
+                for name, field in one.items()
+            }
+            for _ in range(epochs)
+            for one in claim
+        ]
+
+
+def channels_first(field: Any) -> Any:
+    """As the loader gives images."""
+    if type(field) is list:
+        return [channels_first(row[np.newaxis])[0] for row in field]
+    return field.transpose(0, 3, 1, 2) if field.dtype == np.uint8 and field.ndim == 4 else field
+
+
+def assert_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Every tensor of a batch is the bare client's array."""
+    assert list(given) == list(expected)
+    for name, tensor in given.items():
+        array = channels_first(expected[name])
+        if type(array) is list:
+            assert all(np.array_equal(one.numpy(), other) for one, other in zip(tensor, array, strict=True))
+        else:
+            assert np.array_equal(tensor.numpy(), array)
+
+
+def idle(daemon: DaemonProcess, stream: str = "photos") -> bool:
+    """Nobody has a claim, and no slot is held."""
+    status = daemon.stream_status(stream)
+    return not status["subscriptions"] and status["leased_slots"] == 0
