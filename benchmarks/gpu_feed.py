@@ -6,13 +6,14 @@
     CPU          what a batch costs the trainer's process, and how long ``next`` takes, when batches are ready
     training     images/s into a ResNet-50 step, and how long the GPU idles, beside a torch DataLoader with as many processes
 
-It stands alone: it makes its pictures where no folder is given. Without a GPU it says so; ``--rehearse`` goes through all of it
-on the CPU with a small network, to see that it runs, and says that nothing was measured on a GPU.
+It makes its pictures where no folder is given, and keeps its table in ``results``. Without a GPU it says so; ``--rehearse`` goes
+through all of it on a stand-in for the CUDA runtime and with a small network, to see that it runs, and measures nothing.
 """
 
 import argparse
 import os
 import platform
+import re
 import statistics
 import sys
 import tempfile
@@ -20,42 +21,63 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import torch
+from gpu_device import Device, Gpu, StandIn
 from torch import nn
 
 import batchd
 import batchd_client
 from batchd.pipeline.made import make_photos
 from batchd_client.torch import BatchdLoader
-from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, CudaRuntime, needs_writable
+from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, needs_writable
 from batchd_client.torch.tensors import over
+from batchd_wire.wording import counted
 
+RESULTS = Path(__file__).resolve().parent / "results"
 SIDE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ROUNDS = 7
-TRAINING_ROUNDS = 3
-COPIES = 20
-READY_BATCHES = 60
-STEPS = 40
-WARM_UP = 8
-RING_BATCHES = 64
-"""More than the ring has slots: each is registered the first time that a batch lies in it, and that is not to be measured."""
+NOT_MEASURED = "Not measured on a GPU: none could be had; the code paths were run on a stand-in for the CUDA runtime"
+IDLE = (
+    "The device idles while no training step is under way on it; a copy that a step waits for counts as idling, gaps within a "
+    "step do not."
+)
 STILL = 'shuffle = false\nmemory = "1GiB"\n'
+
+
+class Extent(NamedTuple):
+    """How much is done. ``ring_batches``: more than the ring has slots, since registering each is not to be measured."""
+
+    rounds: int
+    training_rounds: int
+    copies: int
+    ready_batches: int
+    steps: int
+    warm_up: int
+    ring_batches: int
+    batch: int
+
+
+MEASURED = Extent(7, 3, 20, 60, 40, 8, 64, 256)
+REHEARSED = Extent(2, 1, 2, 4, 4, 2, 4, 8)
 
 
 @dataclass
 class Table:
-    """What was found: rows of a name, a value with its spread, and a target where there is one."""
+    """What was found: rows of a name, a value with its spread, and a target where there is one. A rehearsal finds no values."""
 
     caption: str
+    is_measured: bool
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, name: str, values: list[float], unit: str, target: str = "") -> None:
         """Add the median of several rounds."""
+        if not self.is_measured:
+            self.rows.append((name, f"not measured ({counted(len(values), 'round')} gone through)", target))
+            return
         digits = 3 if statistics.median(values) < 10 else 0
         spread = f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f}) {unit}"
         self.rows.append((name, spread, target))
@@ -64,7 +86,14 @@ class Table:
     @property
     def text(self) -> str:
         """Markdown."""
-        lines = [self.caption, "", "| what | median (smallest to largest) | target |", "|---|---|---|"]
+        lines = [
+            "# Feeding a GPU",
+            "",
+            self.caption,
+            "",
+            "| what | median (smallest to largest) | target |",
+            "|---|---|---|",
+        ]
         return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in self.rows)]) + "\n"
 
 
@@ -75,56 +104,65 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="decode processes of each side"
     )
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--out", type=Path, help="write the table there, too")
-    parser.add_argument("--rehearse", action="store_true", help="go through it on the CPU; measures nothing of a GPU")
+    parser.add_argument("--batch", type=int, help="images (default: 256, in a rehearsal 8)")
+    parser.add_argument("--out", type=Path, help="where the table is written (default: benchmarks/results)")
+    parser.add_argument("--rehearse", action="store_true", help="go through it on a stand-in; measures nothing")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.rehearse:
-        print("no GPU that torch can use is here: nothing is measured. --rehearse goes through it on the CPU")
+        print("no GPU that torch can use is here: nothing is measured. --rehearse goes through it on a stand-in")
         return 1
-    device = torch.device("cpu" if options.rehearse else "cuda")
-    table = Table(_caption(device, options.workers, options.batch))
+    device: Device = StandIn() if options.rehearse else Gpu()
+    extent = REHEARSED if options.rehearse else MEASURED
+    extent = extent._replace(batch=options.batch or extent.batch)
+    table = Table(_caption(device.name, options.workers, extent.batch), device.name is not None)
     with tempfile.TemporaryDirectory(prefix="batchd-gpu-") as scratch:
         photos = options.data or Path(scratch) / "photos"
         if options.data is None:
             make_photos(photos, 512, 0, lambda _made: None)
         files = sorted(path for path in photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
-        config = _config(Path(scratch), files, options)
+        config = _config(Path(scratch), files, extent, options.workers)
         with batchd.serve(config) as address:
-            if device.type == "cuda":
-                bandwidth(table, address)
-            per_batch(table, address, device)
-            training(table, address, device, files, options)
+            run = Run(table, address, device, extent)
+            bandwidth(run)
+            per_batch(run)
+            training(run, files, options.workers)
     print()
     print(table.text)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(table.text)
+    out = options.out or RESULTS / _file_name(device.name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(table.text)
     return 0
 
 
-def _caption(device: torch.device, workers: int, batch: int) -> str:
-    where = (
-        f"{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} CPUs, torch {torch.__version__}"
-    )
-    if device.type != "cuda":
-        return (
-            f"NOT MEASURED ON A GPU: a rehearsal on the CPU ({where}, {workers} decode processes, batches of {batch})."
-        )
-    name = torch.cuda.get_device_name(device)
-    measured = (
-        f"Measured on one {name} ({where}, {workers} decode processes, batches of {batch}, uint8 {SIDE} x {SIDE})."
-    )
-    return measured + (
-        " The device idles while no training step is under way on it; a copy that a step waits for counts as idling, gaps within "
-        "a step do not."
-    )
+class Run(NamedTuple):
+    """What the measurements have in common. ``address``: of the daemon."""
+
+    table: Table
+    address: str
+    device: Device
+    extent: Extent
 
 
-def _config(scratch: Path, files: list[Path], options: argparse.Namespace) -> Path:
+def _file_name(device: str | None) -> str:
+    if device is None:
+        return "gpu_feed-rehearsal.md"
+    return f"gpu_feed-{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}-{time.strftime('%Y-%m-%d')}.md"
+
+
+def _caption(device: str | None, workers: int, batch: int) -> str:
+    how = (
+        f"{time.strftime('%Y-%m-%d')}; {platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} CPUs, torch "
+        f"{torch.__version__}, {counted(workers, 'decode process')}, batches of {batch}, uint8 {SIDE} x {SIDE}"
+    )
+    if device is None:
+        return f"{NOT_MEASURED} ({how})."
+    return f"Measured on one {device} ({how}). {IDLE}"
+
+
+def _config(scratch: Path, files: list[Path], extent: Extent, workers: int) -> Path:
     """Two streams: one that is decoded over and over, and one whose few batches stay in the ring."""
-    wanted = (RING_BATCHES + STEPS + options.workers) * options.batch
-    few = files[: 4 * options.batch]
+    wanted = (extent.ring_batches + extent.steps + 4 * workers) * extent.batch
+    few = files[: 4 * extent.batch]
     for name, listed in (("train", files * (1 + wanted // len(files))), ("ready", few)):
         lines = [f"{file} {number % 1000}\n" for number, file in enumerate(listed)]
         (scratch / f"{name}.txt").write_text("".join(lines))
@@ -136,9 +174,9 @@ def _config(scratch: Path, files: list[Path], options: argparse.Namespace) -> Pa
     crop = f'{{ op = "decode" }}, {{ op = "random_resized_crop", size = [{SIDE}, {SIDE}] }}, {{ op = "random_flip" }}'
     still = f'{{ op = "decode" }}, {{ op = "resize", size = [{SIDE}, {SIDE}] }}'
     path.write_text(
-        f'[daemon]\nworkers = {options.workers}\nmemory = "4GiB"\nwritable_slots = true\n'
-        + stream.format(name="train", scratch=scratch, batch=options.batch, pipeline=crop, more='memory = "2GiB"\n')
-        + stream.format(name="ready", scratch=scratch, batch=min(options.batch, len(few)), pipeline=still, more=STILL)
+        f'[daemon]\nworkers = {workers}\nmemory = "4GiB"\nwritable_slots = true\n'
+        + stream.format(name="train", scratch=scratch, batch=extent.batch, pipeline=crop, more='memory = "2GiB"\n')
+        + stream.format(name="ready", scratch=scratch, batch=min(extent.batch, len(few)), pipeline=still, more=STILL)
     )
     return path
 
@@ -146,21 +184,24 @@ def _config(scratch: Path, files: list[Path], options: argparse.Namespace) -> Pa
 # --- bandwidth --------------------------------------------------------------------------------------------------------
 
 
-def bandwidth(table: Table, address: str) -> None:
+def bandwidth(run: Run) -> None:
     """GB/s of copies to the device, each kind of memory in turn."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    runtime = CudaRuntime(device)
-    with batchd_client.connect(address, writable_slots=needs_writable(runtime)) as daemon:
+    table, device = run.table, run.device
+    runtime = device.runtime()
+    with batchd_client.connect(run.address, writable_slots=needs_writable(runtime)) as daemon:
         batch = next(iter(daemon.stream("ready")))
         memory = batch.memory
         flags = REGISTER_PORTABLE | (REGISTER_READ_ONLY if memory.page.readonly else 0)
         is_registered = runtime.register(memory.address, memory.slot_bytes, flags)
         slot = over(batch.room("image").array)
-        sources = {"pin_memory()": slot.clone().pin_memory(), "unregistered": slot.clone()}
+        sources = {"pin_memory()": device.locked(slot), "unregistered": slot.clone()}
         if is_registered:
             sources["registered ring"] = slot
-        target = torch.empty_like(slot, device=device)
-        rounds = [{name: _gigabytes_per_s(source, target) for name, source in sources.items()} for _ in range(ROUNDS)]
+        target = torch.empty_like(slot, device=device.place)
+        rounds = [
+            {name: _gigabytes_per_s(run, source, target) for name, source in sources.items()}
+            for _ in range(run.extent.rounds)
+        ]
         if is_registered:
             runtime.unregister(memory.address)
     for name in sources:
@@ -173,40 +214,39 @@ def bandwidth(table: Table, address: str) -> None:
         table.add(f"registered ring / {name}", ratios, "", target_text)
 
 
-def _gigabytes_per_s(source: torch.Tensor, target: torch.Tensor) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+def _gigabytes_per_s(run: Run, source: torch.Tensor, target: torch.Tensor) -> float:
     target.copy_(source, non_blocking=True)
-    begin.record()
-    for _ in range(COPIES):
+    begun = run.device.mark()
+    for _ in range(run.extent.copies):
         target.copy_(source, non_blocking=True)
-    end.record()
-    end.synchronize()
-    return COPIES * source.nbytes / begin.elapsed_time(end) / 1e6
+    ended = run.device.mark()
+    run.device.settle()
+    return run.extent.copies * source.nbytes / run.device.seconds(begun, ended) / 1e9
 
 
 # --- what a batch costs the trainer -----------------------------------------------------------------------------------
 
 
-def per_batch(table: Table, address: str, device: torch.device) -> None:
+def per_batch(run: Run) -> None:
     """CPU time of the trainer's thread for each batch, and of ``next``, while batches are ready in the ring."""
-    with BatchdLoader("ready", address=address, device=device) as loader:
+    table, extent = run.table, run.extent
+    with BatchdLoader("ready", address=run.address, device="cuda") as loader:
         batches = _endless(loader)
-        for _ in range(WARM_UP):
+        for _ in range(extent.warm_up):
             next(batches)
         cpu_us, next_us = [], []
-        for _ in range(ROUNDS):
+        for _ in range(extent.rounds):
             worked, waited = 0.0, []
-            for _ in range(READY_BATCHES):
+            for _ in range(extent.ready_batches):
                 started_s, cpu_s = time.perf_counter(), time.thread_time()
                 next(batches)
                 worked += time.thread_time() - cpu_s
                 waited.append(time.perf_counter() - started_s)
-                _settle(
-                    device
-                )  # as a step does that takes longer than the copy; else the loop would wait for the device in next
-            cpu_us.append(worked / READY_BATCHES * 1e6)
+                # as a step does that takes longer than the copy; else the loop would wait for the device in next
+                run.device.settle()
+            cpu_us.append(worked / extent.ready_batches * 1e6)
             next_us.append(statistics.median(waited) * 1e6)
-    table.add("CPU time of the trainer for each batch", cpu_us, "us", "<= 100" if device.type == "cuda" else "")
+    table.add("CPU time of the trainer for each batch", cpu_us, "us", "<= 100")
     table.add("next(loader), batches ready", next_us, "us")
 
 
@@ -235,29 +275,30 @@ class PlainDataset(torch.utils.data.Dataset[Any]):
         return torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1))), number % 1000
 
 
-def training(table: Table, address: str, device: torch.device, files: list[Path], options: argparse.Namespace) -> None:
+def training(run: Run, files: list[Path], workers: int) -> None:
     """Images/s into a training step, from either side in turns, and which part of the time the device had nothing to do."""
-    step = TrainingStep(device)
-    warm_up = max(RING_BATCHES, 3 * options.workers)
-    steps = -(-STEPS // options.workers) * options.workers  # a DataLoader's batches come in bursts of so many
-    repeated = files * (1 + (steps + warm_up) * options.batch // len(files))
+    table, extent = run.table, run.extent
+    step = TrainingStep(run.device)
+    warm_up = max(extent.ring_batches, 3 * workers)
+    steps = -(-extent.steps // workers) * workers  # a DataLoader's batches come in bursts of so many
+    repeated = files * (1 + (steps + warm_up) * extent.batch // len(files))
     theirs = torch.utils.data.DataLoader(
         PlainDataset(repeated),
-        options.batch,
+        extent.batch,
         shuffle=True,
-        num_workers=options.workers,
-        pin_memory=device.type == "cuda",
+        num_workers=workers,
+        pin_memory=run.device.place.type == "cuda",
         persistent_workers=True,
         prefetch_factor=4,
         drop_last=True,
     )
-    with BatchdLoader("train", address=address, device=device) as ours:
+    with BatchdLoader("train", address=run.address, device="cuda") as ours:
         rounds = [
             {
                 "batchd": step.run(_endless(ours), warm_up, steps),
-                "DataLoader": step.run(_moved(theirs, device), warm_up, steps),
+                "DataLoader": step.run(_moved(theirs, run.device.place), warm_up, steps),
             }
-            for _ in range(TRAINING_ROUNDS)
+            for _ in range(extent.training_rounds)
         ]
     for name in ("batchd", "DataLoader"):
         table.add(f"ResNet-50 training, {name}", [one[name][0] for one in rounds], "images/s")
@@ -266,60 +307,46 @@ def training(table: Table, address: str, device: torch.device, files: list[Path]
 
 
 class TrainingStep:
-    """A ResNet-50 in bfloat16 with SGD; on the CPU a network of one layer."""
+    """A ResNet-50 in bfloat16 with SGD; in a rehearsal a network of one layer."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        is_cuda = device.type == "cuda"
+        place = device.place
+        is_cuda = place.type == "cuda"
         model = resnet50() if is_cuda else nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(192, 1000))
-        self._model = model.to(device, memory_format=torch.channels_last if is_cuda else torch.contiguous_format)
+        self._model = model.to(place, memory_format=torch.channels_last if is_cuda else torch.contiguous_format)
         self._optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-        mean, std = (torch.tensor(one, device=device).view(1, 3, 1, 1) for one in (MEAN, STD))
+        mean, std = (torch.tensor(one, device=place).view(1, 3, 1, 1) for one in (MEAN, STD))
         self._scale, self._bias = 1 / (255 * std), -mean / std
 
     def run(self, batches: Iterator[Any], warm_up: int, steps: int) -> tuple[float, float]:
         """Images/s, and the share of the time in which no step was under way on the device."""
         for _ in range(warm_up):
             self._train(*next(batches))
-        _settle(self._device)
+        self._device.settle()
         marks = []
         started_s, images_seen = time.perf_counter(), 0
         for _ in range(steps):
             images, labels = next(batches)
-            begun = self._mark()
+            begun = self._device.mark()
             self._train(images, labels)
-            marks.append((begun, self._mark()))
+            marks.append((begun, self._device.mark()))
             images_seen += len(images)
-        _settle(self._device)
+        self._device.settle()
         took_s = time.perf_counter() - started_s
-        busy_s = sum(_seconds(begun, ended) for begun, ended in marks)
+        busy_s = sum(self._device.seconds(begun, ended) for begun, ended in marks)
         return images_seen / took_s, max(0.0, 1 - busy_s / took_s)
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
     def _train(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         inputs = torch.addcmul(self._bias, images.float(), self._scale)
-        if self._device.type == "cuda":
+        place = self._device.place.type
+        if place == "cuda":
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(self._device.type, torch.bfloat16):
+        with torch.autocast(place, torch.bfloat16):
             loss = nn.functional.cross_entropy(self._model(inputs), labels)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()
-
-
-def _seconds(begun: Any, ended: Any) -> float:
-    return ended - begun if isinstance(begun, float) else begun.elapsed_time(ended) / 1000
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:
