@@ -10,8 +10,9 @@ Invariant: ``state_dict`` is about what the loop has got. What is under way coun
 repeats it; where an interrupt has cut off a step in between, the stream is moved back to where the queue ends.
 """
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from batchd_client.batch import Batch
@@ -55,10 +56,15 @@ class _Queued(NamedTuple, Generic[T]):
 class Feed(Generic[T]):
     """See above. ``prefetch``: how many batches may be under way ahead of the loop. One thread at a time may use it."""
 
-    def __init__(self, stream: Stream, placement: Placement[T], prefetch: int) -> None:
+    def __init__(
+        self, stream: Stream, placement: Placement[T], prefetch: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.stream = stream
+        self.next_s = 0.0
+        """Seconds within ``take``, for what the loop has got; waiting for the stream is part of them."""
         self._placement = placement
         self._prefetch = prefetch
+        self._clock = clock
         self._queue: deque[_Queued[T]] = deque()
         """The first one may be what the loop has got already: then the feed stands behind it."""
         self._position = _position_of(stream)
@@ -72,6 +78,7 @@ class Feed(Generic[T]):
         """Give the next batch if it belongs to ``epoch``, else None. Raises what iterating the stream raises."""
         if self._position.epoch != epoch:
             return None
+        started_s = self._clock()
         self._placement.sweep()
         if self._queue and self._queue[0].after == self._position:
             self._queue.popleft()
@@ -85,6 +92,7 @@ class Feed(Generic[T]):
         head = self._queue[0]
         try:
             result = head.transfer.finish()
+            self.next_s += self._clock() - started_s
         except BaseException:
             self._queue.clear()  # the user's own part in it may have changed it: the batch is brought anew
             raise

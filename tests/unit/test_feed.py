@@ -82,6 +82,25 @@ class Stream:
         self.closed = True
 
 
+class Clock:
+    """Stands still but for what is done: each thing takes as long as it is told."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+    def during(self, action, seconds):
+        """The action, which takes so long."""
+
+        def timed(*arguments, **options):
+            self.now_s += seconds
+            return action(*arguments, **options)
+
+        return timed
+
+
 class Placement:
     """Keeps what is under way, and finishes it when it is asked to."""
 
@@ -213,6 +232,50 @@ def test_an_error_ahead_is_told_when_the_loop_gets_there():
     assert epoch_of(feed) == ALL[3:4]
 
 
+def test_it_counts_how_long_the_loop_was_inside_next():
+    """Waiting for the stream, the copy and what the loop is held up for at the end; not what the loop does in between."""
+    clock, stream, placement = Clock(), Stream(come=0), Placement()
+    stream.take = clock.during(stream.take, 1.0)
+    placement.begin = clock.during(placement.begin, 0.25)
+    feed = Feed(stream, placement, 0, clock)
+    feed.take(0)
+    assert feed.next_s == 1.25
+    clock.now_s += 50
+    feed.take(0)
+    assert feed.next_s == 2.5
+
+
+def test_what_is_begun_ahead_is_counted_where_it_is_begun():
+    """Within the ``next`` that begins it, with the time that finishing takes in the one that wants it."""
+    clock, placement = Clock(), Placement()
+    begin = clock.during(placement.begin, 0.25)
+
+    def begin_slow_transfer(batch):
+        transfer = begin(batch)
+        transfer.finish = clock.during(transfer.finish, 2.0)
+        return transfer
+
+    placement.begin = begin_slow_transfer
+    feed = Feed(Stream(come=1), placement, 1, clock)
+    feed.take(0)
+    assert feed.next_s == 2.5
+    feed.take(0)
+    assert feed.next_s == 4.5
+
+
+def test_a_next_that_gives_nothing_is_not_counted():
+    """One that failed or that ended the epoch: the time belongs to no batch, as in ``wait_s``."""
+    clock, stream = Clock(), Stream()
+    feed = Feed(stream, Placement(), 0, clock)
+    epoch_of(feed)
+    stream.error = BatchTimeout("late"), True
+    stream.take = clock.during(stream.take, 60.0)
+    assert feed.take(0) is None
+    with pytest.raises(BatchTimeout):
+        feed.take(1)
+    assert feed.next_s == 0
+
+
 def interrupted_calls(prefetch, come):
     """How many calls a whole run makes."""
     cut = Cut()
@@ -222,7 +285,7 @@ def interrupted_calls(prefetch, come):
 
 def run_to_the_end(cut, prefetch, come):
     """All that the loop gets, with what the state says before and after each."""
-    feed = Feed(Stream(cut, come), Placement(cut), prefetch)
+    feed = Feed(Stream(cut, come), Placement(cut), prefetch, clock=lambda: cut(lambda: 0.0))
     got = []
     while feed.position.epoch < EPOCHS:
         before = feed.position
