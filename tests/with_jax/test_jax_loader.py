@@ -387,12 +387,13 @@ def test_it_says_how_long_it_is_and_where(load):
     assert repr(loader) == "<BatchdLoader photos rank=0/1 platform=cpu epoch=0 step=0>"
     next(iterator)
     assert repr(loader) == "<BatchdLoader photos rank=0/1 platform=cpu epoch=0 step=1>"
+    assert 0 < loader.statistics().wait_s < loader.statistics().next_s
     loader.close()
     loader.close()
     assert repr(loader).endswith("[closed]>")
     assert loader.state_dict()["step"] == 1
     for use in (lambda: next(iterator), lambda: iter(loader)):
-        with pytest.raises(StreamClosed, match="stream 'photos' have been closed"):
+        with pytest.raises(StreamClosed, match="loader of stream 'photos' has been closed"):
             use()
 
 

@@ -164,17 +164,22 @@ def test_the_schema_says_what_tensors_there_are(load, options):
 
 
 def test_it_says_how_long_it_is_and_where(load):
-    """``len`` is what one rank gets in an epoch."""
+    """``len`` is what one rank gets in an epoch; a position can be asked for to the end."""
     loader = load()
+    iterator = iter(loader)
     assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
     assert repr(loader) == "<BatchdLoader photos rank=0/1 device=cpu epoch=0 step=0>"
-    next(iter(loader))
+    next(iterator)
     assert repr(loader) == "<BatchdLoader photos rank=0/1 device=cpu epoch=0 step=1>"
-    assert loader.statistics().batches == 1
+    statistics = loader.statistics()
+    assert statistics.batches == 1
+    assert 0 < statistics.wait_s < statistics.next_s
     loader.close()
     assert repr(loader).endswith("[closed]>")
-    with pytest.raises(StreamClosed, match="loader of stream 'photos'"):
-        len(loader)
+    assert loader.state_dict()["step"] == 1
+    for use in (lambda: next(iterator), lambda: iter(loader)):
+        with pytest.raises(StreamClosed, match="loader of stream 'photos' has been closed"):
+            use()
     loader.close()
 
 

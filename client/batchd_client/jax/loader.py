@@ -3,30 +3,26 @@
 Invariant: what ``state_dict`` says is what the loop has got, whatever is under way to the devices.
 """
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import Any, Self, Unpack
-from weakref import WeakSet, finalize
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Unpack
+from weakref import WeakSet
 
 import jax
 
-from batchd_client.course import StreamState
 from batchd_client.daemon import Connecting, Daemon, connect
-from batchd_client.errors import PrefetchInvalid, StreamClosed, StreamTaken
+from batchd_client.errors import StreamTaken
 from batchd_client.feed import Feed
 from batchd_client.jax.arrays import specs_for
 from batchd_client.jax.placement import JaxTarget, Placement
+from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
 from batchd_client.ranks import Share, find_share
-from batchd_client.stream import Stream, StreamStatistics
-
-PREFETCH = 2
+from batchd_client.stream import Stream
 
 _taken: WeakSet[Stream] = WeakSet()
 
 
-class Batches:
+class Batches(Loader[dict[str, jax.Array]]):
     """Batches of a stream as dicts of ``jax.Array``; ``batches`` and ``BatchdLoader`` make it.
 
     ``for batch in ...`` gives the rest of the current epoch; the next ``for`` gives the next one, and what is under way goes on
@@ -46,95 +42,20 @@ class Batches:
             raise StreamTaken(f"the batches of stream {stream.name!r} are brought to JAX already")
         self._specs = specs_for(stream, fields, sharding)
         target = JaxTarget(sharding, stream.batch_size, stream.world_size)
+        super().__init__(stream.name, Share(stream.rank, stream.world_size), f"platform={target.platform}")
         ahead = 0 if target.keeps_host_memory() else prefetch
         self._feed = Feed(stream, Placement(tuple(self._specs), target), ahead)
-        self._platform = target.platform
-        self._restart = False
-        self._closed = False
-        self._end = finalize(self, _end, self._feed, daemon, os.getpid())
+        self._opened = Opened(self, self._feed, daemon)
         _taken.add(stream)
-
-    # --- what it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def stream(self) -> Stream:
-        """The stream that it reads: names of classes, fingerprint, samples. Positions are for this object to move."""
-        return self._feed.stream
 
     @property
     def schema(self) -> Mapping[str, jax.ShapeDtypeStruct]:
         """The arrays of a whole batch, by field, those of all processes together: what ``jax.eval_shape`` and ``lower`` take."""
         return MappingProxyType(self._specs)
 
-    @property
-    def batch_size(self) -> int:
-        """Samples in a full batch of one process."""
-        return self.stream.batch_size
-
-    def __len__(self) -> int:
-        """Batches in a whole epoch for this process."""
-        return len(self.stream)
-
-    def statistics(self) -> StreamStatistics:
-        """As ``Stream.statistics``; batches that are under way count as taken."""
-        return self.stream.statistics()
-
-    # --- where it is --------------------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch; after an epoch's last one, the next epoch."""
-        return self._feed.position.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` be over this epoch. Where it stands within it already, it stays: as after a resume."""
-        if self.epoch != epoch:
-            self._feed.seek(epoch)
-
-    def state_dict(self) -> StreamState:
-        """What a checkpoint needs to go on exactly here: the batch in hand counts as done. Equal in processes equally far."""
-        return self._feed.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken, by any number of processes. Raises ``StateMismatch``; then everything stays."""
-        self._feed.load_state_dict(state)
-
-    # --- taking batches -----------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        """Iterate the rest of the current epoch. Raises what iterating a ``Stream`` and JAX raise, and ``TensorsInvalid``."""
-        self._check_open()
-        if self._restart and self._feed.position.step:
-            self._feed.seek(self.epoch)
-        return iter(partial(self._take, self.epoch), None)
-
-    def _take(self, epoch: int) -> dict[str, jax.Array] | None:
-        self._check_open()
-        return self._feed.take(epoch)
-
-    # --- its life -----------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Give up the stream, once nothing is read of it any more. Arrays that were given out stay; so does the position."""
-        self._closed = True
-        self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        stream, position = self.stream, self._feed.position
-        where = f"<{type(self).__name__} {stream.name} rank={stream.rank}/{stream.world_size} platform={self._platform}"
-        return f"{where} [closed]>" if self._closed else f"{where} epoch={position.epoch} step={position.step}>"
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StreamClosed(f"these batches of stream {self.stream.name!r} have been closed")
+    def _open(self) -> Feed[dict[str, jax.Array]]:
+        """See ``Loader``. It was open from the beginning."""
+        return self._feed
 
 
 def batches(
@@ -152,7 +73,7 @@ def batches(
     ``sharding``, ``prefetch`` and ``fields`` as for ``BatchdLoader``. Raises ``TensorsInvalid``, ``PrefetchInvalid`` and, where
     another one has the stream, ``StreamTaken``.
     """
-    _check_prefetch(prefetch)
+    check_prefetch(prefetch)
     return Batches(stream, sharding, fields, prefetch)
 
 
@@ -188,7 +109,7 @@ class BatchdLoader(Batches):
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
-        _check_prefetch(prefetch)
+        check_prefetch(prefetch)
         share = _share(rank, world_size)
         daemon = connect(address, **connecting)
         try:
@@ -198,18 +119,6 @@ class BatchdLoader(Batches):
             daemon.close()
             raise
         self._restart = restart
-
-
-def _end(feed: Feed[Any], daemon: Daemon | None, process: int) -> None:
-    if os.getpid() == process:  # in a forked child all of this is the parent's
-        feed.close()
-    if daemon is not None:
-        daemon.close()
-
-
-def _check_prefetch(prefetch: int) -> None:
-    if type(prefetch) is not int or prefetch < 0:
-        raise PrefetchInvalid(f"prefetch={prefetch!r}")
 
 
 def _share(rank: int | None, world_size: int | None) -> Share:

@@ -7,26 +7,22 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, Self, Unpack
-from weakref import finalize
+from types import MappingProxyType
+from typing import Any, Unpack
 
 import torch
 import torch.distributed
 import torch.utils.data
 
-from batchd_client.course import StreamState
-from batchd_client.daemon import Connecting, Daemon, connect
-from batchd_client.errors import LoaderInWorker, PrefetchInvalid, StreamClosed
+from batchd_client.columns import wanted
+from batchd_client.daemon import Connecting, connect
+from batchd_client.errors import LoaderInWorker
 from batchd_client.feed import Feed
+from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
 from batchd_client.ranks import Share, find_share
-from batchd_client.stream import Stream, StreamStatistics
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.placements import HostPlacement
-from batchd_client.torch.tensors import INDEX, Look, Recipe, Tensors, TensorSchema, recipes_for
-
-PREFETCH = 2
+from batchd_client.torch.tensors import Look, Tensors, TensorSchema, recipes_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class _Wish:
     restart: bool
 
 
-class BatchdLoader:
+class BatchdLoader(Loader[Any]):
     """Batches of a stream as tensors. ``for images, labels in loader`` gives the rest of the current epoch, each rank its share.
 
     ``device``: where tensors are wanted; "cuda" is the current device. On a GPU ``prefetch`` batches are under way ahead of the
@@ -89,9 +85,8 @@ class BatchdLoader:
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
-        if type(prefetch) is not int or prefetch < 0:
-            raise PrefetchInvalid(f"prefetch={prefetch!r}")
-        self._wish = _Wish(
+        check_prefetch(prefetch)
+        wish = _Wish(
             stream,
             address,
             connecting,
@@ -107,60 +102,22 @@ class BatchdLoader:
             prefetch,
             restart,
         )
-        self._opened: _Opened | None = None
-        self._closed = False
+        self._begin(wish, closed=False)
         self._open()
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
-    def stream(self) -> Stream:
-        """The stream that it reads: names of classes, fingerprint, samples. Positions are the loader's own to move."""
-        return self._open().feed.stream
-
-    @property
     def schema(self) -> Mapping[str, TensorSchema]:
         """The tensors of a batch, by field, before ``transform``; ``shape`` is that of one sample."""
-        return MappingProxyType({recipe.name: recipe.schema for recipe in self._open().recipes})
+        self._open()
+        return MappingProxyType({recipe.name: recipe.schema for recipe in self._recipes})
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are, with the number of the device."""
-        return self._open().device
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a full batch of one rank."""
-        return self.stream.batch_size
-
-    def __len__(self) -> int:
-        """Batches in a whole epoch for this rank."""
-        return len(self.stream)
-
-    def statistics(self) -> StreamStatistics:
-        """As ``Stream.statistics``; batches that are under way count as taken."""
-        return self.stream.statistics()
-
-    # --- where it is --------------------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch; after an epoch's last one, the next epoch."""
-        return self._open().feed.position.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next ``for`` be over this epoch. Where the loader stands within it already, it stays: as after a resume."""
-        feed = self._open().feed
-        if feed.position.epoch != epoch:
-            feed.seek(epoch)
-
-    def state_dict(self) -> StreamState:
-        """What a checkpoint needs to go on exactly here: the batch in hand counts as done. Equal on ranks equally far."""
-        return self._open().feed.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where ``state_dict`` was taken, by any number of ranks. Raises ``StateMismatch``; then everything stays."""
-        self._open().feed.load_state_dict(state)
+        self._open()
+        return self._device
 
     # --- taking batches -----------------------------------------------------------------------------------------------
 
@@ -168,44 +125,9 @@ class BatchdLoader:
         """Iterate the rest of the current epoch. Raises what iterating a ``Stream`` raises, and ``LoaderInWorker``."""
         if torch.utils.data.get_worker_info() is not None:
             raise LoaderInWorker
-        feed = self._open().feed
-        if self._wish.restart and feed.position.step:
-            feed.seek(feed.position.epoch)
-        return _Epoch(self, feed.position.epoch)
-
-    def _take(self, epoch: int) -> Any:
-        return self._open().feed.take(epoch)
+        return super().__iter__()
 
     # --- its life -----------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Give up the stream and the connection. Tensors that were given out stay; the position can no longer be asked for."""
-        self._closed = True
-        opened = self._opened
-        if opened is not None:
-            try:
-                opened.close()  # may be interrupted, and is done again then: in another ``close``, or by ``end``
-            except Exception:  # of a device that is broken nothing more is to be had
-                opened.end.detach()
-                self._opened = None
-                raise
-            opened.end.detach()
-            self._opened = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        wish = self._wish
-        where = f"<BatchdLoader {wish.stream} rank={wish.share.rank}/{wish.share.world_size} device={wish.device}"
-        if self._closed:
-            return f"{where} [closed]>"
-        return where + (">" if self._opened is None else f" epoch={self.epoch} step={self._opened.feed.position.step}>")
 
     def __getstate__(self) -> tuple[_Wish, bool]:
         """Pickle what it is and where it stands; whoever unpickles it connects by himself, at the first use."""
@@ -213,60 +135,39 @@ class BatchdLoader:
         return (self._wish if opened is None else replace(self._wish, state=opened.feed.state_dict())), self._closed
 
     def __setstate__(self, pickled: tuple[_Wish, bool]) -> None:
-        self._wish, self._closed = pickled
-        self._opened = None
+        self._begin(*pickled)
 
-    def _open(self) -> "_Opened":
-        """Connect, where that was not done: at the beginning, and in a process that has unpickled the loader."""
-        if self._closed:
-            raise StreamClosed(f"this loader of stream {self._wish.stream!r} has been closed")
+    def _begin(self, wish: _Wish, closed: bool) -> None:
+        super().__init__(wish.stream, wish.share, f"device={wish.device}", restart=wish.restart)
+        self._wish = wish
+        self._closed = closed
+
+    def _open(self) -> Feed[Any]:
+        """See ``Loader``. Connects at the beginning, and in a process that has unpickled the loader."""
         if self._opened is None:
-            self._opened = _open(self, self._wish)
-        return self._opened
+            self._check_open()
+            self._opened = self._connect(self._wish)
+        return self._opened.feed
 
-
-class _Opened(NamedTuple):
-    """A loader that is connected. ``end`` closes it by itself at the end of the loader or of the program."""
-
-    feed: Feed[Any]
-    recipes: tuple[Recipe, ...]
-    device: torch.device
-    close: Callable[[], None]
-    end: "finalize[..., BatchdLoader]"
-
-
-def _open(loader: BatchdLoader, wish: _Wish) -> _Opened:
-    runtime = CudaRuntime(wish.device) if wish.device.type == "cuda" else None
-    device = wish.device if runtime is None else runtime.device
-    writable_slots = runtime is not None and needs_writable(runtime)
-    daemon = connect(wish.address, **wish.connecting, writable_slots=writable_slots)
-    try:
-        stream = daemon.stream(wish.stream, *wish.share, window=wish.window, epochs=wish.epochs, state=wish.state)
-        fields = wish.fields
-        if fields is None:
-            fields = [name for name in stream.schema if wish.as_dict or name != INDEX]
-        with nullcontext() if runtime is None else runtime.aside():  # a batch's event is behind it
-            recipes = recipes_for(stream.schema, fields, wish.look, device)
-        names = tuple(recipe.name for recipe in recipes) if wish.as_dict else None
-        give = _Given(names, wish.transform)
-        if runtime is not None:
-            feed = Feed[Any](stream, CudaPlacement(recipes, give, runtime, stream.memories), wish.prefetch)
-        else:
-            feed = Feed[Any](stream, HostPlacement(recipes, give, device), 0)
-    except BaseException:
-        daemon.close()
-        raise
-    close = partial(_end, feed, daemon, os.getpid())
-    return _Opened(feed, recipes, device, close, finalize(loader, close))
-
-
-def _end(feed: Feed[Any], daemon: Daemon, process: int) -> None:
-    """Close both. Where it is interrupted, it may be done again."""
-    try:
-        if os.getpid() == process:  # in a forked child all of this is the parent's
-            feed.close()
-    finally:
-        daemon.close()
+    def _connect(self, wish: _Wish) -> Opened[Any]:
+        runtime = CudaRuntime(wish.device) if wish.device.type == "cuda" else None
+        self._device = wish.device if runtime is None else runtime.device
+        writable_slots = runtime is not None and needs_writable(runtime)
+        daemon = connect(wish.address, **wish.connecting, writable_slots=writable_slots)
+        try:
+            stream = daemon.stream(wish.stream, *wish.share, window=wish.window, epochs=wish.epochs, state=wish.state)
+            names = wanted(stream.schema, wish.fields, as_dict=wish.as_dict)
+            with nullcontext() if runtime is None else runtime.aside():  # a batch's event is behind it
+                self._recipes = recipes_for(stream.schema, names, wish.look, self._device)
+            give = _Given(names if wish.as_dict else None, wish.transform)
+            if runtime is not None:
+                feed = Feed[Any](stream, CudaPlacement(self._recipes, give, runtime, stream.memories), wish.prefetch)
+            else:
+                feed = Feed[Any](stream, HostPlacement(self._recipes, give, self._device), 0)
+        except BaseException:
+            daemon.close()
+            raise
+        return Opened(self, feed, daemon)
 
 
 class _Given:
@@ -279,23 +180,6 @@ class _Given:
     def __call__(self, tensors: list[Tensors]) -> Any:
         given: Any = tuple(tensors) if self._names is None else dict(zip(self._names, tensors, strict=True))
         return given if self._transform is None else self._transform(given)
-
-
-class _Epoch(Iterator[Any]):
-    """One ``for`` over a loader, which it keeps open: ends with the epoch in which it began, and stays ended."""
-
-    __slots__ = ("_epoch", "_loader")
-
-    def __init__(self, loader: BatchdLoader, epoch: int) -> None:
-        self._loader: BatchdLoader | None = loader
-        self._epoch = epoch
-
-    def __next__(self) -> Any:
-        batch = self._loader._take(self._epoch) if self._loader is not None else None  # noqa: SLF001  one thing in two parts
-        if batch is None:
-            self._loader = None
-            raise StopIteration
-        return batch
 
 
 def _share(rank: int | None, world_size: int | None) -> Share:
