@@ -13,12 +13,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
 from batchd_client.torch import BatchdDataset, BatchdLoader
-
-
-def say(**what):
-    """One line for the test, in one piece: ranks share their output."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+from support.programs import say
 
 
 def numbers(batches):

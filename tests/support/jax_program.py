@@ -3,11 +3,8 @@
 python -m support.jax_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
 
-import json
 import os
 import sys
-import threading
-import time
 import warnings
 
 import jax
@@ -16,21 +13,16 @@ import numpy as np
 
 import batchd_client
 from batchd_client.jax import BatchdLoader, batches
+from support.programs import epochs_in_threads, say, say_last
 
 warnings.simplefilter("error")
-
-
-def say(**what):
-    """One line for the test, in one piece."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def exit_with_batches_held(address):
     """End by the end of the script; arrays, an iterator and the loader are still there."""
     iterator = iter(BatchdLoader("photos", address=address))
     kept = [next(iterator), next(iterator)]
-    say(batches=len(kept), at=time.time())
+    say_last(batches=len(kept))
 
 
 def exit_with_everything_open(address):
@@ -38,13 +30,13 @@ def exit_with_everything_open(address):
     daemon = batchd_client.connect(address)
     iterator = iter(batches(daemon.stream("photos")))
     kept = [next(iterator), next(iterator)]
-    say(batches=len(kept), at=time.time())
+    say_last(batches=len(kept))
 
 
 def exit_by_an_exception(address):
     """In the loop's body."""
     for _batch in BatchdLoader("photos", address=address):
-        say(batches=1, at=time.time())
+        say_last(batches=1)
         raise ValueError("the loss is nan")
 
 
@@ -61,7 +53,7 @@ def wait_for_interrupt(address):
                 if len(trained) == 3:
                     say(ready=True)
     except KeyboardInterrupt:
-        say(trained=trained, state=loader.state_dict())
+        say_last(trained=trained, state=loader.state_dict())
     raise SystemExit(130)
 
 
@@ -87,18 +79,7 @@ def fork_and_go_on(address):
 
 def read_in_threads(address):
     """Several loaders in one program, each in a thread of its own."""
-    epochs = {}
-
-    def read(number):
-        with BatchdLoader("photos", address=address) as loader:
-            epochs[number] = [index for batch in loader for index in batch["index"].tolist()]
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    say(epochs=[epochs[number] for number in range(4)])
+    say(epochs=epochs_in_threads(4, lambda: BatchdLoader("photos", address=address)))
 
 
 def train_as_a_host(address, coordinator, process, processes):

@@ -3,22 +3,16 @@
 python -m support.tensorflow_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
 
-import json
 import os
 import sys
 import threading
 import time
 
 import batchd_client
+from support.programs import say, say_last
 
 WAITED_S = 1.0
 FIELDS = ("index", "label")
-
-
-def say(**what):
-    """One line for the test."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def half_read(address):
@@ -32,13 +26,13 @@ def half_read(address):
 def exit_half_read(address):
     """End by the end of the script."""
     kept = half_read(address)
-    say(batches=len(kept[1]), at=time.time())
+    say_last(batches=len(kept[1]))
 
 
 def exit_by_an_exception(address):
     """In the loop's body."""
     kept = half_read(address)
-    say(batches=len(kept[1]), at=time.time())
+    say_last(batches=len(kept[1]))
     raise ValueError("the loss is nan")
 
 
@@ -50,7 +44,7 @@ def exit_while_it_waits(address):
     waiting = threading.Thread(target=next, args=(iterator,), daemon=True)
     waiting.start()
     time.sleep(WAITED_S)
-    say(at=time.time(), waits=waiting.is_alive())
+    say_last(waits=waiting.is_alive())
 
 
 def train_until_interrupted(address, kind):
@@ -89,7 +83,7 @@ def train_until_interrupted(address, kind):
     try:
         model.fit(data, epochs=1_000_000, verbose=0, callbacks=[progress])
     except KeyboardInterrupt:
-        say(trained=trained, state=progress.state_dict(), at=time.time())
+        say_last(trained=trained, state=progress.state_dict())
     raise SystemExit(130)
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import torch.distributed
@@ -16,12 +14,7 @@ from torch.utils.data import DataLoader
 
 from batchd_client.errors import BatchdClientError
 from batchd_client.torch import BatchdDataset, BatchdLoader
-
-
-def say(**what):
-    """One line for the test, in one piece: ranks share their output."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+from support.programs import epochs_in_threads, say, say_last
 
 
 def exit_with_batches_held(address):
@@ -29,13 +22,13 @@ def exit_with_batches_held(address):
     loader = BatchdLoader("photos", address=address)
     iterator = iter(loader)
     kept = [next(iterator), next(iterator)]
-    say(batches=len(kept), at=time.time())
+    say_last(batches=len(kept))
 
 
 def exit_by_an_exception(address):
     """In the loop's body."""
     for _images, _labels in BatchdLoader("photos", address=address):
-        say(batches=1, at=time.time())
+        say_last(batches=1)
         raise ValueError("the loss is nan")
 
 
@@ -51,7 +44,7 @@ def wait_for_interrupt(address):
                 if len(trained) == 3:
                     say(ready=True)
     except KeyboardInterrupt:
-        say(trained=trained, state=loader.state_dict(), at=time.time())
+        say_last(trained=trained, state=loader.state_dict())
     raise SystemExit(130)
 
 
@@ -75,18 +68,7 @@ def fork_and_go_on(address):
 
 def read_in_threads(address):
     """Several loaders in one program, each in a thread of its own."""
-    epochs = {}
-
-    def read(number):
-        with BatchdLoader("photos", address=address, as_dict=True) as loader:
-            epochs[number] = [index for batch in loader for index in batch["index"].tolist()]
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    say(epochs=[epochs[number] for number in range(4)])
+    say(epochs=epochs_in_threads(4, lambda: BatchdLoader("photos", address=address, as_dict=True)))
 
 
 def read_in_a_worker(address, context):

@@ -1,0 +1,84 @@
+"""Programs such as people write, as processes of their own that say lines of JSON. For the tests of ``tests/with_*``.
+
+A test starts a function of a module here, and asks what it said and how it ended; the program's part of that is below.
+
+How long an exit took is no fair question on a busy machine. So of the time from a program's last words to its end, what its main
+thread ran and what it waited for a CPU is taken off, as the kernel counts them: the rest it *stood still*, waiting for something.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from support.daemon_process import DaemonProcess, clean_environment
+from support.waiting import PATIENCE_S, wait_until
+
+TESTS = Path(__file__).parents[1]
+EXIT_S = 1.0
+"""A program that ends with everything open stands still for less."""
+NS_PER_S = 1e9
+
+
+def start(module: str, program: str, daemon: DaemonProcess, *arguments: object) -> "subprocess.Popen[str]":
+    """Start a function of ``support.module`` with a daemon's address."""
+    command = [sys.executable, "-m", f"support.{module}", program, daemon.address, *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
+
+
+def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[list[dict[str, Any]], int, str]:
+    """What a program said, less than a pipe holds; its status; its errors. After its last words it stands still for less."""
+    ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays, to be asked what it has run
+    wait_until(lambda: os.waitid(os.P_PID, program.pid, ended), "the program has ended")
+    now_s, busy_s = time.monotonic(), _busy_s(program.pid)
+    output, errors = program.communicate(timeout=PATIENCE_S)
+    said = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]  # libraries speak too
+    if said and "last_s" in said[-1]:
+        exit_s = now_s - said[-1].pop("last_s")
+        still_s = exit_s - (busy_s - said[-1].pop("busy_s"))
+        sys.stdout.write(f"the exit took {exit_s:.2f} s, of which it stood still for {still_s:.2f} s\n")
+        assert still_s < still_max_s
+    return said, program.returncode, errors
+
+
+def gone(daemon: DaemonProcess) -> bool:
+    """Wait until no trainer is left, as far as the daemon knows."""
+    return wait_until(lambda: not daemon.stream_status()["subscriptions"], "no trainer is left")
+
+
+# --- in the program ---------------------------------------------------------------------------------------------------
+
+
+def say(**what: Any) -> None:
+    """One line for the test, in one piece: ranks share their output."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def say_last(**what: Any) -> None:
+    """The same, and then the program ends."""
+    say(**what, last_s=time.monotonic(), busy_s=_busy_s(os.getpid()))
+
+
+def epochs_in_threads(threads: int, load: Callable[[], Any]) -> list[list[int]]:
+    """The samples of what is left of the epoch, as each thread reads them with a loader of its own."""
+
+    def read(_number: int) -> list[int]:
+        with load() as loader:
+            return [index for batch in loader for index in batch["index"].tolist()]
+
+    with ThreadPoolExecutor(threads) as readers:
+        return list(readers.map(read, range(threads)))
+
+
+def _busy_s(process: int) -> float:
+    """How long a main thread has run, and waited for a CPU to run on."""
+    ran_ns, waited_ns, _ = Path(f"/proc/{process}/schedstat").read_text().split()
+    return (int(ran_ns) + int(waited_ns)) / NS_PER_S
