@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from batchd.cli.logs import set_up_logs
+from batchd.cli.logs import LogFormat, set_up_logs
 from batchd.cli.options import config_options
 from batchd.config.load import load_config
 from batchd.daemon.serve import ServeOptions, serve
@@ -24,14 +24,23 @@ from batchd_wire.wording import counted
     show_default=True,
     help="The least important lines that are written.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="How the lines look. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
+)
 @click.option("--lifeline", type=int, default=None, hidden=True, help="A descriptor; the daemon ends with it.")
-def command(config_file: Path, overrides: dict[str, str], log_level: str, lifeline: int | None) -> None:
+def command(
+    config_file: Path, overrides: dict[str, str], log_level: str, log_format: LogFormat, lifeline: int | None
+) -> None:
     """Serve the streams of a configuration in the foreground.
 
     Prints its address when trainers may come. SIGTERM or Ctrl-C finishes what the workers have in hand and ends; a second one
     ends at once.
     """
-    set_up_logs(log_level)
+    set_up_logs(log_level, log_format)
     config = load_config(config_file, overrides)
     options = ServeOptions(lifeline=lifeline, progress=_ScanProgress(), ready=_say_ready)
     serve(config, options)
@@ -46,7 +55,7 @@ class _ScanProgress:
     """A line on the terminal that counts while a source is scanned; nothing where nobody looks."""
 
     def __init__(self) -> None:
-        self._shows = sys.stderr.isatty()
+        self._shows = sys.stderr is not None and sys.stderr.isatty()  # None where it was closed
 
     def __call__(self, stream: str, found: int) -> None:
         if self._shows:

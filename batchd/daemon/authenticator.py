@@ -119,8 +119,10 @@ class Authenticator:
         self.refused += 1
         address = _shown(request[3]) if len(request) > 3 else "?"  # noqa: PLR2004  its place in the drawing
         if self._seldom.now(f"{peer_network(address)} {verdict.text.decode()}"):
-            log = _log.error if verdict.fault else _log.warning
-            log("peer refused", address=address, reason=verdict.reason)
+            if verdict.fault:
+                _log.error("peer cannot be judged", address=address, reason=verdict.reason)
+            else:
+                _log.warning("peer refused", address=address, reason=verdict.reason)
 
 
 def _shown(frame: bytes) -> str:

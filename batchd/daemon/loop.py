@@ -43,8 +43,10 @@ from batchd.core.actions import (
 from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.guestbook import Guest, Guestbook
+from batchd.daemon.limits import peer_network
 from batchd.daemon.network import Network
-from batchd.daemon.seldom import Seldom
+from batchd.daemon.seldom import Ration, Seldom
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
@@ -55,6 +57,9 @@ from batchd_wire.orders import FillChunk, Quarantine, UseSlot
 from batchd_wire.slot import SlotHeader
 
 _log = structlog.get_logger()
+
+BAD_SAID_PER_MINUTE = 120
+"""Lines about bad samples of one stream; `batchd bad` has all of them."""
 
 
 class Loop:
@@ -67,6 +72,8 @@ class Loop:
         self._watch = watch
         self._queue: deque[Event] = deque()
         self._seldom = Seldom()
+        self._ration = Ration(BAD_SAID_PER_MINUTE)
+        self._guestbook = Guestbook()
         self._next_tick_s = 0.0
         self._deadline_s: float | None = None
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -132,6 +139,7 @@ class Loop:
     def _handle_queue(self) -> None:
         while self._queue:
             event = self._queue.popleft()
+            self._guestbook.observe(event)
             for action in self._state.handle(event, monotonic()):
                 self._perform(action)
 
@@ -184,7 +192,9 @@ class Loop:
             self._memory.create(action.slot, stream.layout.slot_bytes)
             failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
-            _log.error("no memory for a slot", stream=stream.name, reason=str(error))
+            if self._seldom.now(f"no memory {action.stream}"):
+                advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
+                _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
             self._queue.append(SlotLost(action.stream, action.slot, str(error)))
 
     def _reserve_slot(self, action: ReserveSlot) -> None:
@@ -241,7 +251,18 @@ class Loop:
                 classes=stream.classes,
             ),
         )
+        self._guestbook.subscribed(action, stream.name, self._guest(action.session))
         failpoints.passing("daemon.subscribed")
+
+    def _guest(self, session: int) -> Guest:
+        """Who that is, for the log; it may be gone already."""
+        local = self._sessions.get(session)
+        if local is not None:
+            return Guest(local.name, local.pid, f"user {local.user}")
+        remote = self._network.remote.get(session) if self._network is not None else None
+        if remote is not None:
+            return Guest(remote.name, remote.pid, f"host {peer_network(remote.host)}", is_remote=True)
+        return Guest("", None, "those who have gone")
 
     def _send(self, session: int, message: Message) -> None:
         """Send to a trainer, whichever way it came."""
@@ -281,6 +302,7 @@ class Loop:
         self._sessions.share_mailbox(action.session, action.stream, mailbox)
         layout = source.layout.to_wire()
         self._sessions.send(action.session, Producing(action.request, action.stream, source.capacity, layout))
+        self._guestbook.produces(action, stream.name, self._guest(action.session))
         failpoints.passing("daemon.producer.admitted")
 
     def _lend_place(self, action: LendPlace) -> None:
@@ -296,7 +318,8 @@ class Loop:
 
     def _report_bad(self, action: ReportBad) -> None:
         stream = self._streams[action.stream]
-        _log.warning(
+        speak = _log.warning if self._ration.allows(f"bad samples of {stream.name}") else _log.debug
+        speak(
             "bad sample",
             stream=stream.name,
             path=action.path,

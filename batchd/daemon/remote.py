@@ -28,7 +28,7 @@ from batchd.daemon.keys import KeyDirectory, TrainerKey
 from batchd.daemon.limits import HandshakeRate, RemoteLimits, peer_network
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.register import QUESTIONS_PER_TICK, Claim, Connection, Register, RemoteSession
-from batchd.daemon.seldom import Seldom
+from batchd.daemon.seldom import Ration, Seldom
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
     MESSAGE_BYTES_MAX,
@@ -65,6 +65,8 @@ from batchd_wire.wording import counted
 _log = structlog.get_logger()
 
 SECRET_BYTES = 16
+SAID_PER_MINUTE = 240
+"""Lines of the log about trainers of one host that come and go."""
 SUBSCRIPTIONS_MAX = 64
 """Claims that one trainer may have at a time."""
 REMOTE_MESSAGES_AT_ONCE = 16
@@ -101,6 +103,7 @@ class RemoteSessions:
         self._doorstep = Doorstep(self._register.descriptors, limits.strangers_max)
         self._next_audit_s = 0.0
         self._seldom = Seldom()
+        self._ration = Ration(SAID_PER_MINUTE)
         self.failed_handshakes = 0
         self._ipc_address = ""
 
@@ -146,6 +149,10 @@ class RemoteSessions:
 
     def __contains__(self, number: int) -> bool:
         return number in self._register
+
+    def get(self, number: int) -> RemoteSession | None:
+        """The session, if it is there."""
+        return self._register.get(number)
 
     def everybody(self) -> list[RemoteSession]:
         """All sessions."""
@@ -336,7 +343,8 @@ class RemoteSessions:
         self._register.add(session)
         self._connect(session, routing, frame)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
-        _log.info("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
+        speak = _log.info if self._ration.allows(peer_network(host)) else _log.debug
+        speak("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
         self._send(session, [Greeted(__version__, ipc_address, session.secret).encode()])
         failpoints.passing("daemon.remote.greeted")
 
@@ -434,9 +442,8 @@ class RemoteSessions:
         """The connection is gone, or not listened to any more."""
         if not self._register.remove(session):
             return
-        _log.info(
-            "remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {})
-        )
+        speak = _log.info if self._ration.allows(peer_network(session.host)) else _log.debug
+        speak("remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {}))
         self._enqueue(SessionCutOff(session.number))  # what is being sent to it keeps its slots until ZeroMQ lets go
 
     # --- keys ---------------------------------------------------------------------------------------------------------

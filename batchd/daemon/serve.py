@@ -142,7 +142,8 @@ def serve(config: Config, options: ServeOptions) -> None:
         )
         options.ready(held.names.address)
         loop.run()
-        _log.info("stopping", drained=state.is_drained)
+        drained = state.is_drained
+    _log.info("stopped", drained=drained)
 
 
 def _scan(options: ServeOptions, cache: IndexCache, stream: str, python_path: Sequence[Path]) -> Scan:
@@ -194,10 +195,12 @@ def _signal_handler(loop: Loop, drain_timeout_s: float) -> Callable[[int], None]
 
     def handle(number: int) -> None:
         received.append(number)
-        _log.info("signal", name=signal.Signals(number).name)
+        name = signal.Signals(number).name
         if len(received) > 1:
+            _log.info("stopping at once", signal=name)
             loop.stop()
         else:
+            _log.info("draining", signal=name, within_s=drain_timeout_s)
             loop.drain(drain_timeout_s)
 
     return handle

@@ -85,6 +85,8 @@ class WorkerProcesses:
         self.decoders = ""
         """What workers decode with, by their own word; empty before the first is ready."""
         self._oom_kills = oom_kills()
+        self._missing = 0
+        """Workers that have died and were not replaced yet: that somebody stands in for one is news, the first start is not."""
 
     def spawn(self, number: int) -> None:
         """Start worker ``number``, unless it was started ahead of time. Raises ``OSError``, and then there is none."""
@@ -108,6 +110,9 @@ class WorkerProcesses:
         self._processes[number] = process
         self._watch.add(process.channel.fileno(), lambda: self._receive(process))
         self._watch.add(process.pidfd, lambda: self._bury(process))
+        if self._missing:
+            self._missing -= 1
+            _log.info("worker started", worker=number, pid=popen.pid)
 
     def knows(self, number: int, *, stream: int | None = None, slot: int | None = None) -> bool:
         """Was the worker told of the stream, or of the slot? Gone workers need to be told nothing."""
@@ -210,6 +215,7 @@ class WorkerProcesses:
         self._watch.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)
+        self._missing += 1
         self.enqueue(WorkerGone(process.number, how, note, from_outside))
 
     def _was_from_outside(self, process: _Process, status: int) -> bool:

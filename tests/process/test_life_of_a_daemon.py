@@ -73,7 +73,7 @@ def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, numb
 
     assert daemon.wait() == 0
     assert daemon.files() == {"lock"}
-    assert daemon.log_lines("stopping")[-1]["drained"] is True
+    assert daemon.log_lines("stopped")[-1]["drained"] is True
     assert not daemon.log_lines("worker killed")
 
 
@@ -98,12 +98,12 @@ def test_the_second_signal_ends_at_once(start_daemon, number):
         connection.stream("photos")
         daemon.wait_for_fault("worker.sample.read")
         daemon.send(number)
-        wait_until(lambda: daemon.log_lines("signal"), "the first signal has arrived")
+        wait_until(lambda: daemon.log_lines("draining"), "the first signal has arrived")
         assert daemon.status()["daemon"]["draining"] is True
         daemon.send(number)
         assert daemon.wait() == 0
 
-    assert daemon.log_lines("stopping")[-1]["drained"] is False
+    assert daemon.log_lines("stopped")[-1]["drained"] is False
 
 
 def test_draining_ends_when_its_time_is_over(start_daemon):

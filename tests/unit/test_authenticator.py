@@ -479,7 +479,7 @@ def test_a_failing_directory_is_answered_with_500(context, keys, authenticator, 
         answer = ask(context, authenticator, request_with(key.public))
     assert answer[2:] == [b"500", b"the daemon cannot read its keys", b"", b""]
     assert [(line["event"], line["log_level"], line["address"]) for line in lines] == [
-        ("peer refused", "error", "10.0.0.9")
+        ("peer cannot be judged", "error", "10.0.0.9")
     ]
     assert authenticator.refused == 1
 

@@ -1,0 +1,130 @@
+"""Who comes and who leaves is said once each, however it ends, and not without end."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchd.core.actions import AdmitProducer, AdmitSubscription
+from batchd.core.course import Course
+from batchd.core.events import SessionCutOff, SessionEnded, SubscriptionEnded, Ticked
+from batchd.core.plan import Plan
+from batchd.daemon import seldom
+from batchd.daemon.guestbook import SAID_PER_MINUTE, Guest, Guestbook
+from batchd.daemon.seldom import PERIOD_S, Ration
+
+HERE = Guest("resnet", 4711, "user 1000")
+THERE = Guest("resnet", 1, "host 10.0.0.5", is_remote=True)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(seldom, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def log():
+    with capture_logs() as lines:
+        yield lines
+
+
+def admission(session=1, subscription=5):
+    plan = Plan(samples=100, batch_size=10, seed=1, shuffle=True, drop_last=True)
+    course = Course(plan, 1, 4, 2, 30, None)
+    return AdmitSubscription(session, 1, subscription, 1, course, 8)
+
+
+def said(log):
+    return [(line["event"], line.get("reason")) for line in log if line["log_level"] == "info"]
+
+
+def test_a_trainer_that_comes_says_where_it_begins(log):
+    """With everything by which an operator tells it from others."""
+    Guestbook().subscribed(admission(), "photos", HERE)
+
+    assert log == [
+        {
+            "event": "trainer subscribed",
+            "log_level": "info",
+            "stream": "photos",
+            "name": "resnet",
+            "pid": 4711,
+            "session": 1,
+            "rank": "1 of 4",
+            "epoch": 2,
+            "step": 30,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("guest", "event", "reason"),
+    [
+        (HERE, SubscriptionEnded(1, 5, 0), "it closed the stream"),
+        (HERE, SessionEnded(1), "its connection ended"),
+        (HERE, SessionCutOff(1), "it was cut off"),
+        (THERE, SessionCutOff(1), "its connection ended"),
+    ],
+)
+def test_a_trainer_that_leaves_says_why_and_once(log, guest, event, reason):
+    """The end of its connection, behind all others, is no second one."""
+    book = Guestbook()
+    book.subscribed(admission(), "photos", guest)
+    for one in (Ticked(), event, event, SessionEnded(1)):
+        book.observe(one)
+
+    assert said(log)[1:] == [("trainer left", reason)]
+
+
+def test_each_stream_of_a_trainer_is_left(log):
+    """When its process ends; those of others are not."""
+    book = Guestbook()
+    book.subscribed(admission(1, 5), "photos", HERE)
+    book.subscribed(admission(1, 6), "texts", HERE)
+    book.subscribed(admission(2, 7), "photos", HERE)
+    book.observe(SessionEnded(1))
+
+    assert [(line["stream"], line["session"]) for line in log if line["event"] == "trainer left"] == [
+        ("photos", 1),
+        ("texts", 1),
+    ]
+
+
+def test_a_producer_comes_and_leaves_once(log):
+    """Even one that says twice that it is there."""
+    book = Guestbook()
+    for _ in range(2):
+        book.produces(AdmitProducer(1, 1, 3), "camera", HERE)
+    for _ in range(2):
+        book.observe(SessionEnded(1))
+
+    assert said(log) == [("producer came", None), ("producer left", None)]
+
+
+def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, clock):
+    """What is more in a minute is there for developers alone; others are heard meanwhile, and it again afterwards."""
+    book = Guestbook()
+
+    def come_and_go(times, guest=HERE):
+        before = len(said(log))
+        for _ in range(times):
+            book.subscribed(admission(), "photos", guest)
+            book.observe(SubscriptionEnded(1, 5, 0))
+        return len(said(log)) - before
+
+    assert come_and_go(1000) == SAID_PER_MINUTE
+    assert [line["about"] for line in log if line["event"] == "log lines left out"] == ["user 1000"]
+    assert come_and_go(1, Guest("other", 1, "user 1001")) == 2
+    assert come_and_go(1) == 0
+    clock[0] += PERIOD_S
+    assert come_and_go(1) == 2
+
+
+def test_peers_without_number_do_not_fill_the_memory():
+    """Each is another one; no more than so many are remembered."""
+    ration = Ration(2)
+    for number in range(10_000):
+        assert ration.allows(f"host {number}")
+
+    assert len(ration._said) <= seldom.KINDS_MAX
