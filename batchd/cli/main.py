@@ -19,6 +19,7 @@ from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
 COMMANDS = {
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
     "check": "Say everything that is wrong with a configuration.",
+    "doctor": "Look at the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show what the daemon, its workers and its trainers are doing.",
     "why": "Say what each trainer waits for, and what helps.",

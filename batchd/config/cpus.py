@@ -22,15 +22,29 @@ class _Mount:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control group that limits this process, or one above it."""
+
+    folder: Path
+    version: int
+
+
 def available_cpus(filesystem: Path = Path("/")) -> int:
     """Count the CPUs that this process may keep busy; a quota of one and a half counts as two. Reads under ``filesystem``."""
-    return max(1, min([len(os.sched_getaffinity(0)), *map(ceil, _quotas(filesystem))]))
+    return max(1, min([len(os.sched_getaffinity(0)), *map(ceil, cpu_quotas(filesystem))]))
 
 
-def _quotas(filesystem: Path) -> Iterator[float]:
+def cpu_quotas(filesystem: Path = Path("/")) -> Iterator[float]:
     """Each CPU quota that applies, in CPUs."""
-    groups = _groups(filesystem)
-    for mount in _mounts(filesystem):
+    for group in control_groups("cpu", filesystem):
+        yield from _quota(group.folder, group.version)
+
+
+def control_groups(controller: str, filesystem: Path = Path("/")) -> Iterator[Group]:
+    """The groups by which a ``controller`` ("cpu", "memory", "pids") limits this process, as far as they can be seen here."""
+    groups = _groups(filesystem, controller)
+    for mount in _mounts(filesystem, controller):
         group = groups.get(mount.version)
         if group is None:
             continue
@@ -39,24 +53,24 @@ def _quotas(filesystem: Path) -> Iterator[float]:
         folder = top / shown
         for level in (folder, *folder.parents):
             if level.is_relative_to(top):
-                yield from _quota(level, mount.version)
+                yield Group(level, mount.version)
 
 
-def _groups(filesystem: Path) -> dict[int, Path]:
-    """The group that limits this process's CPU time, by version of the control groups."""
+def _groups(filesystem: Path, controller: str) -> dict[int, Path]:
+    """The group of this process, by version of the control groups."""
     groups = {}
     for line in _read(filesystem / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             groups[2] = Path(path)
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             groups[1] = Path(path)
     return groups
 
 
-def _mounts(filesystem: Path) -> Iterator[_Mount]:
-    """Where the hierarchies that limit CPU time are mounted, as proc(5) writes it: the type stands behind a lone hyphen."""
+def _mounts(filesystem: Path, controller: str) -> Iterator[_Mount]:
+    """Where hierarchies are mounted that may have a controller, as proc(5) writes it: the type stands behind a lone hyphen."""
     for line in _read(filesystem / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         places, kind = before.split(), after.split()
@@ -64,7 +78,7 @@ def _mounts(filesystem: Path) -> Iterator[_Mount]:
             continue
         if kind[0] == "cgroup2":
             yield _Mount(Path(places[3]), Path(places[4]), version=2)
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
             yield _Mount(Path(places[3]), Path(places[4]), version=1)
 
 

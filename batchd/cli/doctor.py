@@ -1,0 +1,112 @@
+"""``batchd doctor``: is this machine fit for batchd, and what would make it so? Runs in the user's shell; needs no daemon.
+
+Invariant: each finding is one line, with its remedy under it, and is written as soon as it is there.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.text import Text
+
+from batchd import __version__
+from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.logs import escaped
+from batchd.cli.options import address_option, config_options
+from batchd.config.load import load_config
+from batchd.doctor.examine import Patient, examine
+from batchd.doctor.finding import Finding, Level
+from batchd.doctor.machine import Machine
+from batchd.doctor.surroundings import check_daemon
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode
+from batchd_wire.messages import AskStatus, Status
+from batchd_wire.wording import counted
+
+ANSWER_TIMEOUT_S = 5.0
+STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "bold yellow", Level.PROBLEM: "bold red"}
+LEVEL_WIDTH = max(map(len, Level))
+SUBJECT_WIDTH = 20
+
+
+@click.command("doctor")
+@config_options
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
+@click.pass_context
+def command(
+    context: click.Context, config_file: Path, overrides: dict[str, str], address: str | None, as_json: bool
+) -> None:
+    """Look at this machine: memory, processors, decoders, limits, kernel, clocks, storage, and whether a daemon runs.
+
+    Each line says what was found; under it stands what helps. With a configuration its memory, workers, descriptors and sources
+    are looked at, too: a few files of each are read, for a second or two. Nothing is changed. Exit code 1 where there is a
+    problem, 0 with warnings or without.
+    """
+    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT
+    findings = _findings(_patient(config_file, overrides, is_given=is_given), address)
+    counts = dict.fromkeys(Level, 0)
+    shown = []
+    console = Console(markup=False, highlight=False, emoji=False)
+    for finding in findings:
+        counts[finding.level] += 1
+        shown.append(asdict(finding))
+        if not as_json:
+            _show(console, finding)
+    if as_json:
+        click.echo(json.dumps({"version": __version__, "findings": shown, "counts": counts}, indent=2))
+    else:
+        console.print(f"\n{_summary(counts)}", soft_wrap=True)
+    if counts[Level.PROBLEM]:
+        sys.exit(ExitCode.FAILED)
+
+
+def _findings(patient: Patient, address: str | None) -> Iterator[Finding]:
+    yield from examine(patient)
+    yield _daemon(address)
+
+
+def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patient:
+    """A configuration that nobody asked for may be missing; one that is there has to be right."""
+    machine = Machine()
+    if not is_given and not file.exists():
+        return Patient(machine, file, None, f"there is no {file} here, so only the machine is looked at")
+    try:
+        return Patient(machine, file, load_config(file, overrides))
+    except ConfigInvalid as error:
+        why = f"{file} has {counted(len(error.problems), 'problem')}"
+        return Patient(machine, file, None, why, is_broken=True)
+
+
+def _daemon(address: str | None) -> Finding:
+    try:
+        with Attachment(find_daemon(address)) as attachment:
+            status = attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status
+    except BatchdError as error:
+        return check_daemon(None, str(error), __version__)
+    daemon = status["daemon"]
+    assert isinstance(daemon, dict)
+    return check_daemon(daemon, "", __version__)
+
+
+def _show(console: Console, finding: Finding) -> None:
+    """One line, never cut: a terminal folds it, a file has it whole. The remedy is indented below it."""
+    line = Text()
+    line.append(f"{finding.level:<{LEVEL_WIDTH}}", STYLES[finding.level])
+    line.append(f"  {finding.subject:<{SUBJECT_WIDTH}}  ", "bold")
+    line.append(escaped(finding.found))
+    console.print(line, soft_wrap=True)
+    if finding.advice:
+        style = "dim" if finding.level is Level.NOTE else "default"
+        console.print(Text(f"{'':{LEVEL_WIDTH}}  -> {escaped(finding.advice)}", style), soft_wrap=True)
+
+
+def _summary(counts: dict[Level, int]) -> str:
+    if not counts[Level.PROBLEM] and not counts[Level.WARNING]:
+        return "This machine is fit for batchd."
+    problems, warnings = counted(counts[Level.PROBLEM], "problem"), counted(counts[Level.WARNING], "warning")
+    return f"{problems}, {warnings}: each with what helps below it."

@@ -1,0 +1,138 @@
+"""How fast this machine decodes a JPEG, and whether decoders have their SIMD parts. Runs in the user's shell, and in children.
+
+    python -m batchd.doctor.decoding                       as workers decode         -> JSON: each decoder, ms for a megapixel
+    JSIMD_FORCENONE=1 python -m batchd.doctor.decoding     without libjpeg's SIMD    -> the same
+
+libjpeg-turbo obeys that variable, so the two differ exactly where SIMD is there and is used. Each decoder that a worker may use
+is one row of ``_decoders``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from batchd.doctor.finding import Finding, note, ok, problem, warning
+
+HEIGHT, WIDTH = 768, 1024
+MEGAPIXEL = 1_000_000
+QUALITY = 90
+REPEATS = 7
+SIMD_GAIN = 1.3
+"""With SIMD libjpeg-turbo is two to four times as fast; less than this is none."""
+SLOW_MS = 25.0
+"""For a megapixel: what a processor of ten years ago takes."""
+CHILD_TIMEOUT_S = 60.0
+FORCE_NONE = "JSIMD_FORCENONE"
+
+
+class DecoderSpeed(NamedTuple):
+    """What was measured of one decoder; ``plain_ms`` is without SIMD, None where it cannot be told."""
+
+    name: str
+    megapixel_ms: float
+    plain_ms: float | None = None
+
+    @property
+    def has_simd(self) -> bool:
+        """Does it decode faster than without?"""
+        return self.plain_ms is not None and self.plain_ms >= SIMD_GAIN * self.megapixel_ms
+
+
+def check_decoding(speeds: Sequence[DecoderSpeed]) -> Iterator[Finding]:
+    """Each decoder, the first of which workers use for JPEG; none where it could not be tried."""
+    if not speeds:
+        yield problem("JPEG decoder", "no decoder could be loaded", "run: pip install --force-reinstall batchd")
+    for speed in speeds[:1]:
+        yield _check_first(speed)
+    for speed in speeds[1:]:
+        yield ok("other decoders", f"{_told(speed)}; for other formats, and for JPEGs that the first cannot read")
+    if speeds and not speeds[0].name.startswith("simplejpeg"):
+        advice = "without it a broken JPEG is noticed less well: pip install simplejpeg"
+        yield warning("JPEG decoder", "simplejpeg is not installed, or cannot be loaded", advice)
+
+
+def _told(speed: DecoderSpeed) -> str:
+    found = f"{speed.name}: {speed.megapixel_ms:.1f} ms for a megapixel"
+    if speed.plain_ms is None:
+        return found
+    if not speed.has_simd:
+        return f"{found}, without SIMD"
+    return f"{found}, {speed.plain_ms / speed.megapixel_ms:.1f} times as fast as without SIMD"
+
+
+def _check_first(speed: DecoderSpeed) -> Finding:
+    found = _told(speed)
+    if speed.plain_ms is not None and not speed.has_simd:
+        advice = "use the wheel of PyPI, not a build of your own: pip install --force-reinstall --only-binary :all: simplejpeg"
+        return warning("JPEG decoder", found, advice)
+    if speed.megapixel_ms > SLOW_MS:
+        return note("JPEG decoder", f"{found}; slow, or the machine is busy", "look again when nothing else runs")
+    return ok("JPEG decoder", found)
+
+
+def measure_decoders() -> list[DecoderSpeed]:
+    """Decode in two children, with SIMD and without."""
+    plain = _measured({FORCE_NONE: "1"})
+    return [DecoderSpeed(name, ms, plain.get(name)) for name, ms in _measured({}).items()]
+
+
+def _measured(environment: dict[str, str]) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "batchd.doctor.decoding"],
+        env={**{name: value for name, value in os.environ.items() if name != FORCE_NONE}, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=CHILD_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        return {}
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def made_jpeg() -> bytes:
+    """A picture with soft and sharp parts, the same every time."""
+    from batchd.pipeline.vision import cv2  # noqa: PLC0415  the child alone decodes
+
+    random = np.random.default_rng(1)
+    small = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
+    pixels = cv2.resize(small, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+    pixels[::3] = 0
+    _, data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+    return bytes(data)
+
+
+def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
+    """Those that workers use, in their order."""
+    from batchd.pipeline.vision import cv2  # noqa: PLC0415  the child alone decodes
+
+    with suppress(ImportError):
+        import simplejpeg  # noqa: PLC0415  the child alone decodes
+
+        yield f"simplejpeg {simplejpeg.__version__}", lambda data: simplejpeg.decode_jpeg(data, "RGB")
+    yield (
+        f"opencv-python-headless {cv2.__version__}",
+        lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
+    )
+
+
+def _best_ms(decode: Callable[[bytes], Any], data: bytes) -> float:
+    times = []
+    for _ in range(REPEATS):
+        began = perf_counter()
+        decode(data)
+        times.append(perf_counter() - began)
+    return min(times) * 1000 * MEGAPIXEL / (HEIGHT * WIDTH)
+
+
+if __name__ == "__main__":
+    jpeg = made_jpeg()
+    sys.stdout.write(json.dumps({name: _best_ms(decode, jpeg) for name, decode in _decoders()}))

@@ -1,0 +1,192 @@
+"""Where the sources are, and how fast their files are read: a moment's reading of a few of them. Runs in the user's shell.
+
+    folder or file -> some files -> in order, whole, for SECONDS_MAX or BYTES_MAX     what shards and videos want
+                                 -> pieces here and there                             what single images want
+
+What the page cache has of these files is given up first, as far as the kernel does that, so that it is the storage that is read.
+
+Invariant: no more than ``FILES_MAX`` files are opened, and nothing is read for longer than ``SECONDS_MAX`` in either way, but for
+a storage that does not answer: ``measure_place`` comes back after ``ANSWER_TIMEOUT_S`` all the same.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from random import Random
+from threading import Thread
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from batchd.config.composed_sources import UnreadSource, parts_of
+from batchd.config.file_sources import ListSource
+from batchd.config.location import Url
+from batchd.config.sizes import round_bytes
+from batchd.config.source import SourceOptions
+from batchd.doctor.finding import Finding, note, ok, problem, warning
+from batchd.doctor.machine import Machine
+from batchd_wire.wording import counted
+
+FILES_MAX = 200
+LOOKED_AT_MAX = 5_000
+SECONDS_MAX = 1.0
+BYTES_MAX = 512 << 20
+PORTION_BYTES = 1 << 20
+PIECE_BYTES = 64 << 10
+PIECES_MAX = 500
+ANSWER_TIMEOUT_S = 10.0
+SLOW_MB_PER_S = 100.0
+SLOW_PIECE_MS = 5.0
+LARGE_BYTES = 1 << 20
+NETWORK_KINDS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "9p", "orangefs", "wekafs",
+}  # fmt: skip
+NETWORK_BEGINNINGS = ("fuse.",)
+FASTER = (
+    "`batchd prepare` writes shards, which are read in order, onto a local disk; a larger ring (memory =) evens out pauses; more "
+    "workers than CPUs help where they only wait"
+)
+
+
+class PlaceSpeed(NamedTuple):
+    """What was measured of one place. ``failure`` says why nothing was, "" where it was."""
+
+    files: int = 0
+    mb_per_s: float = 0.0
+    piece_ms: float = 0.0
+    mean_bytes: float = 0.0
+    failure: str = ""
+
+    @property
+    def is_slow(self) -> bool:
+        """Small files are a matter of finding them, large ones of reading on."""
+        return self.piece_ms > SLOW_PIECE_MS or (self.mean_bytes >= LARGE_BYTES and self.mb_per_s < SLOW_MB_PER_S)
+
+
+def places_of(source: SourceOptions | UnreadSource) -> list[Path]:
+    """The files and folders of a source and of all that it is made of, each once."""
+    found = [place for _key, part in parts_of(source) for place in places_of(part)]
+    if isinstance(source, SourceOptions):
+        kind: Any = type(source)  # a dataclass, as every kind is
+        own = [value for field in fields(kind) if isinstance(value := getattr(source, field.name), Path)]
+        if isinstance(source, ListSource):
+            own = [source.root or source.path.parent]
+        found += own
+    return list(dict.fromkeys(found))
+
+
+def check_place(machine: Machine, stream: str, place: Path, speed: PlaceSpeed | None) -> Finding:
+    """What is known of one place of a stream's source; ``speed`` is None for what is on a server."""
+    subject = f"storage of {stream}"
+    if speed is None:
+        return note(
+            subject, f"{place} is on a server, which is not measured here", "`batchd check` asks whether it answers"
+        )
+    kind = file_system(machine, place)
+    network = kind in NETWORK_KINDS or kind.startswith(NETWORK_BEGINNINGS)
+    where = f"{place} ({kind}{', over the network' if network else ''})"
+    if speed.failure:
+        return problem(subject, f"{where}: {speed.failure}", "`batchd check` says what is wrong with the source")
+    found = (
+        f"{where}: {speed.mb_per_s:,.0f} MB/s in order, {speed.piece_ms:.2f} ms for a piece of 64 KiB, "
+        f"measured on {counted(speed.files, 'file')} of {round_bytes(round(speed.mean_bytes))} on average"
+    )
+    if speed.is_slow:
+        return warning(subject, f"{found}; slow", FASTER)
+    return note(subject, found, FASTER) if network else ok(subject, found)
+
+
+def file_system(machine: Machine, place: Path) -> str:
+    """The type of the file system that a place is on, by the longest mount point above it; "?" where that is not to be had."""
+    real = Path(os.path.realpath(place))
+    best, kind = -1, "?"
+    for line in machine.read("/proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if len(before.split()) < 5 or not after:  # noqa: PLR2004  proc(5): the mount point is word 5
+            continue
+        point = Path(before.split()[4].encode().decode("unicode_escape"))
+        if real.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), after.split()[0]
+    return kind
+
+
+def measure_place(place: Path) -> PlaceSpeed | None:
+    """Read a few files, in a thread: a storage that hangs does not hang whoever asks. None for a URL."""
+    if isinstance(place, Url):
+        return None
+    measured = [PlaceSpeed(failure=f"it has not answered for {ANSWER_TIMEOUT_S:g} s")]
+
+    def measure() -> None:
+        measured[0] = _measure(place)
+
+    thread = Thread(target=measure, daemon=True)
+    thread.start()
+    thread.join(ANSWER_TIMEOUT_S)
+    return measured[0]
+
+
+def _measure(place: Path) -> PlaceSpeed:
+    try:
+        files = list(islice(_files(place), FILES_MAX))
+        if not files:
+            return PlaceSpeed(failure="there is no file in it that can be read")
+        _forget(files)
+        mb_per_s = _in_order(files)
+        _forget(files)
+        mean_bytes = sum(file.stat().st_size for file in files) / len(files)
+        return PlaceSpeed(len(files), mb_per_s, _here_and_there(files), mean_bytes)
+    except OSError as error:
+        return PlaceSpeed(failure=error.strerror or str(error))
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """Files that hold something, the first of those in a folder and below it."""
+    status = place.stat()
+    if stat.S_ISREG(status.st_mode):
+        yield place
+        return
+    looked_at = 0
+    for folder, _folders, names in os.walk(place):
+        for name in names:
+            looked_at += 1
+            if looked_at > LOOKED_AT_MAX:
+                return
+            file = Path(folder, name)
+            if file.is_file() and file.stat().st_size and os.access(file, os.R_OK):
+                yield file
+
+
+def _forget(files: Sequence[Path]) -> None:
+    """Have the page cache give up these files; it keeps what somebody has mapped, or has yet to write."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _in_order(files: Sequence[Path]) -> float:
+    """Whole files one after the other: MB/s."""
+    buffer = bytearray(PORTION_BYTES)
+    read_bytes, began = 0, perf_counter()
+    for file in files:
+        with file.open("rb", buffering=0) as stream:
+            while count := stream.readinto(buffer):
+                read_bytes += count
+                if read_bytes > BYTES_MAX or perf_counter() - began > SECONDS_MAX:
+                    return read_bytes / (perf_counter() - began) / 1e6
+    return read_bytes / (perf_counter() - began) / 1e6
+
+
+def _here_and_there(files: Sequence[Path]) -> float:
+    """Open a file anywhere and read a piece of it: milliseconds for each, on average."""
+    random = Random(1)  # noqa: S311  places to read, no secret
+    began, pieces = perf_counter(), 0
+    while pieces < PIECES_MAX and perf_counter() - began < SECONDS_MAX:
+        descriptor = os.open(random.choice(files), os.O_RDONLY | os.O_CLOEXEC)
+        size = os.fstat(descriptor).st_size
+        os.pread(descriptor, PIECE_BYTES, random.randrange(max(1, size - PIECE_BYTES)))
+        os.close(descriptor)
+        pieces += 1
+    return (perf_counter() - began) / pieces * 1000

@@ -1,0 +1,85 @@
+"""`batchd doctor` on the machine that the tests run on: whatever that has, the command says so and ends."""
+
+import json
+
+import pytest
+
+from support.commands import batchd
+from support.settings import folder_stream, write_settings
+
+SUBJECTS = {
+    "configuration",
+    "memory",
+    "processors",
+    "JPEG decoder",
+    "open files",
+    "kernel",
+    "clock",
+    "runtime directory",
+    "libraries",
+    "daemon",
+}
+
+
+@pytest.fixture
+def config(tmp_path, photos):
+    daemon = {"runtime_dir": str(tmp_path / "run"), "workers": 1, "memory": "8MiB"}
+    return write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, daemon)
+
+
+def test_a_configuration_is_looked_at_with_its_sources(config, tmp_path, photos):
+    """Without a daemon; each finding is one line, and its remedy another."""
+    text = batchd("doctor", "-c", config, "--address", tmp_path / "run").stdout
+
+    lines = text.splitlines()
+    assert {line[9:29].strip() for line in lines if not line.startswith(" ")} >= SUBJECTS | {"storage of photos"}
+    assert f"storage of photos     {photos} (" in text
+    assert "no daemon answers" in text
+    assert "\x1b" not in text
+
+
+def test_json_has_the_same_findings(config, tmp_path):
+    """With how many there are of each level."""
+    told = json.loads(batchd("doctor", "-c", config, "--address", tmp_path / "run", "--json").stdout)
+
+    assert {one["subject"] for one in told["findings"]} >= SUBJECTS | {"storage of photos"}
+    assert told["counts"]["problem"] == 0
+    assert sum(told["counts"].values()) == len(told["findings"])
+    assert all(one["advice"] for one in told["findings"] if one["level"] in ("warning", "problem"))
+
+
+def test_no_configuration_is_no_problem_and_a_wrong_one_is(tmp_path):
+    """The rest of the machine is looked at in both cases."""
+    without = json.loads(batchd("doctor", "--json", folder=tmp_path).stdout)
+    assert {one["subject"]: one["level"] for one in without["findings"]}["configuration"] == "note"
+
+    (tmp_path / "batchd.toml").write_text("[daemon]\nworkers = -1\n")
+    wrong = json.loads(batchd("doctor", "--json", folder=tmp_path, status=1).stdout)
+    findings = {one["subject"]: one for one in wrong["findings"]}
+    assert findings["configuration"]["level"] == "problem"
+    assert findings["configuration"]["advice"] == "batchd check batchd.toml"
+    assert findings["kernel"]["level"] == "ok"
+
+
+def test_a_configuration_that_is_asked_for_has_to_be_there(tmp_path):
+    """As with every other command."""
+    assert "nothing.toml" in batchd("doctor", "-c", tmp_path / "nothing.toml", status=1).stdout
+
+
+def test_more_memory_than_there_is_is_a_problem(config):
+    """The exit code says so to scripts."""
+    text = batchd(
+        "doctor", "-c", config, "--set", "daemon.memory=900TiB", "--set", "streams.photos.batch_size=60000", status=1
+    )
+
+    assert "problem  " in text.stdout
+
+
+def test_a_daemon_that_runs_is_found(start_daemon):
+    """With its version and its process."""
+    daemon = start_daemon()
+    told = json.loads(batchd("doctor", "-c", daemon.config, "--json", address=daemon.address).stdout)
+
+    (found,) = [one for one in told["findings"] if one["subject"] == "daemon"]
+    assert found["level"] == "ok"
+    assert f"pid {daemon.pid}" in found["found"]

@@ -1,0 +1,401 @@
+"""What `batchd doctor` says of machines that are made for it: folders with the files of the kernel."""
+
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from batchd.config.composed_sources import ConcatSource
+from batchd.config.file_sources import FolderSource, ListSource
+from batchd.config.location import Url
+from batchd.daemon.reserve import DescriptorPlan
+from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
+from batchd.doctor.decoding import DecoderSpeed
+from batchd.doctor.finding import Level
+from batchd.doctor.storage import PlaceSpeed
+from support.machines import GROUP, made_machine
+from support.waiting import wait_until
+
+GIBIBYTE = 1 << 30
+
+
+def levels(findings):
+    return [(finding.subject, finding.level) for finding in findings]
+
+
+def test_a_fine_machine_is_fine(tmp_path):
+    """No check that reads the machine has anything against it, or a remedy for it."""
+    machine = made_machine(tmp_path)
+    findings = [
+        memory.check_memory(machine, GIBIBYTE),
+        memory.check_locked_memory(machine, GIBIBYTE),
+        *memory.check_huge_pages(machine),
+        memory.check_swap(machine),
+        memory.check_nodes(machine),
+        *processors.check_count(machine, 8),
+        processors.check_flags(machine),
+        processors.check_governor(machine),
+        limits.check_files(machine, None, 0),
+        limits.check_processes(machine, 8),
+        kernel.check_kernel(machine, {"memfd": "", "sealing": "", "pidfd": "", "populate": ""}),
+        clock.check_source(machine),
+        *clock.check_date(machine, 2e9, 1e9),
+    ]
+
+    assert [finding for finding in findings if finding.level is not Level.OK or finding.advice] == []
+
+
+def test_a_machine_that_says_nothing_is_no_problem(tmp_path):
+    """A container may hide any file of the kernel: what cannot be read is not held against it."""
+    machine = made_machine(tmp_path)
+    for folder in ("proc", "sys"):
+        shutil.rmtree(tmp_path / folder)
+    findings = [
+        memory.check_memory(machine, GIBIBYTE),
+        *memory.check_huge_pages(machine),
+        memory.check_swap(machine),
+        memory.check_nodes(machine),
+        *processors.check_count(machine, 8),
+        processors.check_flags(machine),
+        processors.check_governor(machine),
+        limits.check_processes(machine, 8),
+        clock.check_source(machine),
+    ]
+
+    assert {finding.level for finding in findings} <= {Level.OK, Level.NOTE}
+
+
+# --- memory --------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_that_is_too_small_is_a_problem_with_its_key(tmp_path):
+    """By the same rule by which the daemon refuses to start."""
+    finding = memory.check_memory(made_machine(tmp_path), 32 * GIBIBYTE)
+
+    assert finding.level is Level.PROBLEM
+    assert "32.0 GiB available, 32.0 GiB wanted" in finding.found
+    assert finding.advice.startswith("set memory = in [daemon] to less, or add memory")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_control_group_counts(tmp_path, version):
+    """Of either version; what would raise it is another knob than the machine's."""
+    files = (
+        {f"{GROUP}/memory.max": str(2 * GIBIBYTE), f"{GROUP}/memory.current": str(GIBIBYTE)}
+        if version == 2
+        else {
+            "proc/self/cgroup": "4:memory:/box\n",
+            "sys/fs/cgroup/memory/box/memory.limit_in_bytes": str(2 * GIBIBYTE),
+            "sys/fs/cgroup/memory/box/memory.usage_in_bytes": str(GIBIBYTE),
+        }
+    )
+    finding = memory.check_memory(made_machine(tmp_path, files), GIBIBYTE)
+
+    assert finding.level is Level.PROBLEM
+    assert "1.0 GiB available" in finding.found
+    assert "MemoryMax=" in finding.advice
+
+
+def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
+    """It matters to those who let devices read the ring, and to nobody else."""
+    machine = made_machine(tmp_path, limits={"locked memory": 8 << 20})
+
+    assert memory.check_locked_memory(machine, GIBIBYTE).level is Level.NOTE
+    assert memory.check_locked_memory(machine, 1 << 20).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("choice", "level"),
+    [("never", Level.NOTE), ("within_size", Level.OK), ("always", Level.NOTE), ("advise", Level.OK)],
+)
+def test_huge_pages_are_told_by_what_they_do_to_slots(tmp_path, choice, level):
+    """None of it is a warning."""
+    path = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    (finding,) = memory.check_huge_pages(made_machine(tmp_path, {path: f"x [{choice}] y\n"}))
+
+    assert finding.level is level
+
+
+def test_huge_pages_that_nobody_can_use_are_counted(tmp_path):
+    """They are taken off the memory that batchd could have."""
+    files = {"proc/meminfo": "MemAvailable: 1 kB\nHugePages_Total:    1024\nHugepagesize:       2048 kB\n"}
+    *_, finding = memory.check_huge_pages(made_machine(tmp_path, files))
+
+    assert "2.0 GiB are set aside" in finding.found
+    assert finding.advice.endswith("sysctl vm.nr_hugepages=0")
+
+
+@pytest.mark.parametrize(("free", "level"), [(100, Level.OK), (50, Level.WARNING)])
+def test_swap_matters_when_it_is_used(tmp_path, free, level):
+    """Slots that are on the disk are no cache."""
+    files = {"proc/meminfo": f"SwapTotal: 100 kB\nSwapFree: {free} kB\n"}
+
+    assert memory.check_swap(made_machine(tmp_path, files)).level is level
+
+
+def test_several_nodes_are_worth_a_note(tmp_path):
+    """With what pins a daemon to one."""
+    finding = memory.check_nodes(made_machine(tmp_path, {"sys/devices/system/node/node1/cpulist": "8-15"}))
+
+    assert (finding.level, finding.found) == (Level.NOTE, "2 nodes")
+
+
+# --- processors ----------------------------------------------------------------------------------------------------------
+
+
+def test_workers_beyond_the_processors_are_a_warning(tmp_path):
+    """Affinity counts, and is named beside what there is."""
+    (finding,) = processors.check_count(made_machine(tmp_path, affinity=4), 16)
+
+    assert finding.level is Level.WARNING
+    assert finding.found == "4 of 8 may be used; 16 workers"
+    assert 'workers = "auto"' in finding.advice
+
+
+def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
+    """A group that was stopped half of the time has a limit that is too low, whatever its number."""
+    files = {f"{GROUP}/cpu.max": "150000 100000\n", f"{GROUP}/cpu.stat": "nr_periods 1000\nnr_throttled 500\n"}
+    count, throttled = processors.check_count(made_machine(tmp_path, files), 8)
+
+    assert count.level is Level.WARNING
+    assert "1.5 by the control group's quota" in count.found
+    assert throttled.level is Level.WARNING
+    assert "50% of its periods" in throttled.found
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [("flags : sse2 avx2", Level.OK), ("flags : sse2 sse4_2", Level.WARNING), ("Features : fp asimd", Level.OK)],
+)
+def test_instructions_are_those_that_decoders_use(tmp_path, flags, level):
+    """On both kinds of processors."""
+    assert processors.check_flags(made_machine(tmp_path, {"proc/cpuinfo": f"processor : 0\n{flags}\n"})).level is level
+
+
+@pytest.mark.parametrize(
+    ("governor", "driver", "level"),
+    [
+        ("powersave", "acpi-cpufreq", Level.WARNING),
+        ("powersave", "intel_pstate", Level.OK),
+        ("performance", "acpi-cpufreq", Level.OK),
+    ],
+)
+def test_a_low_clock_is_a_warning_where_it_is_one(tmp_path, governor, driver, level):
+    """With some drivers "powersave" is no brake."""
+    folder = "sys/devices/system/cpu/cpu0/cpufreq"
+    files = {f"{folder}/scaling_governor": governor, f"{folder}/scaling_driver": driver}
+
+    assert processors.check_governor(made_machine(tmp_path, files)).level is level
+
+
+# --- limits, kernel, clocks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "level"), [(50, Level.PROBLEM), (500, Level.WARNING), (5000, Level.OK)])
+def test_open_files_are_judged_by_the_daemons_own_plan(tmp_path, limit, level):
+    """Too few to begin with, too few for everybody, enough."""
+    plan = DescriptorPlan(limit=limit, own=70, slots=400, connections=100)
+    machine = made_machine(tmp_path, limits={"files": limit})
+    finding = limits.check_files(machine, plan, 1)
+
+    assert finding.level is level
+    assert ("LimitNOFILE=" in finding.advice) == (level is not Level.OK)
+
+
+def test_processes_are_limited_by_user_and_group(tmp_path):
+    """Whichever is the tighter; the user's limit does not count for root."""
+    files = {f"{GROUP}/pids.max": "100\n", f"{GROUP}/pids.current": "90\n"}
+    machine = made_machine(tmp_path, files)
+    assert limits.check_processes(machine, 8).level is Level.PROBLEM
+    assert "TasksMax=" in limits.check_processes(machine, 8).advice
+
+    (tmp_path / GROUP / "pids.max").write_text("max\n")
+    few = {"processes": 10}
+    assert "LimitNPROC=" in limits.check_processes(made_machine(tmp_path / "b", limits=few), 8).advice
+    assert limits.check_processes(made_machine(tmp_path / "c", limits=few, user=0), 8).level is Level.OK
+
+
+def test_a_kernel_without_memfd_is_a_problem_and_one_without_populate_is_not(tmp_path):
+    """A seccomp profile may be what is in the way."""
+    machine = made_machine(tmp_path)
+    finding = kernel.check_kernel(machine, {"memfd": "Operation not permitted", "sealing": "", "pidfd": ""})
+
+    assert finding.level is Level.PROBLEM
+    assert "without memfd (Operation not permitted)" in finding.found
+    assert kernel.check_kernel(machine, {"memfd": "", "populate": "Invalid argument"}).level is Level.OK
+
+
+def test_what_the_kernel_refuses_is_told(monkeypatch):
+    """Here is a kernel that has everything; there is one whose memfd_create is forbidden."""
+    assert {name: why for name, why in kernel.try_features().items() if name in kernel.WANTED} == dict.fromkeys(
+        ("memfd", "sealing", "pidfd"), ""
+    )
+
+    def refuse(*_arguments):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert kernel.try_features()["memfd"] == "Operation not permitted"
+
+
+@pytest.mark.parametrize(("source", "level"), [("tsc", Level.OK), ("kvm-clock", Level.OK), ("hpet", Level.WARNING)])
+def test_a_slow_clock_is_a_warning(tmp_path, source, level):
+    """Every batch looks at it."""
+    path = "sys/devices/system/clocksource/clocksource0/current_clocksource"
+
+    assert clock.check_source(made_machine(tmp_path, {path: source})).level is level
+
+
+def test_the_date_is_not_before_the_installation(tmp_path):
+    """And where systemd keeps it, it is known whether it is kept."""
+    machine = made_machine(tmp_path)
+    assert levels(clock.check_date(machine, 1e9, 1.1e9)) == [("date", Level.WARNING)]
+    folder = tmp_path / clock.TIMESYNC
+    folder.mkdir(parents=True)
+    assert levels(clock.check_date(machine, 2e9, 1e9)) == [("date", Level.NOTE)]
+    (folder / "synchronized").touch()
+    assert levels(clock.check_date(machine, 2e9, 1e9)) == [("date", Level.OK)]
+
+
+# --- decoding ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ([DecoderSpeed("simplejpeg 1", 4.0, 10.0), DecoderSpeed("cv2 5", 16.0, 16.0)], [Level.OK, Level.OK]),
+        ([DecoderSpeed("simplejpeg 1", 10.0, 10.5)], [Level.WARNING]),
+        ([DecoderSpeed("simplejpeg 1", 40.0, 90.0)], [Level.NOTE]),
+        ([DecoderSpeed("simplejpeg 1", 4.0)], [Level.OK]),
+        ([DecoderSpeed("cv2 5", 4.0, 10.0)], [Level.OK, Level.WARNING]),
+        ([], [Level.PROBLEM]),
+    ],
+)
+def test_a_decoder_without_simd_is_told_by_its_speed(speeds, expected):
+    """It is the first one that counts; no simplejpeg at all is a warning."""
+    assert [finding.level for finding in decoding.check_decoding(speeds)] == expected
+
+
+def test_decoders_are_measured_with_simd_and_without():
+    """In children of their own; the first is the one that workers use."""
+    first, *_ = decoding.measure_decoders()
+
+    assert first.name.startswith("simplejpeg")
+    assert first.megapixel_ms > 0
+    assert first.plain_ms is not None
+
+
+# --- storage -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_places_of_a_source_are_those_of_its_parts_each_once(tmp_path):
+    """The paths in a list are relative to its folder, so it is the files there that are read."""
+    photos = FolderSource(type="folder", path=tmp_path / "photos")
+    listed = ListSource(type="list", path=tmp_path / "lists" / "a.tsv")
+    both = ConcatSource(type="concat", sources=(photos, listed, photos))
+
+    assert storage.places_of(both) == [tmp_path / "photos", tmp_path / "lists"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "speed", "level"),
+    [
+        ("ext4", PlaceSpeed(10, 900.0, 0.1, 1e8), Level.OK),
+        ("ext4", PlaceSpeed(10, 50.0, 0.1, 1e4), Level.OK),
+        ("ext4", PlaceSpeed(10, 50.0, 0.1, 1e8), Level.WARNING),
+        ("ext4", PlaceSpeed(10, 900.0, 8.0, 1e8), Level.WARNING),
+        ("nfs4", PlaceSpeed(10, 900.0, 0.1, 1e8), Level.NOTE),
+        ("fuse.sshfs", PlaceSpeed(10, 900.0, 0.1, 1e8), Level.NOTE),
+        ("nfs4", PlaceSpeed(failure="it has not answered for 10 s"), Level.PROBLEM),
+        ("ext4", None, Level.NOTE),
+    ],
+)
+def test_a_place_is_judged_by_its_speed_and_a_network_is_named(tmp_path, kind, speed, level):
+    """Small files have no speed in order that means anything."""
+    mounts = f"22 1 8:1 / / rw - ext4 /dev/sda rw\n23 22 0:9 / /data\\040sets rw - {kind} server:/ rw\n"
+    machine = made_machine(tmp_path, {"proc/self/mountinfo": mounts})
+    finding = storage.check_place(machine, "photos", Path("/data sets/train"), speed)
+
+    assert finding.level is level
+    assert ("over the network" in finding.found) == (kind != "ext4" and speed is not None)
+
+
+def test_a_folder_is_measured_and_left_as_it_is(tmp_path):
+    """A few files, of which some are empty, or in folders below."""
+    (tmp_path / "below").mkdir()
+    for name in ("a", "b", "below/c"):
+        (tmp_path / name).write_bytes(os.urandom(100_000))
+    (tmp_path / "empty").touch()
+    speed = storage.measure_place(tmp_path)
+
+    assert (speed.files, speed.mean_bytes, speed.failure) == (3, 100_000, "")
+    assert speed.mb_per_s > 0
+    assert speed.piece_ms > 0
+
+
+def test_what_cannot_be_measured_says_why(tmp_path):
+    """Nothing there, nothing in it, and a server."""
+    assert storage.measure_place(tmp_path / "nothing").failure == "No such file or directory"
+    assert "no file" in storage.measure_place(tmp_path).failure
+    assert storage.measure_place(Url("s3://bucket/train")) is None
+
+
+def test_a_storage_that_does_not_answer_holds_nobody_up(tmp_path, monkeypatch):
+    """A file server that is gone keeps whoever reads; here it is a FIFO to which nobody writes."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    hangs = []
+
+    def hang(_place):
+        hangs.append(1)
+        fifo.read_bytes()
+        hangs.clear()
+        return PlaceSpeed()
+
+    monkeypatch.setattr(storage, "_measure", hang)
+    monkeypatch.setattr(storage, "ANSWER_TIMEOUT_S", 0.1)
+    assert "has not answered for 0.1 s" in storage.measure_place(tmp_path).failure
+
+    assert hangs
+    fifo.write_bytes(b"")
+    wait_until(lambda: not hangs, "the reader has come back")
+
+
+# --- surroundings --------------------------------------------------------------------------------------------------------
+
+
+def test_the_runtime_directory_is_there_or_can_be_made(tmp_path):
+    """And is open to no more people than it should be."""
+    folder = tmp_path / "run"
+    assert surroundings.check_runtime_directory(folder).level is Level.OK
+    folder.mkdir(mode=0o750)
+    assert surroundings.check_runtime_directory(folder).level is Level.OK
+    folder.chmod(0o777)
+    assert surroundings.check_runtime_directory(folder).level is Level.WARNING
+    file = tmp_path / "file"
+    file.touch()
+    assert surroundings.check_runtime_directory(file).level is Level.PROBLEM
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_runtime_directory_of_somebody_else_is_a_problem():
+    """With the command that helps."""
+    assert re.search(r"as root$", surroundings.check_runtime_directory(Path("/usr/nowhere")).advice)
+
+
+def test_libraries_have_to_be_there_and_to_fit():
+    """Server and client of one version; extras are extra."""
+    there = dict.fromkeys(surroundings.LIBRARIES, "1.0")
+    assert {level for _, level in levels(surroundings.check_libraries(there))} == {Level.OK}
+    assert ("libraries", Level.PROBLEM) in levels(surroundings.check_libraries({**there, "numpy": None}))
+    assert ("libraries", Level.PROBLEM) in levels(surroundings.check_libraries({**there, "batchd-client": "0.9"}))
+
+
+def test_a_daemon_of_another_version_is_a_warning():
+    """It was not started anew after an upgrade."""
+    assert surroundings.check_daemon({"version": "1.0", "pid": 7}, "", "1.0").level is Level.OK
+    assert surroundings.check_daemon({"version": "0.9", "pid": 7}, "", "1.0").level is Level.WARNING
+    assert surroundings.check_daemon(None, "no daemon was found", "1.0").level is Level.NOTE
