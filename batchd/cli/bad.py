@@ -5,6 +5,7 @@ import json
 import click
 
 from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.logs import escaped
 from batchd.cli.options import address_option
 from batchd_wire.messages import AskBad, BadSamples
 from batchd_wire.wording import counted
@@ -26,7 +27,7 @@ def command(stream: str, address: str | None, as_json: bool) -> None:
         click.echo(f"no bad samples so far in stream {stream}")
         return
     for sample, path, reason, times in answer.samples:
-        first, *more = reason.splitlines() or [""]
-        click.echo("\n".join([f"{path}: {first} (met {counted(times, 'time')}, sample {sample})", *more]))
+        first, *more = map(escaped, reason.splitlines() or [""])
+        click.echo("\n".join([f"{escaped(path)}: {first} (met {counted(times, 'time')}, sample {sample})", *more]))
     if answer.total > len(answer.samples):
         click.echo(f"... and {answer.total - len(answer.samples):,} more")
