@@ -22,10 +22,10 @@ from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
-from batchd.config.tcp import default_keys_dir
 from batchd.config.tree import Config, DaemonConfig
+from batchd.daemon.credentials import open_keys
 from batchd.daemon.findings import look_at_stream
-from batchd.daemon.keys import KeyDirectory, check_tcp_keys
+from batchd.daemon.keys import check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.sources import storage
@@ -101,7 +101,7 @@ def _key_problems(daemon: DaemonConfig) -> Sequence[Problem]:
     if daemon.tcp is None:
         return []
     try:
-        problem = check_tcp_keys(daemon, KeyDirectory(daemon.keys_dir or default_keys_dir()))
+        problem = check_tcp_keys(daemon, open_keys(daemon.keys_dir))
     except ConfigInvalid as error:
         return error.problems
     return [problem] if problem else []

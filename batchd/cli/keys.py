@@ -1,6 +1,7 @@
 """``batchd keys``: who may come in over TCP. Runs in the user's shell, as the user that the daemon runs as.
 
-A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted.
+A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted, unless it is a service that got
+copies of the keys (``daemon.credentials``).
 
 Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log or an argument.
 """
@@ -16,7 +17,8 @@ import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
-from batchd.config.tcp import default_keys_dir
+from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
+from batchd.daemon.credentials import RESTART, open_keys
 from batchd.daemon.keys import FILE_MODE, KeyDirectory, TrainerKey
 from batchd.errors import BatchdError
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text
@@ -53,7 +55,7 @@ def command() -> None:
     """Make, list and revoke the keys of trainers on other hosts.
 
     Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the public part. Changes count
-    at once, also for a daemon that runs.
+    at once, also for a daemon that runs; for a systemd service that has its keys as credentials, when it is restarted.
     """
 
 
@@ -113,6 +115,7 @@ def _revoke(name: str, keys_dir: Path | None, config_file: Path | None) -> None:
     keys = _keys(keys_dir, config_file)
     keys.revoke(name)
     click.echo(f"revoked {name} in {keys.path}")
+    _say_when(keys)
 
 
 def _keys(keys_dir: Path | None, config_file: Path | None) -> KeyDirectory:
@@ -121,7 +124,7 @@ def _keys(keys_dir: Path | None, config_file: Path | None) -> KeyDirectory:
         raise click.UsageError("--keys-dir and --config both say where the keys are; give one of them")
     if keys_dir is None:
         keys_dir = _configured(config_file)
-    return KeyDirectory((keys_dir or default_keys_dir()).absolute())
+    return open_keys(keys_dir)
 
 
 def _configured(config_file: Path | None) -> Path | None:
@@ -171,6 +174,14 @@ def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:
     where = f"Copy {file} to" if output else f"Keep the above as {file}, for its owner alone (chmod 600), on"
     click.echo(f"made the key {name} in {keys.path}. {where} the trainer's host, and there:", err=True)
     click.echo(f"    {ADDRESS_VARIABLE}=tcp://HOST:7070 {KEY_VARIABLE}={file.name} python train.py", err=True)
+    _say_when(keys)
+
+
+def _say_when(keys: KeyDirectory) -> None:
+    """A daemon looks into its directory itself, but a service has copies of the system's."""
+    if keys.path == SYSTEM_KEYS_DIRECTORY:
+        text = f"A service that gets its keys as credentials knows of this once it starts again: {RESTART}"
+        click.echo(text, err=True)
 
 
 def _plain(trainer: TrainerKey) -> dict[str, object]:

@@ -3,6 +3,7 @@
 Invariant: standard output has one line, the address, when trainers may come; everything else is log, on standard error.
 """
 
+import faulthandler
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def command(
     set_up_logs(log_level, log_format)
     config = load_config(config_file, overrides)
     options = ServeOptions(lifeline=lifeline, progress=_ScanProgress(), ready=_say_ready)
+    faulthandler.enable()  # who aborts the daemon because it hangs finds in the log where
     serve(config, options)
 
 

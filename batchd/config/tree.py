@@ -108,8 +108,9 @@ class DaemonConfig(_Branch):
     TCP."""
 
     keys_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
-    """Directory of the keys that `batchd keys` makes: the daemon's, and who may come over TCP. When not set,
-    /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
+    """Directory of the keys that `batchd keys` makes: the daemon's, and who may come over TCP. When not set, what systemd gives
+    (LoadCredential=keys:/etc/batchd/keys) where it gives credentials, /etc/batchd/keys for root, and
+    $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
 
     cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
     """Directory where indexes of large sources are kept, so that only what has changed is scanned again. When not set,

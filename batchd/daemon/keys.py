@@ -83,10 +83,18 @@ class _Folders:
 class KeyDirectory:
     """The keys on disk. Every question looks there anew; only a file that is the same as before is not read again."""
 
+    _daemon_file = DAEMON_FILE
+    _refused_mode = ANY_ACCESS
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._seldom = Seldom()
         self._read_before: dict[str, tuple[_Stamp, TrainerKey]] = {}
+
+    @property
+    def advice(self) -> str:
+        """What makes a key that is missing."""
+        return f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(self.path))}` makes one"
 
     def daemon_key(self) -> tuple[str, str] | None:
         """The daemon's public and secret key, None where there is none.
@@ -109,7 +117,7 @@ class KeyDirectory:
         _check_wishes(name, streams)
         file = _file_name(name)
         with self._changing() as folders:
-            if file in _key_files(folders.trainers):
+            if file in self._files(folders.trainers):
                 raise KeysInvalid(
                     f"there is a key {name} already ({self._trainer_path(file)}); take another name, or revoke it first: "
                     f"batchd keys revoke {name}"
@@ -124,7 +132,7 @@ class KeyDirectory:
         """Remove the key of one trainer. Raises ``KeysInvalid`` naming those that there are where it is not among them."""
         file = _file_name(name)
         with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
-            files = [] if folder is None else _key_files(folder)
+            files = [] if folder is None else self._files(folder)
             if folder is None or not KEY_NAME.fullmatch(name) or file not in files:
                 known = ", ".join(other.removesuffix(FILE_ENDING) for other in files)
                 raise KeysInvalid(
@@ -167,7 +175,7 @@ class KeyDirectory:
         found: list[TrainerKey] = []
         damaged: dict[Path, str] = {}
         with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
-            files = [] if folder is None else _key_files(folder)
+            files = [] if folder is None else self._files(folder)
             for file in files:
                 assert folder is not None
                 try:
@@ -183,15 +191,15 @@ class KeyDirectory:
 
     def _trainer(self, folder: int, file: str) -> TrainerKey:
         """Read the key of one trainer, unless its file is the same as before. Raises ``OSError`` or ``ValueError``."""
+        path = self._trainer_path(file)
         before = self._read_before.pop(file, None)
-        if before is not None and before[0] == _stamp(os.stat(file, dir_fd=folder, follow_symlinks=False)):
+        if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
             self._read_before[file] = before
             return before[1]
-        path = self._trainer_path(file)
-        descriptor = os.open(file, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+        descriptor = os.open(path.name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
         try:
             now_ns, about = time_ns(), os.fstat(descriptor)
-            key = _trainer_key(read_key_table(descriptor, path, WRITE_ACCESS), path)
+            key = _trainer_key(read_key_table(descriptor, path, WRITE_ACCESS), path, file)
         finally:
             os.close(descriptor)
         if now_ns - max(about.st_ctime_ns, about.st_mtime_ns) > SETTLED_NS:
@@ -199,14 +207,14 @@ class KeyDirectory:
         return key
 
     def _daemon_key(self, folder: int) -> tuple[str, str] | None:
-        path = self.path / DAEMON_FILE
+        path = self.path / self._daemon_file
         with _naming(path):
             try:
-                descriptor = os.open(DAEMON_FILE, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+                descriptor = os.open(path.name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
             except FileNotFoundError:
                 return None
             try:
-                table = read_key_table(descriptor, path, ANY_ACCESS)
+                table = read_key_table(descriptor, path, self._refused_mode)
             finally:
                 os.close(descriptor)
             check_names(table, path, ("public", "secret"))
@@ -249,6 +257,9 @@ class KeyDirectory:
         with _naming(path), _opened_directory(path, keys) as folder:
             yield folder
 
+    def _files(self, folder: int) -> list[str]:
+        return sorted(name for name in os.listdir(folder) if name.endswith(FILE_ENDING) and not name.startswith("."))
+
     def _trainer_path(self, file: str) -> Path:
         return self.path / TRAINERS_FOLDER / file
 
@@ -262,12 +273,11 @@ def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
     address = daemon.tcp
     if address is None or is_loopback(parse_tcp(address)[0]):
         return None
-    make_one = f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(keys.path))}` makes one"
     try:
         if keys.daemon_key() is None:
-            text = f"{address} can be reached from other hosts, and {keys.path} has no key of the daemon; {make_one}"
+            text = f"{address} can be reached from other hosts, and {keys.path} has no key of the daemon; {keys.advice}"
         elif not keys.trainers():
-            text = f"{address} can be reached from other hosts, and {keys.path} has no key of a trainer; {make_one}"
+            text = f"{address} can be reached from other hosts, and {keys.path} has no key of a trainer; {keys.advice}"
         else:
             return None
     except BatchdError as error:
@@ -348,10 +358,6 @@ def _write(folder: int, name: str, text: str) -> None:
     os.fsync(folder)
 
 
-def _key_files(folder: int) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name.endswith(FILE_ENDING) and not name.startswith("."))
-
-
 def _stamp(about: os.stat_result) -> _Stamp:
     """What is different after any change of a file that had settled."""
     return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
@@ -362,10 +368,10 @@ def _trainer_text(key: TrainerKey) -> str:
     return f"name = {json.dumps(key.name)}\n{streams}public = {json.dumps(key.public)}\n"
 
 
-def _trainer_key(table: dict[str, Any], path: Path) -> TrainerKey:
+def _trainer_key(table: dict[str, Any], path: Path, file: str) -> TrainerKey:
     check_names(table, path, ("name", "public"), ("streams",))
     name = key_name(table["name"], path)
-    if _file_name(name) != path.name:
+    if _file_name(name) != file:
         raise ValueError(f"{path}: name is {name}, which is not that of the file")
     streams = table.get("streams")
     if streams is not None and not (isinstance(streams, list) and all(map(_is_stream_name, streams))):

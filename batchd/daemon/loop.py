@@ -76,6 +76,8 @@ class Loop:
         self._guestbook = Guestbook()
         self._next_tick_s = 0.0
         self._deadline_s: float | None = None
+        self.after_round: Callable[[], None] = _nothing
+        """Called when a round has ended, with everything done that it had to do."""
         self._performers: dict[type, Callable[[Any], None]] = {
             SpawnWorker: self._spawn_worker,
             KillWorker: self._kill_worker,
@@ -135,6 +137,7 @@ class Loop:
                 self._watch.dispatch()
             self._tick()
             self._handle_queue()
+            self.after_round()
 
     def _handle_queue(self) -> None:
         while self._queue:
@@ -351,6 +354,10 @@ class Loop:
 
 
 _QUARANTINED_AT_ONCE = 1024
+
+
+def _nothing() -> None:
+    """Where nobody wants to know of the rounds."""
 
 
 class Signals:

@@ -10,33 +10,37 @@ sockets are removed while the lock is held.
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import TypeAlias
 
 import structlog
 
 from batchd import __version__, failpoints
 from batchd.config.runtime import default_cache_dir
-from batchd.config.tcp import default_keys_dir, tcp_endpoint
+from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.admission import unknown_stream
 from batchd.core.state import DaemonState
 from batchd.daemon.authenticator import Authenticator
+from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.keys import KeyDirectory, check_tcp_keys
+from batchd.daemon.keys import check_tcp_keys
 from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
+from batchd.daemon.notify import Notifier
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.remote import RemoteSessions
 from batchd.daemon.reserve import BlankSlots, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.runtime import hold
+from batchd.daemon.service import Service
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
@@ -58,6 +62,9 @@ WORKERS_END_S = 1.0
 """How long workers have to notice that their channel is closed, before they are killed."""
 BAD_SHOWN_MAX = 1_000
 
+Progress: TypeAlias = Callable[[str, int], None]
+"""Told now and then how many samples of which stream were found."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -67,7 +74,7 @@ class ServeOptions:
     """
 
     lifeline: int | None = None
-    progress: Callable[[str, int], None] = field(default=lambda _stream, _found: None)
+    progress: Progress = field(default=lambda _stream, _found: None)
     """Told now and then how many samples of which stream were found."""
     ready: Callable[[str], None] = field(default=lambda _address: None)
     """Told the address when trainers may come."""
@@ -79,6 +86,7 @@ def serve(config: Config, options: ServeOptions) -> None:
     _allow_descriptors()
     storage.use(StorageLimits(*config.daemon.storage_limits()))
     with ExitStack() as stack:
+        service = _open_service(config, options, stack)
         held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=options.lifeline is not None))
         watch = Watch()
         stack.callback(watch.close)
@@ -94,16 +102,14 @@ def serve(config: Config, options: ServeOptions) -> None:
         blanks = _check_descriptors(config, rings)
         cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
         python_path = config.daemon.python_path or ()
+        progress = _both(options.progress, service.scanned)
         streams = {
             number: open_stream(
-                number, name, stream, rings[name], _scan(options, cache, name, python_path), python_path=python_path
+                number, name, stream, rings[name], _scan(progress, cache, name, python_path), python_path=python_path
             )
             for number, (name, stream) in enumerate(config.streams.items(), 1)
         }
-        for stream in streams.values():
-            stack.callback(os.close, stream.index_descriptor)
-            if stream.mailbox is not None:
-                stack.callback(stream.mailbox.close)
+        _close_later(stack, streams.values())
 
         state = DaemonState(
             [stream.spec for stream in streams.values()],
@@ -141,19 +147,48 @@ def serve(config: Config, options: ServeOptions) -> None:
             workers=config.daemon.worker_count(),
         )
         options.ready(held.names.address)
+        loop.after_round = partial(service.round_ended, state)
         loop.run()
+        service.stopping()
         drained = state.is_drained
     _log.info("stopped", drained=drained)
 
 
-def _scan(options: ServeOptions, cache: IndexCache, stream: str, python_path: Sequence[Path]) -> Scan:
+def _open_service(config: Config, options: ServeOptions, stack: ExitStack) -> Service:
+    """What speaks to the service manager. The one of the script that embeds the daemon is not ours."""
+    notifier = Notifier.from_environment(os.environ)
+    stack.callback(notifier.close)
+    if options.lifeline is not None:
+        notifier.close()
+    return Service(notifier, config.daemon.worker_count())
+
+
+def _close_later(stack: ExitStack, streams: Iterable[ServedStream]) -> None:
+    """Have the descriptors of streams closed at the end."""
+    for stream in streams:
+        stack.callback(os.close, stream.index_descriptor)
+        if stream.mailbox is not None:
+            stack.callback(stream.mailbox.close)
+
+
+def _scan(progress: Progress, cache: IndexCache, stream: str, python_path: Sequence[Path]) -> Scan:
     """How the source of a stream is scanned."""
-    return partial(scan_source, progress=partial(options.progress, stream), cache=cache, python_path=python_path)
+    return partial(scan_source, progress=partial(progress, stream), cache=cache, python_path=python_path)
+
+
+def _both(first: Progress, second: Progress) -> Progress:
+    """Tell two of the progress of a scan."""
+
+    def tell(stream: str, found: int) -> None:
+        first(stream, found)
+        second(stream, found)
+
+    return tell
 
 
 def _open_network(config: Config, watch: Watch, desk: Desk, memory: SlotMemory) -> Network:
     """Make the TCP side. Where there are keys they are asked for, on loopback too; without any, loopback alone is served."""
-    keys = KeyDirectory(config.daemon.keys_dir or default_keys_dir())
+    keys = open_keys(config.daemon.keys_dir)
     problem = check_tcp_keys(config.daemon, keys)
     if problem is not None:
         raise ConfigInvalid([problem])

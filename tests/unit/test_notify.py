@@ -1,0 +1,262 @@
+"""What the service manager is told: a fake one reads the socket."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from batchd.core import events as ev
+from batchd.daemon.notify import Notifier
+from batchd.daemon.service import FEEDINGS, STATUS_EVERY_S, Service, status_line
+from support.core_invariants import CheckedWorld
+from support.core_world import make_spec
+
+
+class Manager:
+    """A socket such as systemd's, and what has come over it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+
+    def heard(self) -> list[list[str]]:
+        """The lines of each message since the last time."""
+        messages = []
+        while True:
+            try:
+                messages.append(self._socket.recv(4096).decode().split("\n"))
+            except BlockingIOError:
+                return messages
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Clock:
+    """A time that tests set."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What closes everything."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def manager(stack: ExitStack, tmp_path: Path) -> Manager:
+    """A service manager with a socket in a folder."""
+    manager = Manager(str(tmp_path / "notify"))
+    stack.callback(manager.close)
+    return manager
+
+
+def notifier_for(stack: ExitStack, manager: Manager, **variables: str) -> Notifier:
+    """A notifier as it comes out of the environment."""
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": manager.address, **variables})
+    stack.callback(notifier.close)
+    return notifier
+
+
+def test_each_word_is_one_message(stack: ExitStack, manager: Manager) -> None:
+    """With its status in the same one, so that both change at once."""
+    notifier = notifier_for(stack, manager)
+    notifier.ready("2 streams")
+    notifier.status("3 streams")
+    notifier.reloading()
+    notifier.stopping("bye")
+    notifier.scanning("scanning photos")
+    ready, status, reloading, stopping, scanning = manager.heard()
+    assert ready == ["READY=1", "STATUS=2 streams"]
+    assert status == ["STATUS=3 streams"]
+    assert reloading[0] == "RELOADING=1"
+    assert int(reloading[1].removeprefix("MONOTONIC_USEC=")) > 0
+    assert stopping == ["STOPPING=1", "STATUS=bye"]
+    assert scanning == ["EXTEND_TIMEOUT_USEC=60000000", "STATUS=scanning photos"]
+
+
+def test_an_abstract_socket_is_a_socket_too(stack: ExitStack) -> None:
+    """An address that begins with @ has no file."""
+    manager = Manager(f"@batchd-test-{os.getpid()}")
+    stack.callback(manager.close)
+    notifier_for(stack, manager).status("here")
+    assert manager.heard() == [["STATUS=here"]]
+
+
+def test_a_status_is_one_line(stack: ExitStack, manager: Manager) -> None:
+    """What comes behind a line's end would be a message of its own, such as READY=1."""
+    notifier_for(stack, manager).status("stopped: a\nREADY=1")
+    assert manager.heard() == [["STATUS=stopped: a READY=1"]]
+
+
+def test_the_variables_are_for_the_daemon_alone() -> None:
+    """Workers get the environment that is left."""
+    environment = {"NOTIFY_SOCKET": "@nobody", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "PATH": "/bin"}
+    Notifier.from_environment(environment).close()
+    assert environment == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("address", [None, "", "relative", "vsock:2:1"])
+def test_without_a_service_manager_nothing_is_told(address: str | None) -> None:
+    """Nor where its address is of a kind that we do not know."""
+    notifier = Notifier.from_environment({} if address is None else {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "5"})
+    assert not notifier.is_heard
+    assert notifier.watchdog_s is None
+    notifier.ready("nobody hears this")
+
+
+@pytest.mark.parametrize(
+    ("variables", "watchdog_s"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_fed_where_it_is_ours(
+    stack: ExitStack, manager: Manager, variables: dict[str, str], watchdog_s: float | None
+) -> None:
+    """Of a service that was started by another one the variables may be left over."""
+    notifier = notifier_for(stack, manager, **variables)
+    notifier.progressed()
+    assert notifier.watchdog_s == watchdog_s
+    assert manager.heard() == ([] if watchdog_s is None else [["WATCHDOG=1"]])
+
+
+def test_a_socket_that_is_full_or_gone_holds_nobody_up(stack: ExitStack, manager: Manager, tmp_path: Path) -> None:
+    """What it does not take is lost; afterwards it hears again."""
+    notifier = notifier_for(stack, manager)
+    for number in range(10_000):
+        notifier.status(f"number {number}")
+    taken = manager.heard()
+    assert 0 < len(taken) < 10_000
+    notifier.status("again")
+    assert manager.heard() == [["STATUS=again"]]
+    (tmp_path / "notify").unlink()
+    notifier.status("gone")
+    manager.close()
+    notifier.status("gone for good")
+
+
+# --- the daemon as a service ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def world() -> CheckedWorld:
+    """Two workers, of which none has started."""
+    return CheckedWorld([make_spec()], workers=2)
+
+
+@pytest.fixture
+def service(stack: ExitStack, manager: Manager, clock: Clock) -> Service:
+    """The same two workers, with a watchdog of 30 s."""
+    return Service(notifier_for(stack, manager, WATCHDOG_USEC="30000000"), 2, clock)
+
+
+def without_watchdog(messages: list[list[str]]) -> list[list[str]]:
+    return [message for message in messages if message != ["WATCHDOG=1"]]
+
+
+def test_ready_is_said_when_every_worker_is(world: CheckedWorld, service: Service, manager: Manager) -> None:
+    """Once, and not when the first one is."""
+    world.do(ev.Ticked())
+    service.round_ended(world.state)
+    world.ready(1)
+    service.round_ended(world.state)
+    assert without_watchdog(manager.heard()) == []
+    world.ready(2)
+    service.round_ended(world.state)
+    service.round_ended(world.state)
+    assert without_watchdog(manager.heard()) == [["READY=1", "STATUS=1 stream, 2 workers, 0 trainers, 0 samples/s"]]
+
+
+def test_the_status_has_the_rate_since_the_last_one(
+    world: CheckedWorld, service: Service, manager: Manager, clock: Clock
+) -> None:
+    """What trainers have got, by the time that it took; not more often than every few seconds."""
+    world.start_workers()
+    service.round_ended(world.state)
+    trainer = world.subscribe()
+    assert trainer
+    world.fill_all()
+    delivered = sum(stream.delivered_samples for stream in world.state.statistics().streams)
+    assert delivered > 0
+    clock.now_s += STATUS_EVERY_S / 2
+    service.round_ended(world.state)
+    manager.heard()
+    clock.now_s += STATUS_EVERY_S / 2
+    service.round_ended(world.state)
+    rate = f"{delivered / STATUS_EVERY_S:,.0f} samples/s"
+    assert without_watchdog(manager.heard()) == [[f"STATUS=1 stream, 2 workers, 1 trainer, {rate}"]]
+
+
+def test_only_a_round_feeds_the_watchdog(world: CheckedWorld, service: Service, manager: Manager, clock: Clock) -> None:
+    """Time alone does not; and rounds that come faster feed it a few times within its time, no more."""
+    service.round_ended(world.state)
+    assert manager.heard() == [["WATCHDOG=1"]]
+    clock.now_s += 1000.0
+    assert manager.heard() == []
+    for _ in range(60):
+        service.round_ended(world.state)
+        clock.now_s += 0.5
+    assert manager.heard() == [["WATCHDOG=1"]] * FEEDINGS
+
+
+def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: Manager) -> None:
+    """Also where the loop has ended before it came to it."""
+    world.start_workers()
+    world.do(ev.DrainAsked())
+    service.round_ended(world.state)
+    service.round_ended(world.state)
+    service.stopping()
+    assert without_watchdog(manager.heard()) == [["STOPPING=1", "STATUS=finishing what the workers have in hand"]]
+
+
+def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: Manager, clock: Clock) -> None:
+    """Once a second, with what it has found."""
+    service.scanned("photos", 1_000)
+    service.scanned("photos", 2_000)
+    clock.now_s += 1.0
+    service.scanned("photos", 3_000)
+    told = without_watchdog(manager.heard())
+    assert [lines[1] for lines in told] == [
+        "STATUS=scanning photos: 1,000 samples so far",
+        "STATUS=scanning photos: 3,000 samples so far",
+    ]
+    assert {lines[0] for lines in told} == {"EXTEND_TIMEOUT_USEC=60000000"}
+
+
+def test_a_reload_ends_with_ready(service: Service, manager: Manager) -> None:
+    """Whatever came of it: the daemon serves on."""
+    service.reloading()
+    service.reloaded(3, "refused: batchd.toml line 3")
+    (first, second) = manager.heard()
+    assert first[0] == "RELOADING=1"
+    assert second == ["READY=1", "STATUS=refused: batchd.toml line 3"]
+
+
+def test_a_stream_that_has_stopped_is_named(world: CheckedWorld) -> None:
+    """It is what the operator looks for."""
+    world.start_workers()
+    world.subscribe()
+    for stream in world.state.streams.values():
+        stream.delivery.stop("it is broken", [])
+    assert status_line(world.state.statistics(), 0.0).endswith("0 samples/s, stopped: stream1")
