@@ -11,7 +11,7 @@ FRAMEWORK_TESTS := $(wildcard tests/with_*)
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow torch test-torch test-frameworks test-wheels check format docs bench wheels clean
+.PHONY: help setup demo classics test test-slow torch test-torch test-frameworks test-wheels test-systemd check format docs bench wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ test-wheels: wheels ## Run the process and fault tests against the installed whe
 	build/wheel-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	build/wheel-venv/bin/python -m pip install --quiet --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
 	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' process faults $(ARGS)
+
+test-systemd: wheels ## Run the unit under a real systemd, in a container (as root; needs systemd-container and debootstrap)
+	$(BIN)/python -m pytest -m systemd tests/systemd $(ARGS)
 
 check: setup ## Lint, format check, types, import contracts
 	$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """What the service manager is told: a fake one reads the socket."""
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,30 +9,12 @@ import pytest
 
 from batchd.core import events as ev
 from batchd.daemon.notify import Notifier
+from batchd.daemon.serve import ServeOptions, _open_service
 from batchd.daemon.service import FEEDINGS, STATUS_EVERY_S, Service, status_line
+from support.configs import WHOLE, load
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec
-
-
-class Manager:
-    """A socket such as systemd's, and what has come over it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-
-    def heard(self) -> list[list[str]]:
-        """The lines of each message since the last time."""
-        messages = []
-        while True:
-            try:
-                messages.append(self._socket.recv(4096).decode().split("\n"))
-            except BlockingIOError:
-                return messages
-
-    def close(self) -> None:
-        self._socket.close()
+from support.notify_socket import NotifySocket
 
 
 class Clock:
@@ -54,21 +35,21 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def manager(stack: ExitStack, tmp_path: Path) -> Manager:
+def manager(stack: ExitStack, tmp_path: Path) -> NotifySocket:
     """A service manager with a socket in a folder."""
-    manager = Manager(str(tmp_path / "notify"))
+    manager = NotifySocket(tmp_path / "notify")
     stack.callback(manager.close)
     return manager
 
 
-def notifier_for(stack: ExitStack, manager: Manager, **variables: str) -> Notifier:
+def notifier_for(stack: ExitStack, manager: NotifySocket, **variables: str) -> Notifier:
     """A notifier as it comes out of the environment."""
     notifier = Notifier.from_environment({"NOTIFY_SOCKET": manager.address, **variables})
     stack.callback(notifier.close)
     return notifier
 
 
-def test_each_word_is_one_message(stack: ExitStack, manager: Manager) -> None:
+def test_each_word_is_one_message(stack: ExitStack, manager: NotifySocket) -> None:
     """With its status in the same one, so that both change at once."""
     notifier = notifier_for(stack, manager)
     notifier.ready("2 streams")
@@ -87,13 +68,13 @@ def test_each_word_is_one_message(stack: ExitStack, manager: Manager) -> None:
 
 def test_an_abstract_socket_is_a_socket_too(stack: ExitStack) -> None:
     """An address that begins with @ has no file."""
-    manager = Manager(f"@batchd-test-{os.getpid()}")
+    manager = NotifySocket(f"@batchd-test-{os.getpid()}")
     stack.callback(manager.close)
     notifier_for(stack, manager).status("here")
     assert manager.heard() == [["STATUS=here"]]
 
 
-def test_a_status_is_one_line(stack: ExitStack, manager: Manager) -> None:
+def test_a_status_is_one_line(stack: ExitStack, manager: NotifySocket) -> None:
     """What comes behind a line's end would be a message of its own, such as READY=1."""
     notifier_for(stack, manager).status("stopped: a\nREADY=1")
     assert manager.heard() == [["STATUS=stopped: a READY=1"]]
@@ -127,7 +108,7 @@ def test_without_a_service_manager_nothing_is_told(address: str | None) -> None:
     ],
 )
 def test_the_watchdog_is_fed_where_it_is_ours(
-    stack: ExitStack, manager: Manager, variables: dict[str, str], watchdog_s: float | None
+    stack: ExitStack, manager: NotifySocket, variables: dict[str, str], watchdog_s: float | None
 ) -> None:
     """Of a service that was started by another one the variables may be left over."""
     notifier = notifier_for(stack, manager, **variables)
@@ -136,7 +117,7 @@ def test_the_watchdog_is_fed_where_it_is_ours(
     assert manager.heard() == ([] if watchdog_s is None else [["WATCHDOG=1"]])
 
 
-def test_a_socket_that_is_full_or_gone_holds_nobody_up(stack: ExitStack, manager: Manager, tmp_path: Path) -> None:
+def test_a_socket_that_is_full_or_gone_holds_nobody_up(stack: ExitStack, manager: NotifySocket, tmp_path: Path) -> None:
     """What it does not take is lost; afterwards it hears again."""
     notifier = notifier_for(stack, manager)
     for number in range(10_000):
@@ -166,7 +147,7 @@ def world() -> CheckedWorld:
 
 
 @pytest.fixture
-def service(stack: ExitStack, manager: Manager, clock: Clock) -> Service:
+def service(stack: ExitStack, manager: NotifySocket, clock: Clock) -> Service:
     """The same two workers, with a watchdog of 30 s."""
     return Service(notifier_for(stack, manager, WATCHDOG_USEC="30000000"), 2, clock)
 
@@ -175,7 +156,7 @@ def without_watchdog(messages: list[list[str]]) -> list[list[str]]:
     return [message for message in messages if message != ["WATCHDOG=1"]]
 
 
-def test_ready_is_said_when_every_worker_is(world: CheckedWorld, service: Service, manager: Manager) -> None:
+def test_ready_is_said_when_every_worker_is(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
     """Once, and not when the first one is."""
     world.do(ev.Ticked())
     service.round_ended(world.state)
@@ -189,7 +170,7 @@ def test_ready_is_said_when_every_worker_is(world: CheckedWorld, service: Servic
 
 
 def test_the_status_has_the_rate_since_the_last_one(
-    world: CheckedWorld, service: Service, manager: Manager, clock: Clock
+    world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
 ) -> None:
     """What trainers have got, by the time that it took; not more often than every few seconds."""
     world.start_workers()
@@ -208,7 +189,9 @@ def test_the_status_has_the_rate_since_the_last_one(
     assert without_watchdog(manager.heard()) == [[f"STATUS=1 stream, 2 workers, 1 trainer, {rate}"]]
 
 
-def test_only_a_round_feeds_the_watchdog(world: CheckedWorld, service: Service, manager: Manager, clock: Clock) -> None:
+def test_only_a_round_feeds_the_watchdog(
+    world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
+) -> None:
     """Time alone does not; and rounds that come faster feed it a few times within its time, no more."""
     service.round_ended(world.state)
     assert manager.heard() == [["WATCHDOG=1"]]
@@ -220,7 +203,7 @@ def test_only_a_round_feeds_the_watchdog(world: CheckedWorld, service: Service, 
     assert manager.heard() == [["WATCHDOG=1"]] * FEEDINGS
 
 
-def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: Manager) -> None:
+def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
     """Also where the loop has ended before it came to it."""
     world.start_workers()
     world.do(ev.DrainAsked())
@@ -230,7 +213,7 @@ def test_draining_is_said_once(world: CheckedWorld, service: Service, manager: M
     assert without_watchdog(manager.heard()) == [["STOPPING=1", "STATUS=finishing what the workers have in hand"]]
 
 
-def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: Manager, clock: Clock) -> None:
+def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: NotifySocket, clock: Clock) -> None:
     """Once a second, with what it has found."""
     service.scanned("photos", 1_000)
     service.scanned("photos", 2_000)
@@ -244,7 +227,7 @@ def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: M
     assert {lines[0] for lines in told} == {"EXTEND_TIMEOUT_USEC=60000000"}
 
 
-def test_a_reload_ends_with_ready(service: Service, manager: Manager) -> None:
+def test_a_reload_ends_with_ready(service: Service, manager: NotifySocket) -> None:
     """Whatever came of it: the daemon serves on."""
     service.reloading()
     service.reloaded(3, "refused: batchd.toml line 3")
@@ -260,3 +243,15 @@ def test_a_stream_that_has_stopped_is_named(world: CheckedWorld) -> None:
     for stream in world.state.streams.values():
         stream.delivery.stop("it is broken", [])
     assert status_line(world.state.statistics(), 0.0).endswith("0 samples/s, stopped: stream1")
+
+
+def test_the_service_manager_of_a_script_is_not_told_of_its_embedded_daemon(
+    stack: ExitStack, manager: NotifySocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the script for ready; and its variables go no further."""
+    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
+    config = load(tmp_path, WHOLE)
+    assert not _open_service(config, ServeOptions(lifeline=3), stack).notifier.is_heard
+    assert "NOTIFY_SOCKET" not in os.environ
+    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
+    assert _open_service(config, ServeOptions(), stack).notifier.is_heard

@@ -1,0 +1,86 @@
+"""A real daemon and a fake service manager: what it is told, and when."""
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.daemon_process import DaemonProcess
+from support.notify_socket import NotifySocket
+from support.trainer_process import TrainerProcess
+from support.waiting import wait_until
+
+WATCHDOG_US = "3000000"
+
+
+@pytest.fixture
+def manager(daemons_folder: Path) -> Iterator[NotifySocket]:
+    """The service manager's end; its path is short."""
+    manager = NotifySocket(daemons_folder / "notify")
+    yield manager
+    manager.close()
+    (daemons_folder / "notify").unlink(missing_ok=True)
+
+
+def variables(manager: NotifySocket) -> dict[str, str]:
+    return {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": WATCHDOG_US}
+
+
+def feedings(manager: NotifySocket) -> int:
+    """How often the watchdog was fed so far."""
+    manager.heard()
+    return sum(message == ["WATCHDOG=1"] for message in manager.history)
+
+
+def test_a_daemon_tells_of_its_life(
+    manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
+) -> None:
+    """It scans, is ready with all workers, serves, gets on, and stops: in this order."""
+    daemon = start_daemon(environment=variables(manager))
+    wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
+    assert {worker["state"] for worker in daemon.status()["workers"]} == {"ready"}
+    trainer = start_trainer(daemon.address)
+    trainer.hold(1)
+    wait_until(lambda: manager.has_heard("STATUS=1 stream, 2 workers, 1 trainer,"), "its status has the trainer")
+    fed = feedings(manager)
+    wait_until(lambda: feedings(manager) > fed, "the watchdog is fed while nothing happens")
+    assert daemon.terminate() == 0
+    manager.heard()
+    kinds = [message[0].partition("=")[0] for message in manager.history]
+    life = ["EXTEND_TIMEOUT_USEC", "READY", "STATUS", "STOPPING"]
+    assert sorted(life, key=kinds.index) == life
+    assert kinds.count("READY") == kinds.count("STOPPING") == 1
+    (ready,) = (message for message in manager.history if message[0] == "READY=1")
+    assert re.fullmatch(r"STATUS=1 stream, 2 workers, 0 trainers, 0 samples/s", ready[1])
+
+
+def test_workers_cannot_speak_for_the_daemon(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
+    """They do not know where the service manager listens."""
+    daemon = start_daemon(environment=variables(manager))
+    for worker in daemon.worker_pids():
+        names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")}
+        assert b"PATH" in names
+        assert not names & {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"}
+
+
+def test_a_daemon_lives_without_its_service_manager(
+    manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
+) -> None:
+    """A socket that nobody reads, and one that is gone, hold no trainer up."""
+    daemon = start_daemon(environment=variables(manager))
+    trainer = start_trainer(daemon.address)
+    trainer.take(2)
+    manager.close()
+    trainer.take()
+    assert daemon.terminate() == 0
+
+
+def test_an_aborted_daemon_says_where_it_was(start_daemon: Callable[..., DaemonProcess]) -> None:
+    """So ends one that a watchdog takes for hung: its log has the stack of each thread."""
+    daemon = start_daemon()
+    daemon.send(signal.SIGABRT)
+    assert daemon.wait() == -signal.SIGABRT
+    assert "(most recent call first)" in daemon.log
+    assert re.search(r'File ".*/batchd/daemon/loop.py", line \d+ in run', daemon.log)

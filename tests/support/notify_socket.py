@@ -1,0 +1,34 @@
+"""A service manager's notification socket, for tests: hears what a daemon tells, and answers nothing."""
+
+import socket
+from pathlib import Path
+
+
+class NotifySocket:
+    """A bound datagram socket. ``address`` as in ``NOTIFY_SOCKET``: a path, or an abstract name that begins with @."""
+
+    def __init__(self, address: str | Path) -> None:
+        self.address = str(address)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind("\0" + self.address[1:] if self.address.startswith("@") else self.address)
+        self.history: list[list[str]] = []
+        """The lines of every message so far."""
+
+    def heard(self) -> list[list[str]]:
+        """The lines of each message since the last time."""
+        new = []
+        while True:
+            try:
+                new.append(self._socket.recv(4096).decode().split("\n"))
+            except BlockingIOError:
+                self.history += new
+                return new
+
+    def has_heard(self, line: str) -> bool:
+        """Was a line ever told that begins so?"""
+        self.heard()
+        return any(told.startswith(line) for message in self.history for told in message)
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._socket.close()

@@ -1,0 +1,251 @@
+"""The unit under a real systemd: its start, its status, its watchdog, its end, and trainers that live through all of it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.machine import CONFIG, CONFIG_FILE, ROOT, Machine
+from support.trainer_process import TrainerFailed, TrainerProcess
+from support.waiting import wait_until
+
+ADDRESS = "ipc:///run/batchd"
+STEPS = 10
+WATCHDOG = "[Service]\nWatchdogSec=10\n"
+
+Train = Callable[..., TrainerProcess]
+
+
+def main_pid(machine: Machine, unit: str = "batchd") -> str:
+    return machine.show(unit, "MainPID")
+
+
+def is_active(machine: Machine, unit: str = "batchd") -> bool:
+    return machine.show(unit, "ActiveState") == "active"
+
+
+def workers_of(machine: Machine) -> set[str]:
+    """The process ids of the daemon's children."""
+    return machine.children(main_pid(machine))
+
+
+def test_the_start_is_over_when_trainers_can_be_served(started: Machine, train: Train) -> None:
+    """Every worker is ready then, and a user in the group reads an epoch; nobody else gets in."""
+    assert started.show("batchd", "StatusText") == "1 stream, 2 workers, 0 trainers, 0 samples/s"
+    assert len(train(ADDRESS).take()) == STEPS
+    with pytest.raises(TrainerFailed, match=r"[Pp]ermi"):
+        train(ADDRESS, user="nobody")
+
+
+def test_the_status_shows_what_trainers_get(started: Machine, train: Train) -> None:
+    """``systemctl status`` has the line."""
+    trainer = train(ADDRESS)
+    trainer.hold(2)
+    wait_until(
+        lambda: re.search(r"1 stream, 2 workers, 1 trainer, [1-9]\d* samples/s", started.show("batchd", "StatusText")),
+        "the status has a rate",
+        every_s=0.2,
+    )
+    assert 'Status: "1 stream, 2 workers, 1 trainer' in started.run("systemctl", "status", "batchd")
+
+
+def test_a_loop_that_stalls_is_aborted_and_the_daemon_started_again(
+    machine: Machine, drop_in: Callable[[str], None], train: Train
+) -> None:
+    """The journal has the stacks; the trainer goes on where it stood."""
+    drop_in(WATCHDOG)
+    machine.run("systemctl", "start", "batchd")
+    trainer = train(ADDRESS)
+    first = trainer.take(3)
+    stalled = main_pid(machine)
+    machine.signal(stalled, "STOP")
+    wait_until(lambda: machine.show("batchd", "NRestarts") == "1", "the watchdog has acted", every_s=0.5)
+    rest = trainer.take()
+    assert [seen.step for seen in first + rest] == list(range(STEPS))
+    wait_until(lambda: is_active(machine), "it is active again", every_s=0.2)
+    assert main_pid(machine) != stalled
+    said = machine.said("batchd")
+    assert "Watchdog timeout" in said
+    assert "Fatal Python error: Aborted" in said
+    assert re.search(r'File ".*/batchd/daemon/loop.py", line \d+ in run', said)
+
+
+def test_a_daemon_that_gets_on_is_left_alone_by_the_watchdog(
+    machine: Machine, drop_in: Callable[[str], None], train: Train
+) -> None:
+    """It is fed while nobody comes, and while somebody reads: several times the watchdog's own time."""
+    drop_in("[Service]\nWatchdogSec=4\n")
+    machine.run("systemctl", "start", "batchd")
+    fed = float(machine.show("batchd", "WatchdogTimestampMonotonic"))
+    train(ADDRESS).take()
+    wait_until(
+        lambda: float(machine.show("batchd", "WatchdogTimestampMonotonic")) > fed + 3 * 4e6,
+        "the watchdog was fed three times its time later",
+        every_s=0.5,
+    )
+    assert machine.show("batchd", "NRestarts") == "0"
+
+
+def test_a_trainer_lives_through_a_restart(started: Machine, train: Train) -> None:
+    """It goes on with exactly the batch that comes next, and the bytes are the same as without."""
+    undisturbed = train(ADDRESS).take()
+    trainer = train(ADDRESS)
+    first = trainer.take(3)
+    before = main_pid(started)
+    started.run("systemctl", "restart", "batchd")
+    assert main_pid(started) != before
+    assert first + trainer.take() == undisturbed
+
+
+def test_it_stops_within_its_time(started: Machine, train: Train) -> None:
+    """With a trainer that holds batches; it ends by itself, and nothing of it is left."""
+    trainer = train(ADDRESS)
+    trainer.hold(2)
+    processes = {main_pid(started), *workers_of(started)}
+    assert all(started.lives(pid) for pid in processes)
+    started.run("systemctl", "stop", "batchd")
+    assert started.show("batchd", "Result") == "success"
+    assert started.show("batchd", "ExecMainStatus") == "0"
+    assert not any(started.lives(pid) for pid in processes)
+    assert started.run("ls", "/run/batchd").split() == ["lock"]
+    said = started.said("batchd")
+    assert "State 'stop-sigterm' timed out" not in said
+
+
+def test_a_killed_worker_leaves_the_unit_active(started: Machine, train: Train) -> None:
+    """What the kernel does for want of memory: SIGKILL. Another worker comes, the trainer notices nothing."""
+    trainer = train(ADDRESS)
+    first = trainer.take(2)
+    daemon, workers = main_pid(started), workers_of(started)
+    victim = min(workers)
+    started.signal(victim, "KILL")
+    wait_until(
+        lambda: len(now := workers_of(started)) == 2 and victim not in now, "another worker has come", every_s=0.2
+    )
+    assert [seen.step for seen in first + trainer.take()] == list(range(STEPS))
+    assert is_active(started)
+    assert main_pid(started) == daemon
+
+
+def test_a_wrong_configuration_is_not_tried_again(machine: Machine) -> None:
+    """It would be as wrong the next time; the journal says what is wrong."""
+    machine.write(CONFIG_FILE, CONFIG.replace("batch_size = 4", "batch_size = 0"))
+    assert not machine.succeeds("systemctl", "start", "batchd")
+    assert machine.show("batchd", "ActiveState") == "failed"
+    assert machine.show("batchd", "NRestarts") == "0"
+    assert "streams.photos.batch_size" in machine.said("batchd")
+
+
+def test_faults_for_tests_are_refused_in_a_service(machine: Machine, drop_in: Callable[[str], None]) -> None:
+    """Nobody wants them there, whatever the environment says."""
+    drop_in("[Service]\nEnvironment=BATCHD_FAILPOINTS=daemon.starting=kill\nRestart=no\n")
+    assert not machine.succeeds("systemctl", "start", "batchd")
+    assert "faults are for tests" in machine.said("batchd")
+
+
+def test_keys_come_as_credentials(machine: Machine, train: Train) -> None:
+    """Root makes them; the daemon cannot read root's own, and what is revoked counts from the next start."""
+    machine.write(CONFIG_FILE, CONFIG.replace("[daemon]", '[daemon]\ntcp = "127.0.0.1:7070"'))
+    for name in ("one", "two"):
+        told = machine.run("batchd", "keys", "new", "--name", name, "-o", f"/home/alice/{name}.key")
+        assert "systemctl restart batchd" in told
+        machine.run("chown", "alice:", f"/home/alice/{name}.key")
+    machine.run("systemctl", "start", "batchd")
+    assert not machine.succeeds("runuser", "-u", "batchd", "--", "cat", "/etc/batchd/keys/daemon.key")
+    tcp = "tcp://127.0.0.1:7070"
+    assert len(train(tcp, key="/home/alice/one.key").take()) == STEPS
+
+    machine.run("batchd", "keys", "revoke", "one")
+    machine.run("systemctl", "restart", "batchd")
+    with pytest.raises(TrainerFailed, match="key"):
+        train(tcp, key="/home/alice/one.key")
+    assert len(train(tcp, key="/home/alice/two.key").take()) == STEPS
+    machine.run("rm", "/home/alice/one.key", "/home/alice/two.key")
+
+
+def test_two_instances_keep_apart(machine: Machine, train: Train) -> None:
+    """Each has its own file, sockets and trainers; the end of one is nothing to the other."""
+    for name, size in (("small", 32), ("large", 64)):
+        machine.write(f"/etc/batchd/{name}.toml", CONFIG.replace("[32, 32]", f"[{size}, {size}]"))
+    machine.run("systemctl", "start", "batchd@small", "batchd@large")
+    small, large = train("ipc:///run/batchd-small"), train("ipc:///run/batchd-large")
+    first = large.take(2)
+    assert small.take(2) != first, "their images have different sizes"
+    small.close()
+    machine.run("systemctl", "stop", "batchd@small")
+    assert [seen.step for seen in first + large.take()] == list(range(STEPS))
+    assert is_active(machine, "batchd@large")
+
+
+def test_data_in_a_home_needs_the_drop_in(machine: Machine, drop_in: Callable[[str], None], train: Train) -> None:
+    """The one that deploy/examples has: that folder is there, and nothing else of the homes."""
+    machine.run("cp", "-r", "/srv/photos", "/home/alice/photos")
+    machine.write(CONFIG_FILE, CONFIG.replace("/srv/photos", "/home/alice/photos"))
+    assert not machine.succeeds("systemctl", "start", "batchd")
+    machine.run("systemctl", "reset-failed", "batchd", check=False)
+    drop_in(Path(ROOT / "deploy/examples/data-in-home.conf").read_text())
+    machine.run("systemctl", "start", "batchd")
+    assert len(train(ADDRESS).take()) == STEPS
+    inside = machine.run("nsenter", "-t", main_pid(machine), "-m", "ls", "-A", "/home/alice").split()
+    assert inside == ["photos"]
+
+
+def test_workers_keep_to_the_cpus_of_the_drop_in(
+    machine: Machine, drop_in: Callable[[str], None], train: Train
+) -> None:
+    """``workers = "auto"`` is one for each of them."""
+    machine.write(CONFIG_FILE, CONFIG.replace("workers = 2", 'workers = "auto"'))
+    example = Path(ROOT / "deploy/examples/cpus.conf").read_text()
+    assert "CPUAffinity=0-15\n" in example
+    drop_in(example.replace("CPUAffinity=0-15\n", "CPUAffinity=0\n"))
+    machine.run("systemctl", "start", "batchd")
+    assert len(train(ADDRESS).take()) == STEPS
+    (worker,) = workers_of(machine)
+    assert "Cpus_allowed_list:\t0\n" in machine.run("cat", f"/proc/{worker}/status")
+
+
+def has_reload(machine: Machine) -> bool:
+    return machine.succeeds("batchd", "reload", "--help")
+
+
+def test_a_reload_changes_what_is_asked_for_alone(started: Machine, train: Train) -> None:
+    """A second stream comes; the trainer of the first one has no gap."""
+    if not has_reload(started):
+        pytest.skip("this batchd has no `batchd reload`")
+    trainer = train(ADDRESS)
+    first = trainer.take(3)
+    daemon = main_pid(started)
+    second = CONFIG[CONFIG.index("[streams.photos]") :].replace("streams.photos", "streams.more")
+    started.write(CONFIG_FILE, CONFIG + second)
+    started.run("systemctl", "reload", "batchd")
+    assert len(train(ADDRESS, "more").take()) == STEPS
+    assert [seen.step for seen in first + trainer.take()] == list(range(STEPS))
+    assert main_pid(started) == daemon
+
+
+def test_a_bad_reload_is_refused_and_the_old_configuration_stays(started: Machine, train: Train) -> None:
+    """``systemctl reload`` fails and the unit does not; the journal says what is wrong."""
+    if not has_reload(started):
+        pytest.skip("this batchd has no `batchd reload`")
+    trainer = train(ADDRESS)
+    first = trainer.take(3)
+    started.write(CONFIG_FILE, CONFIG.replace("batch_size = 4", "batch_size = 0"))
+    assert not started.succeeds("systemctl", "reload", "batchd")
+    assert is_active(started)
+    assert "streams.photos.batch_size" in started.said("batchd")
+    assert [seen.step for seen in first + trainer.take()] == list(range(STEPS))
+
+
+def test_the_journal_knows_how_important_a_line_is(started: Machine) -> None:
+    """``journalctl -p warning`` has the worker that ended, and not the start."""
+    if "JOURNAL_STREAM" not in (ROOT / "batchd/cli/logs.py").read_text():
+        pytest.skip("this batchd's log has no levels for the journal")
+    started.signal(min(workers_of(started)), "KILL")
+
+    def priority_of(event: str) -> set[str]:
+        return {entry["PRIORITY"] for entry in started.journal("batchd") if event in str(entry["MESSAGE"])}
+
+    wait_until(lambda: priority_of("worker ended"), "the death is in the journal", every_s=0.2)
+    assert priority_of("worker ended") == {"4"}
+    assert priority_of("serving") == {"6"}

@@ -1,0 +1,129 @@
+"""Keys that systemd hands to the daemon: flat copies, which it can read and nobody changes."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from batchd.cli.main import cli
+from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
+from batchd.daemon.credentials import CredentialKeys, open_keys
+from batchd.daemon.keys import KeyDirectory, check_tcp_keys
+from batchd.errors import KeysInvalid
+from support.configs import WHOLE, load
+
+NAMES = ["a", "gpu_7", "x.key"]
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> KeyDirectory:
+    """The directory of which root has the keys."""
+    keys = KeyDirectory(tmp_path / "keys")
+    for name in NAMES:
+        keys.new(name, frozenset({"photos"}) if name == "a" else None)
+    return keys
+
+
+def hand_over(roots: KeyDirectory, given: Path) -> CredentialKeys:
+    """Copy them as systemd does: each file by its path, with underscores, readable alone."""
+    given.mkdir(exist_ok=True)
+    for file in (file for file in roots.path.rglob("*") if file.is_file()):
+        copy = given / "_".join(["keys", *file.relative_to(roots.path).parts])
+        shutil.copyfile(file, copy)
+        copy.chmod(0o400)
+    return CredentialKeys(given)
+
+
+@pytest.fixture
+def credentials(roots: KeyDirectory, tmp_path: Path) -> CredentialKeys:
+    """The copies, among other things that the service was given."""
+    keys = hand_over(roots, tmp_path / "given")
+    (tmp_path / "given/s3_token.key").write_text("something else")
+    return keys
+
+
+def test_copies_let_in_whom_the_keys_let_in(roots: KeyDirectory, credentials: CredentialKeys) -> None:
+    """The same names, streams and keys, and the daemon's own."""
+    assert credentials.daemon_key() == roots.daemon_key() is not None
+    assert credentials.trainers() == roots.trainers()
+    assert [trainer.name for trainer in credentials.trainers()] == sorted(NAMES)
+    assert credentials.damaged() == {}
+    for trainer in roots.trainers():
+        assert credentials.find(trainer.public) == trainer
+        assert credentials.holds(trainer.name, trainer.public)
+    assert not credentials.holds("b", roots.trainers()[0].public)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda keys: keys.new("b"), lambda keys: keys.revoke("a"), lambda keys: keys.make_daemon_key()],
+    ids=["new", "revoke", "daemon"],
+)
+def test_copies_are_not_changed(credentials: CredentialKeys, change: Callable[[KeyDirectory], object]) -> None:
+    """Who tries is told where the keys are, and what to do then."""
+    before = sorted(credentials.path.iterdir())
+    with pytest.raises(KeysInvalid, match=r"in /etc/batchd/keys and then: systemctl restart batchd"):
+        change(credentials)
+    assert sorted(credentials.path.iterdir()) == before
+
+
+def test_a_copy_under_a_wrong_name_lets_nobody_in(credentials: CredentialKeys) -> None:
+    """As in the directory: the name stands in the file."""
+    (credentials.path / "keys_trainers_a.key").rename(credentials.path / "keys_trainers_b.key")
+    assert [trainer.name for trainer in credentials.trainers()] == ["gpu_7", "x.key"]
+    assert "which is not that of the file" in credentials.damaged()[credentials.path / "keys_trainers_b.key"]
+
+
+def test_the_group_may_read_and_others_may_not(credentials: CredentialKeys) -> None:
+    """Newer systemds grant the service its copies by access lists, which show as the group's bits."""
+    secret = credentials.path / "keys_daemon.key"
+    secret.chmod(0o440)
+    assert credentials.daemon_key() is not None
+    secret.chmod(0o444)
+    with pytest.raises(KeysInvalid, match="open to others"):
+        credentials.daemon_key()
+
+
+def test_credentials_come_before_the_users_own_keys_and_behind_the_configuration(
+    credentials: CredentialKeys, roots: KeyDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are any, nothing else is looked at, even if none of them is a key."""
+    monkeypatch.setattr("batchd.daemon.credentials.default_keys_dir", lambda: tmp_path / "own")
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    assert open_keys(None).path == tmp_path / "own"
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials.path))
+    assert len(open_keys(None).trainers()) == len(NAMES)
+    assert type(open_keys(roots.path)) is KeyDirectory
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(empty))
+    assert open_keys(None).trainers() == []
+    assert open_keys(None).daemon_key() is None
+
+
+def test_a_service_without_keys_is_told_where_they_are_made(tmp_path: Path) -> None:
+    """By root, and what takes them over."""
+    (tmp_path / "given").mkdir()
+    config = load(tmp_path, WHOLE, {"daemon.tcp": "10.0.0.5:7070"})
+    problem = check_tcp_keys(config.daemon, CredentialKeys(tmp_path / "given"))
+    assert problem is not None
+    assert "as root, `batchd keys new --name NAME` makes one in /etc/batchd/keys" in problem.message
+    assert "LoadCredential=keys:/etc/batchd/keys" in problem.message
+
+
+def test_who_changes_the_systems_keys_is_told_of_the_restart(
+    roots: KeyDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service has copies; in any other directory a change counts at once."""
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    assert Path("/etc/batchd/keys") == SYSTEM_KEYS_DIRECTORY
+    elsewhere = CliRunner().invoke(cli, ["keys", "new", "--name", "c", "--keys-dir", str(roots.path)])
+    assert elsewhere.exit_code == 0
+    assert "systemctl" not in elsewhere.output
+    monkeypatch.setattr("batchd.cli.keys.SYSTEM_KEYS_DIRECTORY", roots.path)
+    for command in (["new", "--name", "d"], ["revoke", "d"]):
+        told = CliRunner().invoke(cli, ["keys", *command, "--keys-dir", str(roots.path)])
+        assert told.exit_code == 0
+        assert "systemctl restart batchd" in told.output
