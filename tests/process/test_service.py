@@ -80,6 +80,7 @@ def test_a_daemon_lives_without_its_service_manager(
 def test_an_aborted_daemon_says_where_it_was(start_daemon: Callable[..., DaemonProcess]) -> None:
     """So ends one that a watchdog takes for hung: its log has the stack of each thread."""
     daemon = start_daemon()
+    daemon.status()  # who answers is in its loop
     daemon.send(signal.SIGABRT)
     assert daemon.wait() == -signal.SIGABRT
     assert "(most recent call first)" in daemon.log
