@@ -91,8 +91,9 @@ class PeekedBatch:
 class Attachment:
     """An open session. Use as a context manager."""
 
-    def __init__(self, directory: RuntimeDirectory) -> None:
+    def __init__(self, directory: RuntimeDirectory, opening_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self._directory = directory
+        self._opening_timeout_s = opening_timeout_s
         self._lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._context = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
@@ -152,7 +153,7 @@ class Attachment:
     def _open(self) -> None:
         path = self._directory.lifeline_path
         try:
-            self._lifeline.settimeout(ANSWER_TIMEOUT_S)
+            self._lifeline.settimeout(self._opening_timeout_s)
             self._lifeline.connect(os.fspath(path))
             with suppress(ChannelClosed):  # whoever was turned away already finds the reason in the daemon's last words
                 send_message(self._lifeline, Hello(PROTOCOL_VERSION, "batchd", os.getpid()))
@@ -164,7 +165,7 @@ class Attachment:
         assert isinstance(welcome, Welcome)
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.connect(self._directory.zmq_endpoint)
-        self.ask(Open(PROTOCOL_VERSION, welcome.secret), Opened)
+        self.ask(Open(PROTOCOL_VERSION, welcome.secret), Opened, self._opening_timeout_s)
 
     def _first_handle(self, stream: str, say: Callable[[str], None]) -> Handle:
         """Wait for what a pull brings. Whoever waits for long is told why, if it is for samples; that is asked for once."""

@@ -5,6 +5,7 @@ import json
 import click
 
 from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.complete import running_streams
 from batchd.cli.logs import escaped
 from batchd.cli.options import address_option
 from batchd_wire.messages import AskBad, BadSamples
@@ -12,7 +13,7 @@ from batchd_wire.wording import counted
 
 
 @click.command("bad")
-@click.argument("stream")
+@click.argument("stream", shell_complete=running_streams)
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 def command(stream: str, address: str | None, as_json: bool) -> None:

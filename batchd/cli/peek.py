@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.complete import running_streams
 from batchd.cli.options import address_option
 from batchd.cli.table import batch_table
 from batchd.errors import BatchdError
@@ -15,7 +16,7 @@ from batchd_wire.wording import counted
 
 
 @click.command("peek")
-@click.argument("stream")
+@click.argument("stream", shell_complete=running_streams)
 @address_option
 @click.option(
     "-o",

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from batchd.cli.complete import configured_streams
 from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
 from batchd.config.load import load_config
@@ -29,7 +30,7 @@ from batchd_wire.wording import counted
 
 
 @click.command("prepare")
-@click.argument("stream")
+@click.argument("stream", shell_complete=configured_streams)
 @click.option(
     "--to", "folder", metavar="DIR", type=click.Path(path_type=Path), required=True, help="The folder of the shards."
 )

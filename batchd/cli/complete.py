@@ -1,0 +1,42 @@
+"""What a shell offers after Tab where the name of a stream belongs. Runs in the user's shell, once for each Tab.
+
+Invariant: whatever is wrong, with the daemon or with the file, offers nothing and says nothing: the line that the user is
+writing is no place for messages. The command itself says it when it is run.
+"""
+
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from batchd.cli.attach import Attachment, find_daemon
+from batchd.cli.options import DEFAULT_CONFIG_FILE
+from batchd.config.load import read_config
+from batchd.errors import BatchdError
+from batchd_wire.messages import AskStatus, Status
+
+ANSWER_TIMEOUT_S = 1.0
+"""A daemon that does not answer soon is not waited for: the user's line stands still meanwhile."""
+
+
+def running_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Name the streams of the daemon that the line means."""
+    try:
+        with Attachment(find_daemon(context.params.get("address")), ANSWER_TIMEOUT_S) as attachment:
+            status: Any = attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status
+    except BatchdError:
+        return []
+    return _items([stream["name"] for stream in status["streams"]], incomplete)
+
+
+def configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Name the streams in the configuration that the line means; those that are right, where others are wrong."""
+    try:
+        streams = read_config(context.params.get("config_file") or DEFAULT_CONFIG_FILE).data.get("streams")
+    except BatchdError:
+        return []
+    return _items(list(streams) if isinstance(streams, dict) else [], incomplete)
+
+
+def _items(names: list[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
