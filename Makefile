@@ -8,10 +8,14 @@ FRAMEWORKS := build/frameworks-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
 FRAMEWORK_TESTS := $(wildcard tests/with_*)
+PREFIX ?= /usr/local
+DEB_PYTHON ?= /usr/bin/python3
+PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)'
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo classics test test-slow torch test-torch test-frameworks test-wheels test-systemd check format docs bench wheels clean
+.PHONY: help install uninstall wheelhouse deb test-packages setup demo classics test test-slow torch test-torch test-frameworks test-wheels check format docs bench wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -91,6 +95,22 @@ wheels: setup ## Build the wheels of both distributions into dist/
 	$(BIN)/python -m build --quiet --wheel --outdir dist .
 	rm -rf client/build build/lib build/bdist.*
 	@ls dist
+
+install: ## Install the server (PREFIX, SYSCONFDIR, DESTDIR; EXTRAS=arrow,cloud; WHEELS=dir without an index)
+	@$(PLACES) deploy/install.sh install
+
+uninstall: ## Remove what `make install` installed (PURGE=1: configuration, data and user too)
+	@$(PLACES) PURGE='$(PURGE)' deploy/install.sh uninstall
+
+wheelhouse: ## Collect in build/wheelhouse what `make install WHEELS=build/wheelhouse` needs besides this tree
+	@$(PLACES) deploy/install.sh wheelhouse build/wheelhouse
+
+deb: ## Build a Debian package in build/, for this machine's /usr/bin/python3 (DEB_PYTHON, EXTRAS, WHEELS)
+	@PYTHON='$(DEB_PYTHON)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)' deploy/debian/build.sh build
+
+test-packages: setup ## Install, package and boot it in roots of their own (as root; what cannot be had here is skipped)
+	@$(BIN)/python -m pip install -qq --group packages
+	$(BIN)/python -m pytest tests/packages $(ARGS)
 
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
