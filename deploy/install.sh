@@ -99,7 +99,7 @@ build_wheels() { # VENV FOLDER: from a copy, so that root leaves nothing in some
 make_environment() { # as it will be at LIBRARY, at LIBRARY.new
     say "making $DESTDIR$LIBRARY (a minute or so)"
     rm -rf "$NEW"
-    "$PYTHON" -m venv "$NEW"
+    "$PYTHON" -m venv --prompt batchd "$NEW"
     build_wheels "$NEW" "$WORK"
     pip_in "$NEW" install --no-compile "$CLIENT_WHEEL" "$SERVER_WHEEL${EXTRAS:+[$EXTRAS]}"
     forget_origin

@@ -25,7 +25,10 @@ batch_size = "wrong"
 [streams.birds]
 """
 TAB = {
-    "bash": 'source {script}; COMP_WORDS=({words}); COMP_CWORD={last}; _batchd_completion batchd; printf "%s\\n" "${{COMPREPLY[@]}}"',
+    "bash": """
+        source {script}; COMP_WORDS=({words}); COMP_CWORD={last}; _batchd_completion batchd
+        printf "%s\\n" "${{COMPREPLY[@]}}"
+    """,
     "zsh": """
         compdef() {{ }}
         _describe() {{ eval "print -l -- \\${{$3[@]%%:*}}" }}

