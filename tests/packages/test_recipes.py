@@ -1,8 +1,12 @@
 """What tools say of deploy/: shell scripts, the Dockerfile, the manifests for Kubernetes, and what an image of it does."""
 
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 from batchd.config.load import load_config
 from support.commands import batchd
 from support.roots import DEBIAN, TREE, collect_wheels, need_debian
+from support.waiting import PATIENCE_S, wait_until
 
 DEPLOY = TREE / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/**/*.yaml"))
@@ -21,11 +26,13 @@ SCRIPTS = [
 ]
 IMAGE = "localhost/batchd-of-test"
 BASE = "localhost/batchd-base-of-test"
+STORAGE = os.environ | {"STORAGE_DRIVER": "vfs"}
+"""Plain folders for the layers of images: the one way that works on every file system."""
 
 
 def run(*command: str | Path) -> str:
     """Run a tool that has to be content; what it wrote."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, env=STORAGE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -95,7 +102,7 @@ def test_keys_of_a_secret_become_a_keys_directory(tmp_path) -> None:
 
 
 @pytest.fixture(scope="module")
-def image() -> None:
+def image() -> Iterator[None]:
     """An image built from the Dockerfile by buildah, on a base made by debootstrap, without a network."""
     need("buildah", "apt install buildah")
     need_debian()
@@ -128,6 +135,8 @@ def image() -> None:
         )
     finally:
         run("buildah", "rm", base)
+    yield
+    run("buildah", "rmi", IMAGE, BASE)
 
 
 @pytest.fixture
@@ -145,14 +154,38 @@ def test_the_image_runs_as_nobody_in_particular(container) -> None:
 
     assert run(*inside, "batchd --version").startswith("batchd ")
     assert run(*inside, "id -u; id -g").split() == ["7070", "7070"]
-    assert run(*inside, "stat -c '%U %G %a' /run/batchd").split() == ["batchd", "batchd", "2750"]
+    assert run(*inside, "stat -c '%U %G %a' /run/batchd").split() == ["batchd", "batchd", "750"]
     run(*inside, "! touch /opt/batchd/x 2>/dev/null")
 
 
-def test_the_image_asks_its_daemon_whether_it_lives(container) -> None:
+def test_the_image_asks_its_daemon_whether_it_lives(image) -> None:
     """And stops as the daemon wants to."""
-    said = run("buildah", "inspect", "--type", "image", "--format", "{{.Docker.Config}}", IMAGE)
+    assert image is None
+    said = json.loads(run("buildah", "inspect", "--type", "image", IMAGE))["Docker"]["config"]
 
-    assert container
-    assert "batchd status" in said
-    assert "SIGTERM" in said
+    assert said["Healthcheck"]["Test"] == ["CMD", "batchd", "status"]
+    assert said["StopSignal"] == "SIGTERM"
+
+
+def test_the_image_serves(container, photos, tmp_path, daemons_folder) -> None:
+    """The daemon in it gives a picture to somebody outside, over the directory that they share, and drains at SIGTERM."""
+    shared = daemons_folder / "of-image"
+    shared.mkdir(mode=0o2750)
+    os.chown(shared, 7070, 7070)
+    (tmp_path / "batchd.toml").write_text(
+        '[daemon]\nmemory = "64MiB"\nworkers = 1\n[streams.photos]\nsource = { type = "folder", path = "/data" }\n'
+        'batch_size = 4\npipeline = [{ op = "decode" }, { op = "resize", size = [8, 8] }]\n'
+    )
+    for path in (tmp_path, *tmp_path.parents[:2], photos, photos.parent):
+        path.chmod(0o755)
+    volumes = {tmp_path: "/etc/batchd:ro", photos: "/data:ro", shared: "/shared"}
+    places = [f"--volume={outside}:{inside}" for outside, inside in volumes.items()]
+    command = ["buildah", "run", "--isolation", "chroot", "--env", "BATCHD_RUNTIME_DIR=/shared", *places, container]
+    serve = [*command, "--", "batchd", "serve", "--config", "/etc/batchd/batchd.toml"]
+    with subprocess.Popen(serve, env=STORAGE) as engine:
+        wait_until((shared / "batchd.sock").exists, "the daemon in the image serves")
+        address = f"ipc://{shared}"
+        drawn = batchd("peek", "photos", "-o", tmp_path / "sheet.png", address=address).stdout
+        os.kill(json.loads(batchd("status", "--json", address=address).stdout)["daemon"]["pid"], signal.SIGTERM)
+        assert engine.wait(PATIENCE_S) == 0
+    assert "4 samples" in drawn
