@@ -282,8 +282,17 @@ data_places() {
     if is_personal; then
         say "${XDG_CACHE_HOME:-$HOME/.cache}/batchd"
     else
-        for place in /var/lib/batchd /var/cache/batchd /run/batchd; do say "$DESTDIR$place"; done
+        for name in batchd $(instances); do
+            for place in /var/lib /var/cache /run; do say "$DESTDIR$place/$name"; done
+        done
     fi
+}
+
+instances() { # batchd@NAME has a configuration NAME.toml, and directories of its own
+    for file in "$DESTDIR$SYSCONFDIR"/batchd/*.toml; do
+        name=${file##*/}
+        if [ "$name" != batchd.toml ] && [ -e "$file" ]; then say "batchd-${name%.toml}"; fi
+    done
 }
 
 purge() {

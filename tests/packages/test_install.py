@@ -72,6 +72,7 @@ def test_nothing_but_the_configuration_and_the_user_stays_behind(installed) -> N
     assert "stays: /etc/batchd" in printed
     assert "stays: the user and the group batchd" in printed
     assert installed.changed() - NOISE == stays
+    installed.run("touch /etc/batchd/second.toml && mkdir -p /var/lib/batchd /var/cache/batchd-second")
     installed.run(f"{UNINSTALL} PURGE=1")
     assert installed.changed() - NOISE == set()
 
