@@ -30,6 +30,7 @@ BENCHMARKS = (
     "call",
     "index",
     "torch_loader",
+    "reload",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 

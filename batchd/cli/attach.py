@@ -48,6 +48,7 @@ from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
 
 ANSWER_TIMEOUT_S = 10.0
 BATCH_TIMEOUT_S = 120.0
+LOOK_EVERY_S = 1.0
 _Answer = TypeVar("_Answer", bound=Message)
 
 
@@ -189,13 +190,35 @@ class Attachment:
         raise self._silent("Pull", BATCH_TIMEOUT_S)
 
     def _reply(self, timeout_s: float) -> Message | None:
-        """The next message, or None where none comes in time. Raises ``BatchdError`` where it is a refusal."""
-        if not self._dealer.poll(max(0, int(timeout_s * 1000))):
+        """The next message, or None where none comes in time. Raises ``BatchdError`` where it is a refusal.
+
+        Raises ``DaemonUnreachable`` where the daemon ends meanwhile.
+        """
+        if not self._wait(timeout_s):
             return None
         reply = self._decode(self._dealer.recv())
         if isinstance(reply, Refused):
             raise BatchdError(reply.text)
         return reply
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Wait until there is an answer; looks at the lifeline now and then, since an answer may take minutes."""
+        deadline = monotonic() + timeout_s
+        while not self._dealer.poll(max(0, int(min(LOOK_EVERY_S, deadline - monotonic()) * 1000))):
+            if monotonic() >= deadline:
+                return False
+            if self._is_deserted():
+                raise DaemonUnreachable(f"the daemon at {self._directory.address} ended before it answered")
+        return True
+
+    def _is_deserted(self) -> bool:
+        """Has the daemon closed the lifeline? What else there is to read stays there."""
+        if not select.select([self._lifeline], [], [], 0)[0]:
+            return False
+        try:
+            return not self._lifeline.recv(1, socket.MSG_PEEK)
+        except ConnectionResetError:
+            return True
 
     def _silent(self, question: str, timeout_s: float) -> DaemonUnreachable:
         return DaemonUnreachable(

@@ -12,6 +12,7 @@ import click
 from batchd.cli.logs import LogFormat, set_up_logs
 from batchd.cli.options import config_options
 from batchd.config.load import load_config
+from batchd.daemon.reload import Origin
 from batchd.daemon.serve import ServeOptions, serve
 from batchd_wire.wording import counted
 
@@ -39,11 +40,12 @@ def command(
     """Serve the streams of a configuration in the foreground.
 
     Prints its address when trainers may come. SIGTERM or Ctrl-C finishes what the workers have in hand and ends; a second one
-    ends at once.
+    ends at once. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     set_up_logs(log_level, log_format)
     config = load_config(config_file, overrides)
-    options = ServeOptions(lifeline=lifeline, progress=_ScanProgress(), ready=_say_ready)
+    origin = Origin(config_file.absolute(), overrides)
+    options = ServeOptions(lifeline=lifeline, progress=_ScanProgress(), ready=_say_ready, origin=origin)
     faulthandler.enable()  # who aborts the daemon because it hangs finds in the log where
     serve(config, options)
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -35,6 +36,8 @@ def command(address: str | None, as_json: bool) -> None:
         return
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
     console.print(_headline(status), soft_wrap=True)
+    if status["daemon"]["reload"]:
+        console.print(_last_reload(status["daemon"]["reload"]), soft_wrap=True)
     console.print(_streams(status))
     if any(stream["subscriptions"] for stream in status["streams"]):
         console.print(_trainers(status))
@@ -53,10 +56,20 @@ def _headline(status: Any) -> str:
     daemon = status["daemon"]
     deaths = f", {counted(daemon['worker_deaths'], 'worker death')}" if daemon["worker_deaths"] else ""
     draining = ", draining" if daemon["draining"] else ""
+    ending = f", {counted(daemon['ending_slots'], 'slot')} of streams that have ended" if daemon["ending_slots"] else ""
+    reloading = ", reading its configuration" if daemon["reloading"] else ""
     return (
         f"batchd {daemon['version']}, pid {daemon['pid']}, up {_duration(daemon['uptime_s'])}, "
-        f"{round_bytes(daemon['memory_bytes'])} in slots, {daemon['decoders'] or 'no worker ready yet'}{deaths}{draining}"
+        f"{round_bytes(daemon['memory_bytes'])} in slots, {daemon['decoders'] or 'no worker ready yet'}"
+        f"{ending}{deaths}{reloading}{draining}"
     )
+
+
+def _last_reload(outcome: Any) -> str:
+    """When the configuration was last read again, and what came of it."""
+    when = datetime.fromtimestamp(outcome["time_s"], UTC).astimezone().isoformat(" ", "seconds")
+    how = "last reload" if outcome["exit_code"] == 0 else "the last reload was refused"
+    return f"{how}, {when}: {outcome['text']}"
 
 
 def _streams(status: Any) -> Table:

@@ -22,6 +22,13 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class DismissWorker:
+    """Have a worker end that has nothing in hand; ``WorkerGone`` follows."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
 class CreateSlot:
     """Reserve memory for a slot under a number that was never used before."""
 
@@ -167,9 +174,25 @@ class ReportStopped:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class FreeSlots:
+    """Give back the memory of slots of a stream that is not served any more: nobody reads or writes them."""
+
+    stream: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndStream:
+    """Forget a stream: it has no slots any more, and no other action will name it."""
+
+    stream: int
+
+
 Action = (
     SpawnWorker
     | KillWorker
+    | DismissWorker
     | CreateSlot
     | ReserveSlot
     | CommitSlot
@@ -184,4 +207,6 @@ Action = (
     | ReportMismatch
     | QuarantineSample
     | ReportStopped
+    | FreeSlots
+    | EndStream
 )

@@ -17,7 +17,6 @@ what is leased behind it; and a subscription begins behind all that is gone, and
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from batchd.core.actions import (
     Action,
@@ -29,15 +28,16 @@ from batchd.core.actions import (
     ReportMismatch,
     ReserveSlot,
 )
-from batchd.core.admission import refusal, ring_exhausted, ring_too_small
+from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
-from batchd.core.mailbox import LiveSpec, Mailbox
+from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.pace import Pace, place_of
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Position
 from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
+from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
@@ -45,29 +45,6 @@ from batchd_wire.wording import counted
 REFILL_INTERVAL_S = 1.0
 """How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
 replaced; and nobody can keep others from their batches by saying so."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSpec:
-    """What the core must know of a stream. ``repeats``: every epoch has the same bytes, so filled slots serve all epochs.
-
-    ``max_skew`` is how many of its batches a trainer may be ahead of the slowest; None lets each go at its own pace.
-    ``remote_window_max``: more than that shall not wait in the memory of a trainer on another host.
-    """
-
-    number: int
-    name: str
-    fingerprint: str
-    plan: Plan
-    repeats: bool
-    window: int
-    remote_window_max: int
-    max_skew: int | None
-    slots_max: int
-    on_error: str
-    bad_fraction_max: float
-    live: LiveSpec | None = None
-    """For a stream whose samples are pushed by producers."""
 
 
 class Delivery:
@@ -80,6 +57,8 @@ class Delivery:
         self.ring = Ring(spec.slots_max, self._readers)
         self.subscriptions: dict[int, Subscription] = {}
         self.stopped: str | None = None
+        self.retired: Refusal | None = None
+        """Why the stream is not served any more, as its trainers are told."""
         self.decoded_batches = 0
         self.delivered_batches = 0
         self.delivered_samples = 0
@@ -113,8 +92,8 @@ class Delivery:
         problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
             self.spec.name, self.ring.slots_max, len(self._active()), self._promised()
         )
-        if self.stopped is not None:
-            problem = (ErrorCode.STREAM_STOPPED, self.stopped)
+        if self.verdict is not None:
+            problem = self.verdict
         if problem is not None:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
@@ -173,6 +152,8 @@ class Delivery:
 
     def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
         """A trainer got other bytes than were written: nobody else shall be given what may be a spoilt slot."""
+        if self.retired is not None:
+            return  # it is asked for again of the stream that there is now, and this one's slots go back one by one
         subscription = self.subscriptions[event.subscription]
         share = subscription.course.at(event.sequence) if event.sequence < subscription.granted else None
         if share is None:
@@ -235,6 +216,25 @@ class Delivery:
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
             self._account(subscription)
+
+    @property
+    def verdict(self) -> Refusal | None:
+        """Why nothing is handed out any more; None while the stream goes on."""
+        if self.retired is not None:
+            return self.retired
+        return None if self.stopped is None else (ErrorCode.STREAM_STOPPED, self.stopped)
+
+    def retire(self, problem: Refusal, actions: list[Action]) -> None:
+        """The stream is not served any more: whoever waits for its next batch is told so, and leases stay until they end."""
+        self.retired = problem
+        self.stop(problem[1], actions)
+
+    def free_idle(self) -> list[int]:
+        """Of a retired stream: forget the slots that nobody reads or writes any more."""
+        idle = sorted(self.ring.idle.slots)
+        for number in idle:
+            self.ring.drop(self.ring.slots[number])
+        return idle
 
     def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
         """The filling that is needed most: a waiting trainer's first, then the nearest, then whoever had least of the workers.
@@ -572,8 +572,8 @@ class Delivery:
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
         """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""
-        if self.stopped is not None:
-            problem = (ErrorCode.STREAM_STOPPED, self.stopped)
+        if self.verdict is not None:
+            problem = self.verdict
         elif subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
             return  # what is claimed will come, what is being sent goes; and after the last batch nothing does
         else:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from batchd.core.spec import StreamSpec
 from batchd_wire.orders import Work
 
 
@@ -190,6 +191,23 @@ class Ticked:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The configuration was read again: these streams end, those begin, and there shall be so many workers.
+
+    ``removed`` are numbers of streams that are not served any more; ``replaced`` those whose name one of ``added`` has now.
+    ``renews_workers``: those that are there have imported what is not right any more.
+    """
+
+    added: tuple[StreamSpec, ...]
+    removed: tuple[int, ...]
+    replaced: tuple[int, ...]
+    workers: int
+    sample_timeout_s: float
+    chunk_rows_max: int
+    renews_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Finish what is being filled, begin nothing new."""
 
@@ -213,5 +231,6 @@ Event = (
     | WorkerGone
     | SlotLost
     | Ticked
+    | Reconfigured
     | DrainAsked
 )

@@ -3,6 +3,8 @@
     spawn -> starting --Ready--> ready --(gone)--> its place waits `back-off` -> spawn again, under a new number
                  |                 |
                  +----(too slow)---+--(stuck)--> ending, until the kernel says it is gone
+                 |                 |
+                 +-(not wanted any more)-> leaving --(nothing in hand)--> dismissed --(gone)--> nobody takes its place
 
 Death is only what the kernel reports: a worker that was told to die may still write, so its orders count as under way until then.
 A worker that did something useful is replaced at once; one that dies again and again without, less and less often.
@@ -11,7 +13,7 @@ A worker that did something useful is replaced at once; one that dies again and 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from batchd.core.actions import Action, KillWorker, SpawnWorker
+from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.plan import Position
 from batchd.core.ring import Slot
@@ -22,6 +24,8 @@ ORDERS_MAX = 2
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 START_TIMEOUT_S = 60.0
+LEAVE_TIMEOUT_S = 10.0
+"""How long a worker that was dismissed has to end."""
 
 
 class WorkerState(Enum):
@@ -29,6 +33,7 @@ class WorkerState(Enum):
 
     STARTING = "starting"
     READY = "ready"
+    LEAVING = "leaving"
     ENDING = "ending"
 
 
@@ -58,6 +63,9 @@ class Worker:
     busy_us: int = 0
     note: Note | None = None
     noted_s: float = 0.0
+    is_surplus: bool = False
+    """It has no place any more, and nobody follows it."""
+    dismissed_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -78,7 +86,9 @@ class Fleet:
         self.deaths = 0
         self.is_ending = False
         self._places = [_Place(respawn_s=0.0) for _ in range(places)]
-        self._sample_timeout_s = sample_timeout_s
+        self.sample_timeout_s = sample_timeout_s
+        self._surplus: set[int] = set()
+        """Workers that have no place and were not dismissed yet."""
         self._last_number = 0
 
     def spawn_due(self, now: float, actions: list[Action]) -> None:
@@ -91,6 +101,31 @@ class Fleet:
                 self._last_number += 1
                 self.workers[self._last_number] = Worker(self._last_number, index, now)
                 actions.append(SpawnWorker(self._last_number))
+
+    def resize(self, places: int, now: float, *, renews: bool) -> None:
+        """Have so many workers from now on. The surplus ones finish what they have; with ``renews`` that is all of them."""
+        assert places > 0
+        for worker in self.workers.values():
+            if not worker.is_surplus and (renews or worker.place >= places):
+                worker.is_surplus = True
+                self._surplus.add(worker.number)
+                if worker.state is WorkerState.READY:
+                    worker.state = WorkerState.LEAVING
+        if renews:
+            self._places = []
+        del self._places[places:]
+        self._places += [_Place(respawn_s=now) for _ in range(places - len(self._places))]
+
+    def dismiss_idle(self, now: float, actions: list[Action]) -> None:
+        """Let the surplus workers go that have nothing in hand."""
+        for number in sorted(self._surplus):
+            worker = self.workers[number]
+            if worker.orders:
+                continue
+            self._surplus.discard(number)
+            if worker.state is not WorkerState.ENDING:
+                worker.state, worker.dismissed_s = WorkerState.LEAVING, now
+                actions.append(DismissWorker(number))
 
     @property
     def next_spawn_s(self) -> float | None:
@@ -136,10 +171,15 @@ class Fleet:
     def gone(self, number: int, now: float) -> Worker:
         """The kernel says that the worker is dead; its place is filled again after the back-off."""
         worker = self.workers.pop(number)
-        place = self._places[worker.place]
+        self._surplus.discard(number)
         if self.is_ending:
             return worker
+        if worker.dismissed_s is not None and worker.state is WorkerState.LEAVING:
+            return worker
         self.deaths += 1
+        if worker.is_surplus:
+            return worker
+        place = self._places[worker.place]
         place.failures = 0 if worker.chunks else place.failures + 1
         delay_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (place.failures - 1)) if place.failures else 0.0
         place.respawn_s = now + delay_s
@@ -153,15 +193,21 @@ class Fleet:
         if note != worker.note or not worker.orders:
             worker.note, worker.noted_s = note, now
             return
-        if now - worker.noted_s >= self._sample_timeout_s:
+        if now - worker.noted_s >= self.sample_timeout_s:
             what = "worked on one sample" if note is not None else "imported, or did something else before a sample,"
-            self.end(worker, f"it {what} for {self._sample_timeout_s:g} s", actions)
+            self.end(worker, f"it {what} for {self.sample_timeout_s:g} s", actions)
 
     def kill_late_starters(self, now: float, actions: list[Action]) -> None:
         """A worker that does not come up is replaced."""
         for worker in self.workers.values():
             if worker.state is WorkerState.STARTING and now - worker.started_s > START_TIMEOUT_S:
                 self.end(worker, f"it did not start within {START_TIMEOUT_S:g} s", actions)
+
+    def kill_late_leavers(self, now: float, actions: list[Action]) -> None:
+        """A worker that was dismissed and does not go is killed."""
+        for worker in self.workers.values():
+            if worker.dismissed_s is not None and now - worker.dismissed_s > LEAVE_TIMEOUT_S:
+                self.end(worker, f"it did not end within {LEAVE_TIMEOUT_S:g} s", actions)
 
     def end(self, worker: Worker, reason: str, actions: list[Action]) -> None:
         """Have a worker killed and give it no more orders. ``gone`` follows."""
@@ -174,6 +220,8 @@ class Fleet:
         for worker in self.workers.values():
             worker.noted_s = min(now, worker.noted_s + gap_s)
             worker.started_s = min(now, worker.started_s + gap_s)
+            if worker.dismissed_s is not None:
+                worker.dismissed_s = min(now, worker.dismissed_s + gap_s)
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Every worker that lives, in order of its number."""

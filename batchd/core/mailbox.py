@@ -70,6 +70,11 @@ class Mailbox:
         """Is it a producer?"""
         return session in self._producers
 
+    @property
+    def has_producers(self) -> bool:
+        """Is anybody a producer?"""
+        return bool(self._producers)
+
     def ask(self, session: int, request: int, actions: list[Action]) -> None:
         """A producer wants a place: it is lent one, told that its sample is dropped, or waits its turn."""
         place = self._lent.get(session)

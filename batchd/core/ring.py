@@ -118,11 +118,15 @@ class Ring:
 
     def remove(self, slot: Slot) -> None:
         """Forget a slot whose memory could not be had, and do not ask for that much again."""
+        self.drop(slot)
+        self.slots_max = len(self.slots)
+
+    def drop(self, slot: Slot) -> None:
+        """Forget a slot."""
         self.idle.remove(slot.number)
         del self.slots[slot.number]
         if slot.position is not None:
             del self._by_position[slot.position]
-        self.slots_max = len(self.slots)
 
     @property
     def can_grow(self) -> bool:

@@ -6,12 +6,12 @@ It is the only thing that changes streams, rings, subscriptions and the fleet, a
 without any process, and the same events always give the same actions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from batchd.core.actions import Action, AdmitProducer, OrderChunk, Refuse
 from batchd.core.admission import Refusal, not_live, unknown_stream
-from batchd.core.delivery import Delivery, StreamSpec
+from batchd.core.delivery import Delivery
 from batchd.core.events import (
     BatchMismatched,
     BatchSent,
@@ -23,6 +23,7 @@ from batchd.core.events import (
     PlaceWithdrawn,
     ProducerAsked,
     Pulled,
+    Reconfigured,
     SamplePushed,
     SessionCutOff,
     SessionEnded,
@@ -37,6 +38,7 @@ from batchd.core.events import (
 from batchd.core.fleet import Fleet, Order, WorkerState
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
+from batchd.core.spec import StreamSpec
 from batchd.core.statistics import DaemonStatistics
 from batchd.core.stream import Stream
 from batchd.core.subscription import Subscription
@@ -51,12 +53,25 @@ GAP_S = 2.0
 DRAINING: Refusal = (ErrorCode.DRAINING, "the daemon is shutting down")
 
 
+def _removed(name: str) -> Refusal:
+    return (
+        ErrorCode.STREAM_REMOVED,
+        f"stream {name!r} was taken out of the daemon's configuration, and is not served any more",
+    )
+
+
+def _replaced(name: str) -> Refusal:
+    return ErrorCode.STREAM_REPLACED, f"stream {name!r} has other settings or other files now; subscribe again"
+
+
 class DaemonState:
     """Streams, trainers and workers. ``chunk_rows_max`` bounds what one order fills."""
 
     def __init__(self, specs: list[StreamSpec], workers: int, *, sample_timeout_s: float, chunk_rows_max: int) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
+        """By number; also those that are not served any more and mean something to somebody still."""
+        self._retired: set[int] = set()
         self.fleet = Fleet(workers, sample_timeout_s)
         self.draining = False
         self._numbers = {spec.name: spec.number for spec in specs}
@@ -86,6 +101,7 @@ class DaemonState:
             WorkerGone: self._worker_gone,
             SlotLost: self._slot_lost,
             Ticked: self._ticked,
+            Reconfigured: self._reconfigure,
             DrainAsked: self._drain,
         }
 
@@ -95,6 +111,11 @@ class DaemonState:
         self._moment.now_s = now
         self._handlers[type(event)](event, now, actions)
         self._order_chunks(now, actions)
+        self.fleet.dismiss_idle(now, actions)
+        for number in sorted(self._retired):
+            if self.streams[number].sweep(actions):
+                self._retired.discard(number)
+                del self.streams[number]
         return actions
 
     @property
@@ -106,10 +127,16 @@ class DaemonState:
         """Everything that can be counted."""
         return DaemonStatistics(
             workers=self.fleet.statistics(),
-            streams=tuple(stream.statistics() for stream in self.streams.values()),
+            streams=tuple(self.streams[number].statistics() for number in self._numbers.values()),
             worker_deaths=self.fleet.deaths,
             draining=self.draining,
+            ending_slots=sum(len(self.streams[number].delivery.ring.slots) for number in self._retired),
         )
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """The numbers of the streams that are served, by name."""
+        return self._numbers
 
     # --- trainers -----------------------------------------------------------------------------------------------------
 
@@ -201,38 +228,40 @@ class DaemonState:
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
     def _place_asked(self, event: PlaceAsked, _now: float, actions: list[Action]) -> None:
-        mailbox, stopped = self._mailbox(event.session, event.stream)
+        mailbox, verdict = self._mailbox(event.session, event.stream)
         if self.draining:
             problem = DRAINING
         elif mailbox is None:
             problem = _not_yours(event.stream)
-        elif stopped is not None:
-            problem = ErrorCode.STREAM_STOPPED, stopped
+        elif verdict is not None:
+            problem = verdict
         else:
             mailbox.ask(event.session, event.request, actions)
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
     def _place_withdrawn(self, event: PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
-        mailbox, _stopped = self._mailbox(event.session, event.stream)
+        mailbox, _verdict = self._mailbox(event.session, event.stream)
         if mailbox is not None:
             mailbox.withdraw(event.session, actions)
 
     def _pushed(self, event: SamplePushed, _now: float, actions: list[Action]) -> None:
-        mailbox, _stopped = self._mailbox(event.session, event.stream)
+        mailbox, verdict = self._mailbox(event.session, event.stream)
         if mailbox is None:
             actions.append(Refuse(event.session, event.request, 0, *_not_yours(event.stream)))
+        elif verdict is not None and self.streams[event.stream].delivery.retired is not None:
+            actions.append(Refuse(event.session, event.request, 0, *verdict))  # nobody will ever read it there
         elif not mailbox.push(event.session, event.request, event.place, actions):
             text = f"place {event.place} of the mailbox was not lent to this producer"
             actions.append(Refuse(event.session, event.request, 0, ErrorCode.PLACE_NOT_LENT, text))
 
-    def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, str | None]:
-        """The mailbox of which a session is a producer, and why its stream has stopped, if it has."""
+    def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, Refusal | None]:
+        """The mailbox of which a session is a producer, and why its stream does not go on, if it does not."""
         stream = self.streams.get(number)
         mailbox = stream.delivery.mailbox if stream is not None else None
         if stream is None or mailbox is None or not mailbox.has(session):
             return None, None
-        return mailbox, stream.delivery.stopped
+        return mailbox, stream.delivery.verdict
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -270,7 +299,10 @@ class DaemonState:
         self.fleet.spawn_due(now, actions)
 
     def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:
-        for order in self.streams[event.stream].slot_lost(event.slot, event.reason, actions):
+        stream = self.streams.get(event.stream)
+        if stream is None:
+            return  # it has ended meanwhile
+        for order in stream.slot_lost(event.slot, event.reason, actions):
             for worker in self.fleet.workers.values():
                 worker.orders.pop(order, None)
 
@@ -280,6 +312,24 @@ class DaemonState:
         self._last_tick_s = now
         self.fleet.spawn_due(now, actions)
         self.fleet.kill_late_starters(now, actions)
+        self.fleet.kill_late_leavers(now, actions)
+
+    def _reconfigure(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
+        """Change what is served in one step. Streams that are not named go on as if nothing had happened."""
+        for numbers, problem in ((event.removed, _removed), (event.replaced, _replaced)):
+            for number in numbers:
+                stream = self.streams[number]
+                del self._numbers[stream.spec.name]
+                self._retired.add(number)
+                stream.retire(problem(stream.spec.name), actions)
+        for spec in event.added:
+            self._numbers[spec.name] = spec.number
+            self.streams[spec.number] = Stream(spec, event.chunk_rows_max, self._new_slot, self._moment)
+        for stream in self.streams.values():
+            stream.chunk_rows_max = event.chunk_rows_max
+        self.fleet.sample_timeout_s = event.sample_timeout_s
+        self.fleet.resize(event.workers, now, renews=event.renews_workers)
+        self.fleet.spawn_due(now, actions)
 
     def _drain(self, _event: DrainAsked, _now: float, _actions: list[Action]) -> None:
         self.draining = self.fleet.is_ending = True

@@ -151,9 +151,13 @@ class StreamStatistics:
 
 @dataclass(frozen=True, slots=True)
 class DaemonStatistics:
-    """The whole daemon. ``worker_deaths``: workers that ended without being asked to."""
+    """The whole daemon. ``worker_deaths``: workers that ended without being asked to.
+
+    ``ending_slots``: slots of streams that are not served any more, which somebody still reads or writes.
+    """
 
     workers: tuple[WorkerStatistics, ...]
     streams: tuple[StreamStatistics, ...]
     worker_deaths: int
     draining: bool
+    ending_slots: int

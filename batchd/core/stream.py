@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
-from batchd.core.actions import Action, QuarantineSample, Refuse, ReportBad, ReportStopped
-from batchd.core.delivery import Delivery, StreamSpec
+from batchd.core.actions import Action, EndStream, FreeSlots, QuarantineSample, Refuse, ReportBad, ReportStopped
+from batchd.core.admission import Refusal
+from batchd.core.delivery import Delivery
 from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
+from batchd.core.spec import StreamSpec
 from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
@@ -34,15 +36,16 @@ class Stream:
         self.suspects = Suspects(spec.plan.samples if spec.live is None else 0)
         self.decoded_samples = 0
         self.sample_s = 0.0
-        self._chunk_rows_max = chunk_rows_max
+        self.chunk_rows_max = chunk_rows_max
         self._blank_deaths = 0
+        self._is_empty = False
 
     def chunk_rows(self, pending_rows: int, workers: int | None) -> int:
         """How many rows the next order gets; where a trainer waits, ``workers`` share what is left of its batch."""
         rows = int(CHUNK_TARGET_S / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
         if workers is not None:
             rows = min(rows, -(-pending_rows // workers))
-        return max(1, min(rows, self._chunk_rows_max))
+        return max(1, min(rows, self.chunk_rows_max))
 
     def chunk_done(self, order: Order, done: ChunkDone, actions: list[Action]) -> None:
         """Rows of a batch are in its slot."""
@@ -97,6 +100,22 @@ class Stream:
         problem = self.delivery.lose(slot, actions)
         self._stop_if(problem and f"{problem}: {reason}", actions)
         return orders
+
+    def retire(self, problem: Refusal, actions: list[Action]) -> None:
+        """The stream is not served any more. Its slots go back as their leases and orders end; ``sweep`` follows."""
+        self.delivery.retire(problem, actions)
+        self._answer_producers(problem, actions)
+
+    def sweep(self, actions: list[Action]) -> bool:
+        """Of a retired stream, free what has become idle; true where there is nobody any more to whom it means anything."""
+        if freed := self.delivery.free_idle():
+            actions.append(FreeSlots(self.spec.number, tuple(freed)))
+        if not self.delivery.ring.slots and not self._is_empty:
+            self._is_empty = True
+            actions.append(EndStream(self.spec.number))
+        mailbox = self.delivery.mailbox
+        has_producers = mailbox is not None and mailbox.has_producers
+        return self._is_empty and not self.delivery.subscriptions and not has_producers
 
     def statistics(self) -> StreamStatistics:
         """Everything that can be counted of the stream."""
@@ -171,9 +190,13 @@ class Stream:
         if text and self.delivery.stopped is None:
             self.delivery.stop(text, actions)
             actions.append(ReportStopped(self.spec.number, text))
-            waiting = self.delivery.mailbox.forget_waiting() if self.delivery.mailbox is not None else []
-            for session, request in waiting:
-                actions.append(Refuse(session, request, 0, ErrorCode.STREAM_STOPPED, text))
+            self._answer_producers((ErrorCode.STREAM_STOPPED, text), actions)
+
+    def _answer_producers(self, problem: Refusal, actions: list[Action]) -> None:
+        """No place will be free any more: tell whoever waits for one."""
+        waiting = self.delivery.mailbox.forget_waiting() if self.delivery.mailbox is not None else []
+        for session, request in waiting:
+            actions.append(Refuse(session, request, 0, *problem))
 
     def _sample(self, order: Order, row: int) -> int:
         return int(self.spec.plan.indices(order.position, row, 1)[0])

@@ -20,13 +20,15 @@ import structlog
 import zmq
 
 from batchd import failpoints
-from batchd.config.live_sources import PushSource
 from batchd.core.actions import (
     Action,
     AdmitProducer,
     AdmitSubscription,
     CommitSlot,
     CreateSlot,
+    DismissWorker,
+    EndStream,
+    FreeSlots,
     GrantLease,
     KillWorker,
     LendPlace,
@@ -81,6 +83,7 @@ class Loop:
         self._performers: dict[type, Callable[[Any], None]] = {
             SpawnWorker: self._spawn_worker,
             KillWorker: self._kill_worker,
+            DismissWorker: self._dismiss_worker,
             CreateSlot: self._create_slot,
             ReserveSlot: self._reserve_slot,
             CommitSlot: self._commit_slot,
@@ -95,6 +98,8 @@ class Loop:
             ReportMismatch: self._report_mismatch,
             QuarantineSample: self._quarantine,
             ReportStopped: self._report_stopped,
+            FreeSlots: self._free_slots,
+            EndStream: self._end_stream,
         }
 
     def attach(self, sessions: Sessions, workers: WorkerProcesses, network: Network | None) -> None:
@@ -137,6 +142,7 @@ class Loop:
                 self._watch.dispatch()
             self._tick()
             self._handle_queue()
+            more = self._memory.free_some() or more
             self.after_round()
 
     def _handle_queue(self) -> None:
@@ -188,6 +194,9 @@ class Loop:
 
     def _kill_worker(self, action: KillWorker) -> None:
         self._workers.kill(action.worker, action.reason)
+
+    def _dismiss_worker(self, action: DismissWorker) -> None:
+        self._workers.dismiss(action.worker)
 
     def _create_slot(self, action: CreateSlot) -> None:
         stream = self._streams[action.stream]
@@ -299,12 +308,13 @@ class Loop:
 
     def _admit_producer(self, action: AdmitProducer) -> None:
         stream = self._streams[action.stream]
-        source, mailbox = stream.config.source, stream.mailbox
-        assert isinstance(source, PushSource), "the core admits producers to live streams alone"
+        live, mailbox = stream.spec.live, stream.mailbox
+        assert live is not None, "the core admits producers to live streams alone"
         assert mailbox is not None
         self._sessions.share_mailbox(action.session, action.stream, mailbox)
-        layout = source.layout.to_wire()
-        self._sessions.send(action.session, Producing(action.request, action.stream, source.capacity, layout))
+        self._sessions.send(
+            action.session, Producing(action.request, action.stream, live.capacity, stream.place_layout)
+        )
         self._guestbook.produces(action, stream.name, self._guest(action.session))
         failpoints.passing("daemon.producer.admitted")
 
@@ -327,7 +337,7 @@ class Loop:
             stream=stream.name,
             path=action.path,
             reason=action.reason,
-            treatment=stream.config.on_error,
+            treatment=stream.spec.on_error,
         )
 
     def _report_mismatch(self, action: ReportMismatch) -> None:
@@ -352,8 +362,24 @@ class Loop:
     def _report_stopped(self, action: ReportStopped) -> None:
         _log.error("stream stopped", stream=self._streams[action.stream].name, reason=action.text)
 
+    def _free_slots(self, action: FreeSlots) -> None:
+        self._workers.forget_slots(action.slots)
+        self._sessions.withdraw_slots(action.slots)
+        self._memory.free(action.slots)
+        failpoints.passing("daemon.slots.freed")
+
+    def _end_stream(self, action: EndStream) -> None:
+        stream = self._streams.pop(action.stream)
+        self._workers.forget_stream(action.stream)
+        self._sessions.withdraw_mailbox(action.stream)
+        stream.close()
+        failpoints.passing("daemon.stream.ended")
+
 
 _QUARANTINED_AT_ONCE = 1024
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def _nothing() -> None:
@@ -361,7 +387,7 @@ def _nothing() -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT, through a descriptor: the handler does nothing, the loop reads what came."""
+    """SIGTERM, SIGINT and SIGHUP, through a descriptor: the handler does nothing, the loop reads what came."""
 
     def __init__(self, watch: Watch, callback: Callable[[int], None]) -> None:
         self._watch = watch
@@ -369,7 +395,7 @@ class Signals:
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
             end.setblocking(False)
-        self._before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
         self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         watch.add(self._ours.fileno(), self._read)
 

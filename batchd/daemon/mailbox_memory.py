@@ -8,6 +8,7 @@ Invariant: nobody can take back the memory under a worker that reads it.
 
 import fcntl
 import os
+from typing import Self
 
 from batchd.daemon.slot_memory import SEALS
 from batchd.errors import MemoryTooSmall, Problem
@@ -31,6 +32,18 @@ class MailboxMemory:
             self.close()
             problem = f"no memory for a mailbox of {mailbox_bytes} bytes: {error.strerror}; lower capacity or sample_bytes_max"
             raise MemoryTooSmall([Problem("daemon.memory", problem)]) from None
+
+    @classmethod
+    def adopt(cls, descriptor: int, mailbox_bytes: int) -> Self:
+        """One that another process of ours has made, by the descriptor that writes. Raises ``OSError``, and then closes it."""
+        mailbox = cls.__new__(cls)
+        mailbox.mailbox_bytes, mailbox.writable, mailbox.readable = mailbox_bytes, descriptor, -1
+        try:
+            mailbox.readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            mailbox.close()
+            raise
+        return mailbox
 
     def writable_anew(self) -> int:
         """A further descriptor that writes, for a producer; it belongs to the caller. Raises ``OSError``.

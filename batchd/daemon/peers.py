@@ -49,11 +49,16 @@ def may_connect(lifeline: socket.socket, peer: Peer, directory: os.stat_result) 
     counts, which let him into a directory that is closed to strangers.
     """
     nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
-    if peer.user in {0, os.geteuid()} and peer.user != nobody:
+    if is_ours(peer.user):
         return True
     if directory.st_gid != no_group and directory.st_gid in _groups(lifeline, peer):
         return True
     return (nobody == peer.user or no_group == directory.st_gid) and not directory.st_mode & stat.S_IRWXO
+
+
+def is_ours(user: int) -> bool:
+    """Is a peer's user root, or the daemon's own, as far as its number tells?"""
+    return user in {0, os.geteuid()} and user != unmapped_id("uid")
 
 
 def why_not(peer: Peer, directory: os.stat_result) -> str:

@@ -203,6 +203,10 @@ class RemoteSessions:
             if session.number not in self:
                 return
 
+    def limit(self, limits: RemoteLimits) -> None:
+        """So many sessions may there be from now on; nobody is sent away."""
+        self._limits = limits
+
     def tick(self) -> None:
         """Time has passed: note what was sent until now, and end the sessions of keys that have been revoked."""
         self._doorstep.tick()

@@ -29,6 +29,8 @@ SLOT_DESCRIPTORS = 2
 MAPPING_DESCRIPTORS = 0 if sys.version_info >= (3, 13) else 1
 BLANKS_MAX = 4_096
 """Each takes the kernel about 2 KiB and us some 10 us at the start."""
+MADE_AT_ONCE = 16
+"""While the daemon serves: that many hold nobody up."""
 OWN_DESCRIPTORS = 64
 """Standard streams, ZeroMQ's threads and sockets, the directory's lock, signals, what is read now and then."""
 WORKER_DESCRIPTORS = 6
@@ -77,7 +79,7 @@ class BlankSlots:
                 raise
             raise OSError(error.errno, f"{error.strerror}; {ADVICE}") from None
         self._count -= 1
-        self._make_ahead()
+        self._make_ahead(MADE_AT_ONCE)
         return blank
 
     def give_back(self, blank: Blank) -> None:
@@ -89,15 +91,26 @@ class BlankSlots:
             return
         blank.close()
 
+    def expect(self, count: int, mapped_bytes: int) -> None:
+        """From now on so many are wanted, the largest of ``mapped_bytes``. They are made a few at a time, as others go."""
+        if mapped_bytes > self._mapped_bytes:
+            while self._blanks:
+                self._blanks.pop().close()
+            self._mapped_bytes = mapped_bytes
+        self._count = count
+        while len(self._blanks) > count:
+            self._blanks.pop().close()
+        self._make_ahead(MADE_AT_ONCE)
+
     def close(self) -> None:
         """Close what was made ahead."""
         self._count = 0
         while self._blanks:
             self._blanks.pop().close()
 
-    def _make_ahead(self) -> None:
+    def _make_ahead(self, most: int = BLANKS_MAX) -> None:
         try:
-            while len(self._blanks) < min(self._count, BLANKS_MAX):
+            for _ in range(min(self._count, BLANKS_MAX, len(self._blanks) + most) - len(self._blanks)):
                 self._blanks.append(make_blank(self._mapped_bytes))
         except OSError:
             return  # others have taken the descriptors just now: the next slot tries again

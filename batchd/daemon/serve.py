@@ -10,9 +10,9 @@ sockets are removed while the lock is held.
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -36,6 +36,7 @@ from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
 from batchd.daemon.notify import Notifier
 from batchd.daemon.outbox import Outbox
+from batchd.daemon.reload import Origin, Outcome, Reloader
 from batchd.daemon.remote import RemoteSessions
 from batchd.daemon.reserve import BlankSlots, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
@@ -46,6 +47,7 @@ from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
 from batchd.daemon.status import plain_status
 from batchd.daemon.streams import Scan, ServedStream, open_stream
+from batchd.daemon.switch import Switch, code_in
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.sources import storage
@@ -78,6 +80,8 @@ class ServeOptions:
     """Told now and then how many samples of which stream were found."""
     ready: Callable[[str], None] = field(default=lambda _address: None)
     """Told the address when trainers may come."""
+    origin: Origin | None = None
+    """Where the configuration came from, so that it can be read again; None where nobody may ask for that."""
 
 
 def serve(config: Config, options: ServeOptions) -> None:
@@ -109,8 +113,7 @@ def serve(config: Config, options: ServeOptions) -> None:
             )
             for number, (name, stream) in enumerate(config.streams.items(), 1)
         }
-        _close_later(stack, streams.values())
-
+        stack.callback(_close_all, streams)
         state = DaemonState(
             [stream.spec for stream in streams.values()],
             config.daemon.worker_count(),
@@ -123,7 +126,7 @@ def serve(config: Config, options: ServeOptions) -> None:
         loop = Loop(state, streams, memory, watch)
         workers.enqueue = loop.enqueue
         clerk = _Clerk(state, streams, memory, workers, started_s)
-        desk = Desk(loop.enqueue, clerk.answer, Numbers())
+        desk = Desk(loop.enqueue, clerk.answer, Numbers(), clerk.reload)
         sessions = clerk.sessions = Sessions(
             watch, desk, config.daemon.sessions_max, writable_slots=config.daemon.writable_slots
         )
@@ -137,7 +140,25 @@ def serve(config: Config, options: ServeOptions) -> None:
         sessions.bind(held.names.lifeline_path, held.names.zmq_path)
         failpoints.passing("daemon.bound")
         loop.attach(sessions, workers, network)
-        stack.callback(Signals(watch, _signal_handler(loop, config.daemon.drain_timeout_s)).close)
+        switch = Switch(
+            state=state,
+            streams=streams,
+            memory=memory,
+            workers=workers,
+            sessions=sessions,
+            remote=clerk.remote,
+            enqueue=loop.enqueue,
+            daemon=config.daemon.model_dump(mode="json"),
+            workers_wanted=config.daemon.worker_count(),
+            last_number=len(streams),
+            imported=code_in(streams.values()),
+        )
+        origin = options.origin if options.lifeline is None else None
+        reloader = clerk.reloader = Reloader(
+            watch, switch, origin, sessions.send, service.reloading, partial(_reload_ended, service, switch)
+        )
+        stack.callback(reloader.abandon)
+        stack.callback(Signals(watch, _signal_handler(loop, reloader)).close)
         if options.lifeline is not None:
             watch.add(options.lifeline, loop.stop)
         _log.info(
@@ -163,12 +184,13 @@ def _open_service(config: Config, options: ServeOptions, stack: ExitStack) -> Se
     return Service(notifier, config.daemon.worker_count())
 
 
-def _close_later(stack: ExitStack, streams: Iterable[ServedStream]) -> None:
-    """Have the descriptors of streams closed at the end."""
-    for stream in streams:
-        stack.callback(os.close, stream.index_descriptor)
-        if stream.mailbox is not None:
-            stack.callback(stream.mailbox.close)
+def _reload_ended(service: Service, switch: Switch, outcome: Outcome) -> None:
+    service.reloaded(switch.workers_wanted, outcome.text.partition("\n")[0])
+
+
+def _close_all(streams: dict[int, ServedStream]) -> None:
+    for stream in streams.values():
+        stream.close()
 
 
 def _scan(progress: Progress, cache: IndexCache, stream: str, python_path: Sequence[Path]) -> Scan:
@@ -224,19 +246,24 @@ def _check_descriptors(config: Config, rings: dict[str, RingSize]) -> int:
     return plan.reserved
 
 
-def _signal_handler(loop: Loop, drain_timeout_s: float) -> Callable[[int], None]:
-    """The first signal drains, the second stops at once."""
+def _signal_handler(loop: Loop, reloader: Reloader) -> Callable[[int], None]:
+    """SIGHUP reads the configuration again. Of the others the first one drains, the second stops at once."""
     received: list[int] = []
 
     def handle(number: int) -> None:
-        received.append(number)
         name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            reloader.ask()
+            return
+        received.append(number)
+        reloader.abandon()
         if len(received) > 1:
             _log.info("stopping at once", signal=name)
             loop.stop()
         else:
-            _log.info("draining", signal=name, within_s=drain_timeout_s)
-            loop.drain(drain_timeout_s)
+            within_s = reloader.switch.daemon["drain_timeout_s"]
+            _log.info("draining", signal=name, within_s=within_s)
+            loop.drain(within_s)
 
     return handle
 
@@ -252,18 +279,28 @@ class _Clerk:
     started_s: float
     sessions: Sessions | None = None
     remote: RemoteSessions | None = None
+    reloader: Reloader | None = None
+
+    def reload(self, session: int, request: int) -> None:
+        """Somebody who may wants the configuration to be read again."""
+        assert self.reloader is not None
+        self.reloader.ask(session, request)
 
     def answer(self, question: AskStatus | AskBad) -> Message:
         """Answer at once, from what is known."""
         if isinstance(question, AskBad):
             return self._bad(question)
         assert self.sessions is not None
+        assert self.reloader is not None
+        outcome = self.reloader.outcome
         daemon: dict[str, object] = {
             "version": __version__,
             "pid": os.getpid(),
             "uptime_s": monotonic() - self.started_s,
             "memory_bytes": self.memory.total_bytes,
             "decoders": self.workers.decoders,
+            "reloading": self.reloader.is_reading,
+            "reload": asdict(outcome) if outcome is not None else None,
         }
         if self.remote is not None:
             daemon["tcp"] = self.remote.counts()
@@ -272,12 +309,10 @@ class _Clerk:
         return Status(question.request, status)
 
     def _bad(self, question: AskBad) -> Message:
-        for number, stream in self.streams.items():
-            if stream.name == question.stream:
-                listed = self.state.streams[number].bad.listed
-                shown = sorted(listed.items())[: min(BAD_SHOWN_MAX, ITEMS_MAX)]
-                rows = [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
-                return BadSamples(question.request, len(listed), rows)
-        return Refused(
-            question.request, 0, *unknown_stream(question.stream, (stream.name for stream in self.streams.values()))
-        )
+        number = self.state.numbers.get(question.stream)
+        if number is None:
+            return Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
+        listed = self.state.streams[number].bad.listed
+        shown = sorted(listed.items())[: min(BAD_SHOWN_MAX, ITEMS_MAX)]
+        rows = [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
+        return BadSamples(question.request, len(listed), rows)

@@ -13,6 +13,8 @@ import errno
 import os
 import secrets
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from batchd import __version__
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.peers import Peer, may_connect, peer_of, why_not
+from batchd.daemon.peers import Peer, is_ours, may_connect, peer_of, why_not
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import (
@@ -44,6 +46,7 @@ from batchd_wire.messages import (
     TO_DAEMON,
     TO_DAEMON_LIFELINE,
     AskBad,
+    AskReload,
     AskStatus,
     AskWritable,
     Hello,
@@ -51,6 +54,7 @@ from batchd_wire.messages import (
     Open,
     Opened,
     Refused,
+    SlotsGone,
     SlotShared,
     Welcome,
 )
@@ -185,6 +189,24 @@ class Sessions:
         else:
             self._hand_over(session, message, writable)
             os.close(writable)
+
+    def withdraw_slots(self, slots: Sequence[int]) -> None:
+        """Have trainers unmap slots whose memory is given back. Who does not read its lifeline is not held to it."""
+        for session in self._by_number.values():
+            known = session.slots.intersection(slots)
+            session.slots -= known
+            if known and not session.is_cut_off:
+                with suppress(ChannelClosed, BlockingIOError):
+                    send_message(session.lifeline, SlotsGone(sorted(known)))
+
+    def withdraw_mailbox(self, stream: int) -> None:
+        """Forget who has a mailbox that is given back."""
+        for session in self._by_number.values():
+            session.mailboxes.discard(stream)
+
+    def limit(self, sessions_max: int) -> None:
+        """So many trainers may be connected at once from now on; nobody is sent away."""
+        self._sessions_max = sessions_max
 
     def _writable(self, session: Session, slot: int, memory: SlotMemory) -> int | None:
         """A descriptor to hand over and to close; None where the trainer shall get the one that only reads."""
@@ -390,9 +412,19 @@ class Sessions:
             self._enqueue(event)
         elif isinstance(message, AskStatus | AskBad):
             self.send(session.number, self._desk.answer(message))
+        elif isinstance(message, AskReload):
+            self._ask_reload(session, message)
         else:
             text = f"{type(message).__name__} is not expected in an open session"
             self._reject(b"", session, ErrorCode.UNEXPECTED_MESSAGE, text)
+
+    def _ask_reload(self, session: Session, message: AskReload) -> None:
+        """Who may read data may not say what is served: only root and our own user may."""
+        if is_ours(session.user):
+            self._desk.reload(session.number, message.request)
+            return
+        text = f"only root and the daemon's own user (number {os.geteuid()}) may have it read its configuration again"
+        self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
 
     def _reject(self, routing: bytes, session: Session | None, error: ErrorCode, text: str) -> None:
         """Answer nonsense with its number; say so in the log, but not for each."""

@@ -1,6 +1,7 @@
 """The memory of the slots. DAEMON process; it makes, hands out and marks slots.
 
     create -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
+    free -> closed a little later, one by one
     reserve -> header: unfinished          commit -> header: whole, under its generation
     writable -> for a worker               readable -> the same memory opened read-only, for a trainer
     writable_anew -> for a trainer with     mapped -> the same memory to read, for what goes over TCP
@@ -16,6 +17,8 @@ import errno
 import fcntl
 import mmap
 import os
+from collections import deque
+from collections.abc import Sequence
 
 from batchd.daemon.memory import UNLIMITED_BYTES, available_bytes, shortage
 from batchd.daemon.reserve import BlankSlots
@@ -33,6 +36,8 @@ class SlotMemory:
         self._readable: dict[int, int] = {}
         self._mapped: dict[int, mmap.mmap] = {}
         self._bytes: dict[int, int] = {}
+        self._freed: deque[tuple[int, int]] = deque()
+        """Descriptors that are still to be closed."""
 
     def create(self, slot: int, slot_bytes: int) -> None:
         """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made."""
@@ -62,6 +67,28 @@ class SlotMemory:
     def commit(self, slot: int, header: SlotHeader) -> None:
         """Mark the slot whole."""
         self._write(slot, header)
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Give slots back, in ``free_some``; one whose memory could not be had is nothing to give back."""
+        for slot in slots:
+            if slot in self._writable:
+                self._freed.append((self._writable.pop(slot), self._readable.pop(slot)))
+                self._mapped.pop(slot, None)
+                del self._bytes[slot]
+
+    def free_some(self) -> bool:
+        """Close one slot that was given back, which may take the kernel a while; true where there are more."""
+        if self._freed:
+            for descriptor in self._freed.popleft():
+                os.close(descriptor)
+        return bool(self._freed)
+
+    def expect(self, count: int, mapped_bytes: int) -> None:
+        """So many slots may still come; see ``BlankSlots``."""
+        self._blanks.expect(count, mapped_bytes)
+
+    def __len__(self) -> int:
+        return len(self._writable)
 
     def writable(self, slot: int) -> int:
         """The descriptor for a worker; it stays ours."""
@@ -95,6 +122,8 @@ class SlotMemory:
     def close(self) -> None:
         """Let go of every slot. Who has one mapped keeps its pages until he unmaps them."""
         self._blanks.close()
+        while self.free_some():
+            pass
         for descriptor in (*self._writable.values(), *self._readable.values()):
             os.close(descriptor)
         self._writable.clear()

@@ -4,7 +4,7 @@ Invariant: every session and every subscription of the daemon has a number of it
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchd import failpoints
 from batchd.core.events import (
@@ -69,6 +69,8 @@ class Desk:
     enqueue: Callable[[Event], None]
     answer: Callable[[AskStatus | AskBad], Message]
     numbers: Numbers
+    reload: Callable[[int, int], None] = field(default=lambda _session, _request: None)
+    """Told the session and the request of who wants the configuration to be read again; answers later."""
 
 
 def event_of(session: int, message: Message, numbers: Numbers, *, is_remote: bool = False) -> Event | None:

@@ -19,7 +19,12 @@ def plain_status(
 ) -> Plain:
     """Join them: ``{"daemon": …, "workers": […], "trainers": […], "streams": […]}``; keys with units, as in the statistics."""
     return {
-        "daemon": {**daemon, "worker_deaths": statistics.worker_deaths, "draining": statistics.draining},
+        "daemon": {
+            **daemon,
+            "worker_deaths": statistics.worker_deaths,
+            "draining": statistics.draining,
+            "ending_slots": statistics.ending_slots,
+        },
         "workers": [{**asdict(worker), "pid": worker_pids.get(worker.number)} for worker in statistics.workers],
         "trainers": [_trainer(one) for one in trainers],
         "streams": [_plain(asdict(stream)) for stream in statistics.streams],

@@ -10,8 +10,9 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -22,13 +23,13 @@ from batchd.config.live_sources import PushSource
 from batchd.config.sources import Source, source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.tree import StreamConfig
-from batchd.core.delivery import StreamSpec
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
+from batchd.core.spec import StreamSpec
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
-from batchd.functions.named import StreamCode, code_of
+from batchd.functions.named import code_of
 from batchd.pipeline.fields import is_random
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
 from batchd.sources import storage
@@ -59,21 +60,38 @@ NO_MODULES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False)
 class ServedStream:
-    """One stream. The index's descriptor stays open, for workers that come later."""
+    """One stream, as plain facts. The index's descriptor stays open, for workers that come later.
 
-    number: int
-    name: str
-    config: StreamConfig
-    columns: tuple[Column, ...]
-    layout: SlotLayout
+    ``told``: what workers are told, but for what concerns all streams. ``signature``: two with the same one need not be told
+    apart: every setting is the same, and so is what was found in the source and in files. ``place_layout``: of a live stream.
+    """
+
     spec: StreamSpec
+    told: ServeStream
+    layout: SlotLayout
+    signature: str
     index_descriptor: int
     classes: list[str]
-    digests: Digests
-    code: StreamCode
+    place_layout: object = None
     mailbox: MailboxMemory | None = None
     """Of a live stream."""
     quarantined: list[int] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """What orders and the core call it."""
+        return self.spec.number
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.spec.name
+
+    @property
+    def ring_bytes(self) -> int:
+        """The most memory that its ring takes, with the mailbox before it."""
+        mailbox_bytes = self.mailbox.mailbox_bytes if self.mailbox is not None else 0
+        return self.spec.slots_max * self.layout.slot_bytes + mailbox_bytes
 
     @property
     def descriptors(self) -> list[int]:
@@ -82,23 +100,13 @@ class ServedStream:
 
     def serve_stream(self) -> ServeStream:
         """What a worker is told; goes with ``descriptors``."""
-        return ServeStream(
-            stream=self.number,
-            name=self.name,
-            seed=self.config.seed,
-            samples=self.spec.plan.samples,
-            batch_size=self.config.batch_size,
-            shuffle=self.config.is_shuffled,
-            on_error=self.config.on_error,
-            source=source_to_plain(self.config.source),
-            columns=[(column.name, column.text) for column in self.columns],
-            steps=[step_to_plain(step) for step in self.config.pipeline],
-            files=[(str(path), digest) for path, digest in self.digests.items()],
-            storage=storage.limits().to_wire(),
-            layout=self.layout.to_wire(),
-            python_path=list(self.code.python_path),
-            modules={**self.code.digests},
-        )
+        return replace(self.told, storage=storage.limits().to_wire())
+
+    def close(self) -> None:
+        """Let go of the index and the mailbox. Workers and producers that have them keep them."""
+        os.close(self.index_descriptor)
+        if self.mailbox is not None:
+            self.mailbox.close()
 
 
 def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
@@ -137,19 +145,50 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         bad_fraction_max=config.max_bad_fraction,
         live=live,
     )
-    return ServedStream(
-        number=number,
+    layout = ring.layout.to_wire()
+    told = ServeStream(
+        stream=number,
         name=name,
-        config=config,
-        columns=ring.columns,
-        layout=ring.layout,
+        seed=config.seed,
+        samples=samples,
+        batch_size=config.batch_size,
+        shuffle=config.is_shuffled,
+        on_error=config.on_error,
+        source=source_to_plain(source),
+        columns=[(column.name, column.text) for column in ring.columns],
+        steps=[step_to_plain(step) for step in config.pipeline],
+        files=[(str(path), digest) for path, digest in digests.items()],
+        storage=storage.limits().to_wire(),
+        layout=layout,
+        python_path=list(code.python_path),
+        modules={**code.digests},
+    )
+    return ServedStream(
         spec=spec,
+        told=told,
+        layout=ring.layout,
+        signature=signature(config, spec.fingerprint, index, told),
         index_descriptor=index.to_memfd(),
         classes=_classes(index),
-        digests=digests,
-        code=code,
+        place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
     )
+
+
+def signature(config: StreamConfig, content: str, index: SourceIndex, told: ServeStream) -> str:
+    """Name everything of a stream: its settings, its fingerprint, and where and in which versions its files were found.
+
+    Not what its ring got of the daemon's memory: a stream that stays keeps that.
+    """
+    facts = {
+        "settings": config.model_dump(mode="json"),
+        "content": content,
+        "samples": len(index),
+        "place": index.place,
+        "files": told.files,
+        "python_path": told.python_path,
+    }
+    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fingerprint(

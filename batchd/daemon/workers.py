@@ -1,7 +1,7 @@
 """The worker processes. DAEMON process; the only module that knows that workers are processes of this host.
 
     spawn -> [ serve_stream, use_slot, order ]* -> (result)* -> gone
-    kill  -> gone
+    kill  -> gone          dismiss -> gone
 
 What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel says
 that the process has ended (its pidfd is readable), never before: a process that may still write is not gone.
@@ -15,8 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -32,6 +32,8 @@ from batchd_wire.orders import (
     NOTE_BYTES,
     TO_DAEMON_FROM_WORKER,
     ChunkFilled,
+    ForgetSlots,
+    ForgetStream,
     Ready,
     StreamMeasured,
     Work,
@@ -67,6 +69,8 @@ class _Process:
     slots: set[int] = field(default_factory=set)
     is_killed: bool = False
     """By this daemon, for what it did or failed to do."""
+    is_dismissed: bool = False
+    """It was told that nothing else comes."""
 
     def kill(self) -> None:
         """End the process for its own doing."""
@@ -153,6 +157,33 @@ class WorkerProcesses:
         _log.warning("worker killed", worker=number, pid=process.popen.pid, reason=reason)
         process.kill()
 
+    def dismiss(self, number: int) -> None:
+        """Have a worker go that has nothing in hand: it sees the end of its channel. ``WorkerGone`` follows."""
+        process = self._processes.get(number)
+        if process is not None:
+            process.is_dismissed = True
+            with suppress(OSError):  # it is dead, which its pidfd will tell
+                process.channel.shutdown(socket.SHUT_WR)
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Have all workers unmap slots that nobody writes any more."""
+        for process in self._processes.values():
+            known = process.slots.intersection(slots)
+            process.slots -= known
+            if known:
+                self.tell(process.number, ForgetSlots(sorted(known)))
+
+    def forget_stream(self, stream: int) -> None:
+        """Have all workers close what is open for a stream that has no orders any more."""
+        for number in self.told_of(stream):
+            self._processes[number].streams.discard(stream)
+            self.tell(number, ForgetStream(stream))
+
+    def tell_all(self, message: Message) -> None:
+        """Send a message to every worker."""
+        for number in list(self._processes):
+            self.tell(number, message)
+
     def note(self, number: int) -> Note | None:
         """What the worker says it has in hand."""
         process = self._processes.get(number)
@@ -185,7 +216,8 @@ class WorkerProcesses:
                 return
             except ChannelClosed:
                 self._watch.remove(process.channel.fileno())
-                process.popen.kill()  # nearly always dead by now, and if not, it is of no more use
+                if not process.is_dismissed:
+                    process.popen.kill()  # nearly always dead by now, and if not, it is of no more use
                 return
             except MalformedMessage as error:
                 self.kill(process.number, f"it talks nonsense: {error}")
@@ -211,7 +243,8 @@ class WorkerProcesses:
         note = _read_note(process.note) or _NOTHING_IN_HAND
         from_outside = self._was_from_outside(process, status)
         how = _describe(status)
-        _log.warning("worker ended", worker=process.number, pid=process.popen.pid, how=how)
+        say = _log.info if process.is_dismissed and status == 0 else _log.warning
+        say("worker ended", worker=process.number, pid=process.popen.pid, how=how)
         self._watch.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)

@@ -72,8 +72,10 @@ class ServedStream:
         self._note = note
         self._stopwatch = Stopwatch()
         self._hopeless: str | None = None
+        self._opened: list[Reader] = []
         try:
             self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
+            self._opened.append(self._reader)
             self._reads_ahead = isinstance(self._reader, ReadsAhead)
             self._mailbox = _attached(self._reader, mailbox)
             self._pipeline = Pipeline(columns, steps, told.seed, laps=self._stopwatch.laps)
@@ -83,6 +85,11 @@ class ServedStream:
             self._hopeless = changed_file(told.files) or str(error)
         else:
             self._hopeless = changed_file(told.files)
+
+    def close(self) -> None:
+        """Give back what is open; no order comes any more."""
+        while self._opened:
+            self._opened.pop().close()
 
     def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
         """Fill the ordered rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""

@@ -4,16 +4,30 @@ Invariant: an order is answered with exactly one ``ChunkFilled``, or the process
 and its files.
 """
 
+import os
 import socket
 
 from batchd import failpoints
 from batchd.pipeline.decode import decoder_versions
+from batchd.sources import storage
+from batchd.sources.storage import StorageLimits
 from batchd.worker.chunk import ServedStream
 from batchd.worker.note import Note
 from batchd.worker.slots import WritableSlots
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
-from batchd_wire.orders import TO_WORKER, FillChunk, Quarantine, Ready, ServeStream, StreamMeasured, UseSlot
+from batchd_wire.orders import (
+    TO_WORKER,
+    FillChunk,
+    ForgetSlots,
+    ForgetStream,
+    Quarantine,
+    Ready,
+    ServeStream,
+    StreamMeasured,
+    UseSlot,
+    UseStorage,
+)
 
 
 class WorkerLoop:
@@ -51,7 +65,14 @@ class WorkerLoop:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
             case ServeStream(), [index, *mailbox]:
                 stream = self._streams[message.stream] = ServedStream(message, index, mailbox, self._note)
+                os.close(index)
                 send_message(self._channel, StreamMeasured(message.stream, stream.parts))
+            case ForgetSlots(), []:
+                self._slots.forget(message.slots)
+            case ForgetStream(), []:
+                self._streams.pop(message.stream).close()
+            case UseStorage(), []:
+                storage.use(StorageLimits.from_wire(message.storage))
             case Quarantine(), []:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:

@@ -6,6 +6,7 @@ reserved before (``posix_fallocate``), so touching it cannot fail. The header pa
 
 import mmap
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,6 +29,12 @@ class WritableSlots:
         os.close(descriptor)
         memory.madvise(mmap.MADV_DONTDUMP)
         self._memories[slot] = memoryview(memory)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Unmap slots; the mapping ends with the last array over it."""
+        for slot in slots:
+            self._arrays.pop(slot, None)
+            self._memories.pop(slot, None)
 
     def page(self, slot: int) -> memoryview:
         """The whole memory of ``slot``."""

@@ -22,7 +22,9 @@
     |       +-- RingBusy
     +-- ProtocolError            the peer speaks nonsense: report it
     +-- DataError                the data is not what it was, or is bad: decide what to train on
-        +-- StateMismatch        StreamChanged         StreamStopped         BatchCorrupt
+        +-- StateMismatch        StreamStopped         StreamRemoved         BatchCorrupt
+        +-- StreamChanged
+            +-- StreamReplaced
 
 The first paragraph of each docstring says what happened and is replaced by the facts where they are known; the rest says
 what helps and is part of every message.
@@ -347,9 +349,25 @@ class StateMismatch(DataError):
 
 
 class StreamChanged(DataError):
-    """The daemon was restarted with other files or other settings for this stream, so its positions name other batches.
+    """The daemon serves this stream with other files or other settings now, so its positions name other batches.
 
-    Bring back the old ones, or open the stream anew with ``daemon.stream(...)`` to train on what is there now.
+    It was restarted, or has read its configuration again. Bring back the old ones, or open the stream anew with
+    ``daemon.stream(...)`` to train on what is there now.
+    """
+
+
+class StreamReplaced(StreamChanged):
+    """The daemon has read its configuration again, and serves this stream with other settings or other files now.
+
+    Streams and producers ask for it anew by themselves, so a program seldom sees this.
+    """
+
+
+class StreamRemoved(DataError):
+    """This stream was taken out of the daemon's configuration while it was read.
+
+    Batches that are alive stay readable. Open another stream, or put this one back and have the daemon read its configuration
+    again (`batchd reload`); then `daemon.stream(name, state=stream.state_dict())` goes on where this one stands.
     """
 
 
@@ -387,6 +405,8 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.NOT_LIVE: StreamNotLive,
     ErrorCode.RING_EXHAUSTED: RingExhausted,
     ErrorCode.STREAM_STOPPED: StreamStopped,
+    ErrorCode.STREAM_REMOVED: StreamRemoved,
+    ErrorCode.STREAM_REPLACED: StreamReplaced,
     ErrorCode.UNKNOWN_SUBSCRIPTION: ProtocolError,
     ErrorCode.PLACE_NOT_LENT: ProtocolError,
     ErrorCode.DRAINING: DaemonUnavailable,

@@ -22,7 +22,16 @@ from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, MailboxShared, Refused, SlotShared, Welcome
+from batchd_wire.messages import (
+    TO_TRAINER_LIFELINE,
+    AskWritable,
+    Hello,
+    MailboxShared,
+    Refused,
+    SlotsGone,
+    SlotShared,
+    Welcome,
+)
 
 PROGRAM_CHARACTERS_MAX = 100
 SECRET_BYTES = 16
@@ -60,7 +69,10 @@ class Lifeline:
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def receive_shared(self, slots: dict[int, SlotMemory], mailboxes: dict[int, Mailbox]) -> None:
-        """Take all the memory that has been shared by now. Raises ``SessionLost`` at the end of file, and ``ProtocolError``."""
+        """Take all the memory that has been shared by now, and let go of what is over.
+
+        Raises ``SessionLost`` at the end of file, and ``ProtocolError``.
+        """
         while True:
             try:
                 message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
@@ -73,6 +85,9 @@ class Lifeline:
             match message, descriptors:
                 case SlotShared(), [descriptor]:
                     slots[message.slot] = SlotMemory(descriptor, message.slot_bytes)
+                case SlotsGone(), []:
+                    for slot in message.slots:
+                        slots.pop(slot, None)
                 case MailboxShared(), [descriptor]:
                     mailboxes[message.stream] = Mailbox(descriptor, message.mailbox_bytes)
                 case _:

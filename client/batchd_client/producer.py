@@ -28,6 +28,7 @@ from batchd_client.errors import (
     PushTimeout,
     SampleInvalid,
     StreamChanged,
+    StreamReplaced,
 )
 from batchd_client.lifeline import SessionLost
 from batchd_client.opening import make_context
@@ -189,7 +190,7 @@ class Producer:
         except ValueError as error:
             raise ProtocolError(f"the daemon describes its mailbox wrongly: {error}") from None
         if self._terms is not None and layout != self._terms.layout:
-            raise StreamChanged(f"the daemon was restarted with other fields for stream {self._name!r}")
+            raise StreamChanged(f"the daemon has other fields for stream {self._name!r} now")
         if session.mailbox(told.stream).mailbox_bytes != told.capacity * layout.place_bytes:
             raise ProtocolError(f"the mailbox of stream {self._name!r} is not {told.capacity} places long")
         self._terms = _Terms(told.stream, told.capacity, layout)
@@ -208,7 +209,8 @@ class Producer:
         if self._place is None:
             self._dropped += 1
             return False
-        self._hand_in(session, terms, self._place, values, lengths)
+        if not self._hand_in(session, terms, self._place, values, lengths):
+            return None
         self._pushed += 1
         return True
 
@@ -221,6 +223,9 @@ class Producer:
             answer = session.request(
                 lambda request: AskPlace(request, terms.stream), PlaceLent, min(deadline, begun_s + ASK_AGAIN_S)
             )
+        except StreamReplaced:
+            self._leave(session, terms)
+            return False
         except ConnectTimeout:
             if time.monotonic() < deadline:
                 return False
@@ -235,8 +240,11 @@ class Producer:
 
     def _hand_in(
         self, session: Session, terms: _Terms, place: int, values: list[tuple[int, memoryview]], lengths: bytes
-    ) -> None:
-        """Write the sample into our place and say so. A session that is lost over it may have taken the sample with it."""
+    ) -> bool:
+        """Write the sample into our place and say so; False where nobody reads it there any more.
+
+        A session that is lost over it may have taken the sample with it.
+        """
         mailbox, start = session.mailbox(terms.stream), place * terms.layout.place_bytes
         mailbox.write(start, memoryview(lengths))
         for offset, value in values:
@@ -247,8 +255,17 @@ class Producer:
             taken = session.request(lambda request: Pushed(request, terms.stream, place), PushTaken, deadline)
         except SessionLost:
             self._unconfirmed += 1
-            return
+            return True
+        except StreamReplaced:
+            self._leave(session, terms)
+            return False
         self._place = self._checked(taken.next_place, terms)
+        return True
+
+    def _leave(self, session: Session, terms: _Terms) -> None:
+        """The stream has another mailbox now: be introduced to that next."""
+        session.forget_mailbox(terms.stream)
+        self._session = self._place = None
 
     def _checked(self, place: int | None, terms: _Terms) -> int | None:
         if place is not None and place >= terms.capacity:

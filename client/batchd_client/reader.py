@@ -225,7 +225,9 @@ class Reader:
         if self._accept(session, self.subscription):
             return True
         if not session.has(self.subscription):
-            return False  # it is to be asked for again, after a pause in which others may use the connection
+            if self._pause_s:
+                return False  # it is to be asked for again, after a pause in which others may use the connection
+            self._move(session, self.subscription.position)
         if self._waited_in_vain:
             session.check_link()
         return self._announce(session, self.subscription) and self._accept(session, self.subscription)
@@ -235,7 +237,7 @@ class Reader:
         while not handles:
             if not session.receive():
                 if subscription.refusal is not None and subscription.announced_s:
-                    raise self._refusal(subscription.refusal)
+                    self._take_refusal(session, subscription, subscription.refusal)
                 return False
         session.torn = True  # until the batch is in safety: an interrupt in between would lose the handle
         handle = handles.popleft()
@@ -325,6 +327,12 @@ class Reader:
         _log.warning("%s; asking for it again", text)
 
     # --- why there is none --------------------------------------------------------------------------------------------
+
+    def _take_refusal(self, session: Session, subscription: Subscription, refused: Refused) -> None:
+        """Raise why there is no batch, but where the stream has other settings now: then it is subscribed to anew."""
+        if refused.error != ErrorCode.STREAM_REPLACED:
+            raise self._refusal(refused)
+        session.unsubscribe(subscription.number)
 
     def _refusal(self, refused: Refused) -> BatchdClientError:
         if refused.error == ErrorCode.RING_EXHAUSTED:

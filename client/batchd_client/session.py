@@ -263,6 +263,12 @@ class Session:
         """Give the mailbox of a stream that this session is a producer of; it may be on its way still."""
         return self._shared(self._mailboxes, stream, f"there is a mailbox of stream number {stream}")
 
+    def forget_mailbox(self, stream: int) -> None:
+        """Nobody reads any more what is written into this mailbox."""
+        mailbox = self._mailboxes.pop(stream, None)
+        if mailbox is not None:
+            mailbox.close()
+
     def _shared(self, memories: dict[int, V], number: int, named: str) -> V:
         memory = memories.get(number)
         if memory is None:

@@ -39,7 +39,8 @@ class StreamStatistics:
 
     ``wait_s``: seconds that the loop waited for batches. ``batches_held``: batches that are alive now, by themselves or by
     arrays made from them. ``resubscribed``: how often the stream was claimed anew, after a daemon's restart, by ``seek`` or
-    because of a mismatch. ``mismatches``: how many batches came other than they were written, and were asked for again.
+    because of a mismatch, or because the stream has other settings now. ``mismatches``: how many batches came other than they
+    were written, and were asked for again.
     """
 
     batches: int
@@ -183,7 +184,8 @@ class Stream:
         """Iterate the rest of the current epoch; nothing where ``epochs`` are over.
 
         The iterator raises ``BatchTimeout``, ``ReconnectTimeout``, ``RingExhausted``, ``StreamStopped``, ``StreamChanged``,
-        ``BatchCorrupt`` or ``ProtocolError`` where the next batch cannot be had; the stream then still stands before that batch.
+        ``StreamRemoved``, ``BatchCorrupt`` or ``ProtocolError`` where the next batch cannot be had; the stream then still stands
+        before that batch.
         """
         self._check_open()
         return _Epoch(self, self.epoch)

@@ -102,6 +102,16 @@ class AskWritable(Message):
     """
 
 
+@message(6)
+class SlotsGone(Message):
+    """Memory is given back: unmap it. ``slots`` are of a stream that is not served any more, and no handle will name them.
+
+    Not sent to a trainer that leaves its lifeline unread until it takes no more; that one unmaps them with the session.
+    """
+
+    slots: list[int]
+
+
 # --- trainer to daemon, over ZeroMQ ----------------------------------------------------------------------------------
 
 
@@ -201,6 +211,13 @@ class Join(Message):
     """The first and only word on a further TCP connection of a session, of which ``secret`` is."""
 
     secret: bytes
+
+
+@message(19)
+class AskReload(Message):
+    """Read your configuration again. Only root and the daemon's own user may ask for it; the answer comes when it is done."""
+
+    request: int
 
 
 @message(40)
@@ -346,6 +363,18 @@ class Joined(Message):
     """The connection is one of the session's now."""
 
 
+@message(29)
+class Reloaded(Message):
+    """The answer to ``AskReload``. ``text`` says what has changed, or everything that is wrong with the configuration.
+
+    ``exit_code`` is 0 where the new configuration is in force; else the old one is, and a command ends with this number.
+    """
+
+    request: int
+    exit_code: int
+    text: str
+
+
 @message(50)
 class Producing(Message):
     """The session is a producer of ``stream``, by number. ``capacity``: how many places its mailbox has.
@@ -376,10 +405,23 @@ class PushTaken(Message):
 
 
 TO_DAEMON_LIFELINE = Vocabulary(Hello, AskWritable)
-TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, MailboxShared, Refused)
+TO_TRAINER_LIFELINE = Vocabulary(Welcome, SlotShared, SlotsGone, MailboxShared, Refused)
 TO_DAEMON = Vocabulary(
-    Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, Produce, AskPlace, WithdrawAsk, Pushed
+    Open,
+    Subscribe,
+    Pull,
+    Mismatched,
+    Unsubscribe,
+    AskStatus,
+    AskBad,
+    AskReload,
+    Produce,
+    AskPlace,
+    WithdrawAsk,
+    Pushed,
 )
-TO_TRAINER = Vocabulary(Opened, Subscribed, Handle, Refused, Status, BadSamples, Producing, PlaceLent, PushTaken)
+TO_TRAINER = Vocabulary(
+    Opened, Subscribed, Handle, Refused, Status, BadSamples, Reloaded, Producing, PlaceLent, PushTaken
+)
 TO_DAEMON_REMOTE = Vocabulary(Greet, Join, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER_REMOTE = Vocabulary(Greeted, Joined, Subscribed, Parcel, Refused, Status, BadSamples)

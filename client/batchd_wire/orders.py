@@ -9,6 +9,7 @@
        |  -- FillChunk ------------------------------>  |   at most two at a time
        |  <-----------------------------------------  |   ChunkFilled
        |  -- Quarantine ----------------------------->  |
+       |  -- ForgetSlots, ForgetStream, UseStorage ---> |   when the configuration has been read again
        |                 end of file, either way: the other side is gone
 
 Next to the channel each worker owns one small note in shared memory (its fd is inherited): the order it works on, the
@@ -146,6 +147,47 @@ class Quarantine(Message):
     samples: list[int]
 
 
+@message(37)
+class ForgetStream(Message):
+    """No order will name the stream any more: close what is open for it."""
+
+    stream: int
+
+
+@message(38)
+class ForgetSlots(Message):
+    """No order will name any of ``slots`` any more: unmap them."""
+
+    slots: list[int]
+
+
+@message(39)
+class UseStorage(Message):
+    """Be as patient with servers of files from now on as ``storage`` says, in every stream; see ``ServeStream``."""
+
+    storage: tuple[int, int, int]
+
+
+@message(53)
+class StreamScanned(Message):
+    """A stream of the configuration that was read again. Travels with the source's index, and a live stream's mailbox, to write.
+
+    ``name`` is the stream's.
+    """
+
+    name: str
+
+
+@message(54)
+class ConfigRead(Message):
+    """The last word of the process that reads the configuration again. Travels with one descriptor: memory with JSON in it.
+
+    ``document_bytes``: how long that is.
+    """
+
+    document_bytes: int
+
+
 @message(44)
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
@@ -214,5 +256,6 @@ HOPELESS_BYTES_MAX = 2000
 
 TO_WRITER_FROM_PREPARE = Vocabulary(PrepareStream, WriteShard)
 TO_PREPARE_FROM_WRITER = Vocabulary(SampleLeftOut, ShardWritten, ShardNotWritten)
-TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine)
+TO_DAEMON_FROM_RESCAN = Vocabulary(StreamScanned, ConfigRead)
+TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)

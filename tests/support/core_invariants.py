@@ -1,10 +1,11 @@
 """What must be true of the core after each event, looked at from the inside and from the world outside. Tests only."""
 
 from batchd.core.actions import Action
-from batchd.core.delivery import Delivery, StreamSpec
+from batchd.core.delivery import Delivery
 from batchd.core.events import Event
 from batchd.core.fleet import ORDERS_MAX, WorkerState
 from batchd.core.ring import Slot
+from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Subscription
 from support.core_eviction import check_choice
@@ -16,13 +17,19 @@ class CheckedWorld(World):
 
     def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
         super().__init__(specs, workers, chunk_rows_max)
-        for stream in self.state.streams.values():
-            _check_choices(stream.delivery)
+        self._looked_at: set[int] = set()
+        self._check_new_choices()
+
+    def _check_new_choices(self) -> None:
+        for number in set(self.state.streams) - self._looked_at:
+            self._looked_at.add(number)
+            _check_choices(self.state.streams[number].delivery)
 
     def do(self, event: Event) -> list[Action]:
         """Let one event happen, perform and check what follows, then look at everything."""
         actions = super().do(event)
         check_invariants(self)
+        self._check_new_choices()
         return actions
 
 
@@ -40,6 +47,7 @@ def _check_choices(delivery: Delivery) -> None:
 
 def check_invariants(world: World) -> None:
     """Fail where anything is not as it must be."""
+    _check_streams(world)
     for stream in world.state.streams.values():
         _check_promises(stream.delivery)
         _check_slots(stream, world)
@@ -48,6 +56,22 @@ def check_invariants(world: World) -> None:
         if stream.delivery.stopped is None:
             _check_nobody_forgotten(stream.delivery)
     _check_workers(world)
+
+
+def _check_streams(world: World) -> None:
+    """What is served is what was asked for; what is not served any more is there for those alone who still hold some of it."""
+    assert sorted(world.state.numbers.values()) == sorted(world.serving)
+    for number, stream in world.state.streams.items():
+        assert (stream.delivery.retired is None) == (number in world.serving)
+        if stream.delivery.retired is None:
+            continue
+        assert all(not slot.is_idle for slot in stream.delivery.ring.slots.values()), "memory is kept for nobody"
+        assert (number in world.ended) == (not stream.delivery.ring.slots)
+        mailbox = stream.delivery.mailbox
+        producers = mailbox is not None and mailbox.has_producers
+        assert stream.delivery.ring.slots or stream.delivery.subscriptions or producers, "a stream is kept for nobody"
+    assert {slot.stream for slot in world.slots.values()} <= set(world.state.streams)
+    assert not world.ended & {slot.stream for slot in world.slots.values()}
 
 
 def _check_promises(delivery: Delivery) -> None:
@@ -193,6 +217,10 @@ def is_too_far_ahead(delivery: Delivery, one: Subscription) -> bool:
 def _check_workers(world: World) -> None:
     """No worker stands idle while rows that a trainer claimed wait for one; and core and workers agree on the orders."""
     fleet = world.state.fleet
+    assert len(fleet._places) == world.workers_wanted
+    wanted = [worker for worker in fleet.workers.values() if not worker.is_surplus]
+    assert len(wanted) <= world.workers_wanted
+    assert len({worker.place for worker in wanted}) == len(wanted), "two workers have one place"
     assert set(fleet.workers) == set(world.workers)
     for number, worker in fleet.workers.items():
         assert len(worker.orders) <= ORDERS_MAX

@@ -15,8 +15,8 @@ from typing import TypeVar
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.course import Share
-from batchd.core.delivery import StreamSpec
 from batchd.core.plan import Plan, Position
+from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd_wire.codes import ErrorCode
 from batchd_wire.orders import NO_WORK, Work
@@ -111,6 +111,11 @@ class World:
     def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
         self.state = DaemonState(specs, workers, sample_timeout_s=SAMPLE_TIMEOUT_S, chunk_rows_max=chunk_rows_max)
         self.specs = {spec.number: spec for spec in specs}
+        """All that ever were."""
+        self.serving = [spec.number for spec in specs]
+        self.ended: set[int] = set()
+        """Streams that the core wants to hear and speak of no more."""
+        self.workers_wanted = workers
         self.now = 0.0
         self.slots: dict[int, ModelSlot] = {}
         self.slots_left: int | None = None
@@ -186,6 +191,27 @@ class World:
         self._bury(trainer)
         return self.do(ev.Pulled(trainer.session, number, consumed, waiting, 0, released))
 
+    def reconfigure(
+        self,
+        added: tuple[StreamSpec, ...] = (),
+        removed: tuple[int, ...] = (),
+        replaced: tuple[int, ...] = (),
+        workers: int | None = None,
+        *,
+        renews_workers: bool = False,
+    ) -> list[act.Action]:
+        """The configuration is read again; ``added`` have numbers that were never there."""
+        self.workers_wanted = workers or self.workers_wanted
+        self.serving = [number for number in self.serving if number not in {*removed, *replaced}]
+        for spec in added:
+            self.specs[spec.number] = spec
+            self.serving.append(spec.number)
+            self.slots_max[spec.number] = spec.slots_max
+            self.refilled_s[spec.number] = -1.0
+        return self.do(
+            ev.Reconfigured(added, removed, replaced, self.workers_wanted, SAMPLE_TIMEOUT_S, 256, renews_workers)
+        )
+
     def send(self, number: int) -> list[act.Action]:
         """The oldest batch of a remote trainer has left, or never will."""
         trainer = self.trainers[number]
@@ -204,7 +230,12 @@ class World:
             and model.committed is not None
             and (model.generation, model.spoilt) == (generation, False)
         )
-        if held and model is not None and self.now - self.refilled_s[model.stream] >= 1:
+        if (
+            held
+            and model is not None
+            and model.stream in self.serving
+            and self.now - self.refilled_s[model.stream] >= 1
+        ):
             self.refilled_s[model.stream] = self.now
             model.spoilt = True
         return self.do(ev.BatchMismatched(trainer.session, number, sequence, generation))
@@ -261,6 +292,8 @@ class World:
     def lose_next(self) -> list[act.Action]:
         """The daemon says that the memory for a slot could not be had."""
         lost = self.losses.pop(0)
+        if lost.slot not in self.slots:
+            return self.do(lost)  # it was given back before
         self.slots_max[lost.stream] = sum(slot.stream == lost.stream for slot in self.slots.values()) - 1
         del self.slots[lost.slot]
         return self.do(lost)
@@ -303,6 +336,24 @@ class World:
         worker = self.workers[action.worker]
         assert not worker.killed, "a worker is killed twice"
         worker.killed = True
+
+    def _perform_DismissWorker(self, action: act.DismissWorker) -> None:  # noqa: N802
+        worker = self.workers[action.worker]
+        assert not worker.killed, "a worker is told to go that was killed"
+        assert not worker.orders, "a worker is told to go with something in hand"
+        worker.killed = True
+
+    def _perform_FreeSlots(self, action: act.FreeSlots) -> None:  # noqa: N802
+        assert action.stream not in self.serving, "a slot is freed of a stream that is served"
+        for slot in action.slots:
+            assert not self.holders(slot), f"slot {slot} is freed under its readers"
+            assert not self.orders_for(slot), f"slot {slot} is freed under its writers"
+            assert self.slots.pop(slot).stream == action.stream
+
+    def _perform_EndStream(self, action: act.EndStream) -> None:  # noqa: N802
+        assert action.stream not in {*self.serving, *self.ended}, "a stream ends twice, or while it is served"
+        assert all(slot.stream != action.stream for slot in self.slots.values()), "a stream ends before its slots"
+        self.ended.add(action.stream)
 
     def _perform_CreateSlot(self, action: act.CreateSlot) -> None:  # noqa: N802
         assert action.slot not in self.slots, "a slot's number comes twice"
@@ -408,7 +459,7 @@ class World:
     def _perform_Refuse(self, action: act.Refuse) -> None:  # noqa: N802
         code = ErrorCode(action.error)
         if action.request and self._asked is not None and code in {ErrorCode.RING_TOO_SMALL, ErrorCode.RING_BUSY}:
-            stream = next(one.number for one in self.specs.values() if one.name == self._asked.stream)
+            stream = next(one for one in self.serving if self.specs[one].name == self._asked.stream)
             assert self.committed_least(stream) + ENTITLEMENT > self.slots_max[stream], (
                 "refused although there is memory"
             )

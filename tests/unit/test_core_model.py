@@ -1,5 +1,7 @@
 """The core under random trainers, workers, failures and time; all is checked after every step, and in the end all go on."""
 
+import dataclasses
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ FIRST_REMOTE_SESSION = 5
 GOAL_BATCHES = 3
 """So many more must every trainer get in the end."""
 DRAIN_TURNS = 150
+STREAMS_MAX = 4
 ORDERS_A_TURN = 4
 NO_SAMPLE = 1 << 20
 EXAMPLES_MIN = 300
@@ -83,7 +86,7 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def subscribe(self, stream, session, place, window, course):
         """A trainer comes; ``course``: its first epoch and step, and its end epoch."""
-        spec = self.world.specs[min(stream, len(self.world.specs))]
+        spec = self.world.specs[self.world.serving[(stream - 1) % len(self.world.serving)]]
         rank, world_size = place
         epoch, step, end_epoch = course
         at = {"epoch": epoch, "step": min(step, spec.plan.steps), "end_epoch": end_epoch}
@@ -137,6 +140,39 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _trainer(self, who: int) -> Trainer:
         return list(self.world.trainers.values())[who % len(self.world.trainers)]
+
+    # --- the configuration is read again ------------------------------------------------------------------------------------
+
+    @rule(
+        number=st.integers(0, 9),
+        new=st.lists(specs, max_size=2),
+        how=st.sampled_from(["added", "removed", "replaced", "other workers", "all at once"]),
+        workers=st.integers(1, 4),
+        renews=st.booleans(),
+    )
+    def reload(self, number, new, how, workers, renews):
+        """Streams come, go and change, and workers too, whatever is under way."""
+        serving, replaced, removed = self.world.serving, (), ()
+        victim = serving[number % len(serving)]
+        first = max(self.world.specs) + 1
+        added = [make_spec(first + place, **spec) for place, spec in enumerate(new)]
+        if how in {"replaced", "all at once"} and added:
+            added[0] = dataclasses.replace(added[0], name=self.world.specs[victim].name)
+            replaced = (victim,)
+        elif how == "removed" and len(serving) > 1:
+            removed, added = (victim,), []
+        elif how == "other workers":
+            added = []
+        everything = how == "all at once"
+        if everything and len(serving) > 1:
+            removed = tuple(one for one in serving if one not in replaced)[:1]
+        self.world.reconfigure(
+            tuple(added) if len(serving) + len(added) <= STREAMS_MAX else (),
+            removed,
+            replaced if len(serving) + len(added) <= STREAMS_MAX else (),
+            workers if how == "other workers" or everything else None,
+            renews_workers=renews and everything,
+        )
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +284,9 @@ class CoreMachine(RuleBasedStateMachine):
         self._all_leave()
 
     def _is_content(self, trainer: Trainer, goal: int) -> bool:
-        if trainer.granted >= goal or trainer.upcoming is None or trainer.spec.number in self.world.stopped:
+        if trainer.granted >= goal or trainer.upcoming is None:
+            return True
+        if trainer.spec.number in self.world.stopped or trainer.spec.number not in self.world.serving:
             return True
         delivery = self.world.state.streams[trainer.spec.number].delivery
         return is_too_far_ahead(delivery, delivery.subscriptions[trainer.number])
@@ -274,7 +312,8 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.end_session(session)
         while sending := self._sending():
             self.world.send(sending[0].number)
-        for stream in self.world.state.streams.values():
+        for number, stream in self.world.state.streams.items():
+            assert number in self.world.serving or any(slot.fill for slot in stream.delivery.ring.slots.values())
             assert not stream.delivery.subscriptions
             assert all(
                 slot.is_ready or slot.is_idle or slot.fill.under_way for slot in stream.delivery.ring.slots.values()

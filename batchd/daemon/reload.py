@@ -1,0 +1,227 @@
+"""Reading the configuration again, while the daemon serves: SIGHUP, ``batchd reload``. DAEMON process.
+
+    asked -> process of ``rescan`` -> document -> ``switch``: all at once -> outcome: log, status, whoever asked
+                  |                      |
+                  +--- died -------------+--- problems: the old configuration stays, with everything that is wrong in the outcome
+
+Who asks while a configuration is being read may mean a later version of it, so it is read once more afterwards, for all of them.
+
+Invariant: one process at a time, and none is left; every question is answered once.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import time
+from typing import Any
+
+import structlog
+
+from batchd import __version__, failpoints
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.switch import Descriptors, Switch
+from batchd.errors import ExitCode
+from batchd_wire.channel import ChannelClosed, receive_message
+from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
+from batchd_wire.messages import Reloaded
+from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, StreamScanned
+
+_log = structlog.get_logger()
+
+NO_FILE = (
+    "this daemon serves one script, which gave it its configuration and ends with it: end the script's `batchd.serve` and begin "
+    "another one"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the configuration came from, so that it can be read again: the file, and what ``--set`` said over it."""
+
+    file: Path
+    overrides: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the last reload ended: at ``time_s`` of the Unix clock, with 0 or what a command would end with."""
+
+    time_s: float
+    exit_code: int
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """The process that reads, and what it has sent."""
+
+    popen: "subprocess.Popen[bytes]"
+    pidfd: int
+    channel: socket.socket
+    descriptors: Descriptors = field(default_factory=dict)
+    document: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        """Let go of everything that has found no other owner. The process must have ended."""
+        os.close(self.pidfd)
+        self.channel.close()
+        for descriptors in self.descriptors.values():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.descriptors.clear()
+
+
+@dataclass(slots=True)
+class Reloader:
+    """See the drawing above. ``send`` answers who asked; ``began`` and ``ended`` tell a service manager.
+
+    ``origin`` None: there is no file to read again.
+    """
+
+    watch: Watch
+    switch: Switch
+    origin: Origin | None
+    send: Callable[[int, Message], None]
+    began: Callable[[], None]
+    ended: Callable[[Outcome], None]
+    outcome: Outcome | None = None
+    _reading: _Reading | None = None
+    _is_wanted: bool = False
+    _is_over: bool = False
+    _askers: list[tuple[int, int]] = field(default_factory=list)
+    """Sessions and requests that the reading under way answers."""
+    _later: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_reading(self) -> bool:
+        """Is a configuration being read?"""
+        return self._reading is not None
+
+    def ask(self, session: int = 0, request: int = 0) -> None:
+        """Read the configuration again, once that is possible; a session is answered then."""
+        if request:
+            self._later.append((session, request))
+        self._is_wanted = True
+        if self._reading is None:
+            self._begin()
+
+    def abandon(self) -> None:
+        """The daemon is about to end: whatever was asked for comes to nothing."""
+        self._is_over = True
+        reading = self._reading
+        if reading is not None:
+            self._reading = None
+            reading.popen.kill()
+            self._bury(reading)
+            reading.close()
+        if reading is not None or self._later:
+            self._askers += self._later
+            self._later = []
+            self._conclude(ExitCode.FAILED, "the daemon is shutting down")
+
+    def _begin(self) -> None:
+        if self._is_over or not self._is_wanted:
+            return
+        self._is_wanted = False
+        self._askers, self._later = self._later, []
+        self.began()
+        failpoints.passing("daemon.reloading")
+        if self.origin is None:
+            self._conclude(ExitCode.FAILED, NO_FILE)
+            return
+        try:
+            reading = self._reading = self._start(self.origin)
+        except OSError as error:
+            self._conclude(ExitCode.FAILED, f"the process that reads the configuration cannot be started: {error}")
+            return
+        self.watch.add(reading.channel.fileno(), lambda: self._receive(reading))
+        self.watch.add(reading.pidfd, lambda: self._end(reading))
+
+    def _start(self, origin: Origin) -> _Reading:
+        errand = self.switch.errand(__version__, str(origin.file), dict(origin.overrides))
+        with ExitStack() as until_done, ExitStack() as where_it_fails:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            where_it_fails.callback(ours.close)
+            until_done.callback(theirs.close)
+            ours.setblocking(False)
+            memory = os.memfd_create("batchd-errand", os.MFD_CLOEXEC)
+            until_done.callback(os.close, memory)
+            os.pwrite(memory, json.dumps(asdict(errand)).encode("ascii"), 0)
+            popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "batchd.daemon.rescan", str(theirs.fileno()), str(memory)],
+                pass_fds=(theirs.fileno(), memory),
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # ours is for the address alone
+                process_group=0,
+            )
+            reading = _Reading(popen, os.pidfd_open(popen.pid), ours)
+            where_it_fails.pop_all()
+        return reading
+
+    def _receive(self, reading: _Reading) -> None:
+        """Take what the other process sends, until there is nothing."""
+        try:
+            while True:
+                message, descriptors = receive_message(reading.channel, TO_DAEMON_FROM_RESCAN)
+                if isinstance(message, StreamScanned):
+                    reading.descriptors[message.name] = descriptors
+                else:
+                    (memory,) = descriptors
+                    with os.fdopen(memory, "rb") as document:
+                        reading.document = json.loads(document.read())
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            self.watch.remove(reading.channel.fileno())
+        except MalformedMessage:
+            reading.popen.kill()
+
+    def _end(self, reading: _Reading) -> None:
+        """The other process has ended: with a document, or without one."""
+        self._receive(reading)
+        status = self._bury(reading)
+        self._reading = None
+        failpoints.passing("daemon.reload.read")
+        document = reading.document
+        if document is None:
+            self._conclude(
+                ExitCode.FAILED,
+                f"the process that reads the configuration ended without a word (status {status}); see the log",
+            )
+        elif document["exit_code"]:
+            self._conclude(document["exit_code"], document["problem"])
+        else:
+            self._put_into_force(document, reading.descriptors)
+        reading.close()
+        self._begin()
+
+    def _put_into_force(self, document: dict[str, Any], descriptors: Descriptors) -> None:
+        try:
+            text = self.switch.perform(document, descriptors)
+        except OSError as error:
+            self._conclude(ExitCode.FAILED, f"what is new cannot be had: {error}")
+            return
+        failpoints.passing("daemon.reloaded")
+        self._conclude(ExitCode.FINE, text)
+
+    def _conclude(self, exit_code: int, text: str) -> None:
+        """Say how it ended, to everybody whom it concerns."""
+        if exit_code:
+            _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
+        shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."
+        self.outcome = Outcome(time(), exit_code, shown)
+        for session, request in self._askers:
+            self.send(session, Reloaded(request, exit_code, shown))
+        self._askers.clear()
+        self.ended(self.outcome)
+
+    def _bury(self, reading: _Reading) -> int:
+        for descriptor in (reading.channel.fileno(), reading.pidfd):
+            self.watch.remove(descriptor)
+        return reading.popen.wait()

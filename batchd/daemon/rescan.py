@@ -1,0 +1,213 @@
+"""The configuration, read and scanned again for a daemon that goes on serving. RESCAN, a process started by the daemon.
+
+    daemon   --- errand (memfd, JSON) --->  python -m batchd.daemon.rescan CHANNEL_FD ERRAND_FD
+             <-- StreamScanned + index --   one for each stream that is new or other than before
+             <-- ConfigRead + document --   what is to be served, or everything that is wrong; then it ends
+
+A scan may take minutes, and validating a large configuration long enough to be noticed; in a thread both would hold the
+interpreter that serves trainers. Here they cost the daemon nothing, and what damages this process damages nothing else.
+
+Invariant: it changes nothing. Where its daemon is gone it ends.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import ceil, floor
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from batchd import __version__, failpoints
+from batchd.config.load import Reading, read_config
+from batchd.config.runtime import default_cache_dir
+from batchd.config.schema import meaning_of
+from batchd.config.sizes import round_bytes
+from batchd.config.tree import Config, DaemonConfig
+from batchd.daemon.checkup import check_reading
+from batchd.daemon.memory import available_bytes, shortage
+from batchd.daemon.reserve import plan_descriptors
+from batchd.daemon.rings import RingSize
+from batchd.daemon.streams import ServedStream, open_stream
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
+from batchd.sources import storage
+from batchd.sources.cache import IndexCache
+from batchd.sources.index import write_all
+from batchd.sources.scan import scan_source
+from batchd.sources.storage import CHECK_LIMITS, StorageLimits
+from batchd_wire.channel import ChannelClosed, send_message
+from batchd_wire.orders import ConfigRead, StreamScanned
+
+NICENESS = 10
+"""Workers and trainers come first."""
+LIVE_KEYS = (
+    "workers",
+    "memory",
+    "python_path",
+    "sample_timeout_s",
+    "drain_timeout_s",
+    "storage_timeout_s",
+    "storage_retries",
+    "chunk_rows",
+    "sessions_max",
+    "sessions_per_peer",
+)
+"""What a running daemon changes of [daemon]. All other keys need a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What the daemon serves now, and where its configuration is.
+
+    ``daemon``: [daemon] as it is in force. ``signatures`` and ``slots`` (the most that a ring may have): of each stream by name.
+    """
+
+    version: str
+    file: str
+    overrides: dict[str, str]
+    daemon: dict[str, Any]
+    signatures: dict[str, str]
+    slots: dict[str, int]
+
+
+def main() -> int:
+    """Do one errand; the exit status."""
+    channel_descriptor, errand_descriptor = map(int, sys.argv[1:])
+    os.nice(NICENESS)
+    with socket.socket(fileno=channel_descriptor) as channel, os.fdopen(errand_descriptor, "rb") as errand_file:
+        Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
+        errand = Errand(**json.load(errand_file))
+        try:
+            document = _do(errand, channel)
+        except BatchdError as error:
+            document = {"exit_code": int(error.exit_code), "problem": str(error)}
+        except OSError as error:
+            document = {"exit_code": int(ExitCode.FAILED), "problem": f"what is new cannot be had: {error}"}
+        try:
+            _send_document(channel, document)
+        except ChannelClosed:
+            return 1
+    return 0
+
+
+def _end_with_daemon(channel: socket.socket) -> None:
+    """Nothing ever comes but the end of file: the daemon is gone, or has lost interest."""
+    channel.recv(1)
+    os._exit(1)
+
+
+def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
+    if errand.version != __version__:
+        raise BatchdError(
+            f"batchd {__version__} is installed, and the daemon that runs is {errand.version}: restart it, since it can start "
+            "no workers of its own version any more"
+        )
+    failpoints.passing("rescan.starting")
+    storage.use(CHECK_LIMITS)
+    file = Path(errand.file)
+    reading = read_config(file, errand.overrides)
+    config, rings = check_reading(reading, file)
+    storage.use(StorageLimits(*config.daemon.storage_limits()))
+    now = DaemonConfig.model_validate_json(json.dumps(errand.daemon))
+    streams = {name: _scan(name, config, rings[name], now) for name in config.streams}
+    same = [name for name, stream in streams.items() if errand.signatures.get(name) == stream.signature]
+    rings |= {name: replace(rings[name], slots_max=errand.slots[name]) for name in same}
+    restart = [
+        key
+        for key in DaemonConfig.model_fields
+        if key not in LIVE_KEYS and getattr(config.daemon, key) != getattr(now, key)
+    ]
+    restart += _check_memory(reading, file, config, now, rings, same)
+    reserved = _check_descriptors(reading, file, config, rings)
+    for name, stream in streams.items():
+        if name not in same:
+            failpoints.passing("rescan.sending")
+            send_message(channel, StreamScanned(name), _descriptors(stream))
+    daemon = config.daemon.model_dump(mode="json")
+    return {
+        "exit_code": 0,
+        "daemon": {key: daemon[key] for key in LIVE_KEYS if key not in restart},
+        "workers": config.daemon.worker_count(),
+        "storage": config.daemon.storage_limits(),
+        "restart": restart,
+        "reserved": reserved,
+        "same": same,
+        "streams": {name: _plain(stream) for name, stream in streams.items() if name not in same},
+    }
+
+
+def _scan(name: str, config: Config, ring: RingSize, now: DaemonConfig) -> ServedStream:
+    python_path = config.daemon.python_path or ()
+    cache = IndexCache(now.cache_dir or default_cache_dir())
+    scan = partial(scan_source, progress=lambda _found: None, cache=cache, python_path=python_path)
+    return open_stream(0, name, config.streams[name], ring, scan, python_path=python_path)
+
+
+def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there, and what may be said of it
+    reading: Reading,
+    file: Path,
+    config: Config,
+    now: DaemonConfig,
+    rings: Mapping[str, RingSize],
+    same: list[str],
+) -> list[str]:
+    """Refuse what does not fit beside the rings that stay. What of [daemon] cannot change before a restart."""
+    kept_bytes = sum(rings[name].ring_bytes for name in same)
+    others = [name for name in rings if name not in same]
+    need_bytes = sum(rings[name].ring_bytes for name in others)
+    is_too_little = config.daemon.memory < kept_bytes
+    limit_bytes = now.memory if is_too_little else config.daemon.memory
+    problem = shortage(need_bytes, available_bytes()) if need_bytes else None
+    if kept_bytes + need_bytes > limit_bytes:
+        problem = (
+            f"need {round_bytes(need_bytes, ceil)} for {', '.join(others)}, have {round_bytes(limit_bytes - kept_bytes, floor)} "
+            f"beside the {round_bytes(kept_bytes, ceil)} of the streams that stay as they are: set memory = in "
+            f"[streams.{others[0]}] to less, raise memory in [daemon], or restart the daemon, which divides it anew"
+        )
+    if problem is not None:
+        found = Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
+        raise MemoryTooSmall(reading.located([found]), str(file))
+    return ["memory"] if is_too_little else []
+
+
+def _check_descriptors(reading: Reading, file: Path, config: Config, rings: dict[str, RingSize]) -> int:
+    """For how many slots the daemon keeps descriptors."""
+    plan = plan_descriptors(config, rings)
+    refusal = plan.refusal(len(rings))
+    if refusal is not None:
+        raise ConfigInvalid(reading.located([refusal]), str(file))
+    return plan.reserved
+
+
+def _descriptors(stream: ServedStream) -> list[int]:
+    """The index, and of a live stream the mailbox, to write."""
+    return [stream.index_descriptor] + ([stream.mailbox.writable] if stream.mailbox is not None else [])
+
+
+def _plain(stream: ServedStream) -> dict[str, Any]:
+    """A stream as JSON has it; ``daemon.switch`` reads it."""
+    return {
+        "spec": asdict(stream.spec),
+        "told": asdict(stream.told),
+        "signature": stream.signature,
+        "classes": stream.classes,
+        "place_layout": stream.place_layout,
+        "mailbox_bytes": stream.mailbox.mailbox_bytes if stream.mailbox is not None else 0,
+    }
+
+
+def _send_document(channel: socket.socket, document: dict[str, Any]) -> None:
+    data = json.dumps(document).encode("ascii")
+    memory = os.memfd_create("batchd-rescan", os.MFD_CLOEXEC)
+    os.ftruncate(memory, len(data))
+    write_all(memory, memoryview(data), 0)
+    send_message(channel, ConfigRead(len(data)), (memory,))
+    failpoints.passing("rescan.sent")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What a reload changes in a running daemon, all at once. DAEMON process.
+
+    document of ``rescan`` + descriptors -> streams under new numbers -> one event for the core; limits of sessions and storage
+
+A stream that has changed is another one under the same name: its number is new, so nothing of the old one can be taken for it.
+
+Invariant: either everything of a document is in force, or nothing, and its descriptors are closed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from batchd.core.events import Event, Reconfigured
+from batchd.core.mailbox import LiveSpec
+from batchd.core.plan import Plan
+from batchd.core.spec import StreamSpec
+from batchd.core.state import DaemonState
+from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.mailbox_memory import MailboxMemory
+from batchd.daemon.remote import RemoteSessions
+from batchd.daemon.rescan import Errand
+from batchd.daemon.sessions import Sessions
+from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.streams import ServedStream
+from batchd.daemon.workers import WorkerProcesses
+from batchd.sources import storage
+from batchd.sources.storage import StorageLimits
+from batchd_wire.fields import layout_from_wire
+from batchd_wire.orders import CHUNK_ROWS_MAX, ServeStream, UseStorage
+
+_log = structlog.get_logger()
+
+Code = dict[str, tuple[str, tuple[str, ...]]]
+"""By the module's name: its digest, and the folders in which it is looked for."""
+Descriptors = dict[str, list[int]]
+"""Of each stream that is new: its index and perhaps its mailbox."""
+
+
+@dataclass(slots=True)
+class Switch:
+    """Everything of the daemon that a reload changes. ``daemon``: [daemon] as it is in force."""
+
+    state: DaemonState
+    streams: dict[int, ServedStream]
+    memory: SlotMemory
+    workers: WorkerProcesses
+    sessions: Sessions
+    remote: RemoteSessions | None
+    enqueue: Callable[[Event], None]
+    daemon: dict[str, Any]
+    workers_wanted: int
+    last_number: int
+    """Of any stream that there ever was."""
+    imported: Code
+    """Which version of which module workers may have imported."""
+
+    def errand(self, version: str, file: str, overrides: dict[str, str]) -> Errand:
+        """What ``rescan`` must know of what is served now."""
+        served = [self.streams[number] for number in self.state.numbers.values()]
+        signatures = {stream.name: stream.signature for stream in served}
+        slots = {stream.name: stream.spec.slots_max for stream in served}
+        return Errand(version, file, overrides, self.daemon, signatures, slots)
+
+    def perform(self, document: dict[str, Any], descriptors: Descriptors) -> str:
+        """Put a document into force; what has changed, for people. Raises ``OSError``, and then nothing has."""
+        before = dict(self.state.numbers)
+        made = self._streams(document["streams"], descriptors)
+        code = code_in(made)
+        renews_workers = any(self.imported.get(name, one) != one for name, one in code.items())
+        self.imported.update(code)
+        self.last_number += len(made)
+        self.streams.update({stream.number: stream for stream in made})
+        self.daemon.update(document["daemon"])
+        workers_before, self.workers_wanted = self.workers_wanted, document["workers"]
+        names = {stream.name for stream in made}
+        replaced = [number for name, number in before.items() if name in names]
+        removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
+        self._limit(document)
+        chunk_rows = self.daemon["chunk_rows"]
+        self.enqueue(
+            Reconfigured(
+                tuple(stream.spec for stream in made),
+                tuple(removed),
+                tuple(replaced),
+                self.workers_wanted,
+                self.daemon["sample_timeout_s"],
+                CHUNK_ROWS_MAX if chunk_rows == "auto" else chunk_rows,
+                renews_workers,
+            )
+        )
+        changes = {
+            "added": sorted(names - before.keys()),
+            "removed": sorted(self.streams[number].name for number in removed),
+            "changed": sorted(names & before.keys()),
+        }
+        _log.info(
+            "configuration reloaded",
+            **{what: ", ".join(which) for what, which in changes.items()},
+            workers_before=workers_before,
+            workers=self.workers_wanted,
+        )
+        if document["restart"]:
+            _log.warning("restart needed", keys=", ".join(document["restart"]), advice="the old values stay until then")
+        return _summary(changes, workers_before, self.workers_wanted, document["restart"])
+
+    def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
+        """Make all of them, or none. Descriptors are taken out of ``descriptors`` as they find an owner."""
+        made: list[ServedStream] = []
+        try:
+            for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
+                made.append(_stream(number, facts, descriptors.pop(name)))
+        except OSError:
+            for stream in made:
+                stream.close()
+            raise
+        return made
+
+    def _limit(self, document: dict[str, Any]) -> None:
+        """What sessions, slots and servers of files are held to."""
+        limits = StorageLimits(*document["storage"])
+        if limits != storage.limits():
+            storage.use(limits)
+            self.workers.tell_all(UseStorage(limits.to_wire()))
+        self.sessions.limit(self.daemon["sessions_max"])
+        mapped_bytes = 0
+        if self.remote is not None:
+            self.remote.limit(RemoteLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
+            mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values())
+        self.memory.expect(max(0, document["reserved"] - len(self.memory)), mapped_bytes)
+
+
+def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> ServedStream:
+    """A stream of a document. Raises ``OSError``."""
+    spec = dict(facts["spec"])
+    plan, live = Plan(**spec.pop("plan")), spec.pop("live")
+    index, *mailbox = descriptors
+    told = ServeStream(**facts["told"])
+    stream = ServedStream(
+        spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),
+        told=replace(told, stream=number),
+        layout=layout_from_wire(told.layout),
+        signature=facts["signature"],
+        index_descriptor=index,
+        classes=facts["classes"],
+        place_layout=facts["place_layout"],
+    )
+    try:
+        if mailbox:
+            stream.mailbox = MailboxMemory.adopt(mailbox[0], facts["mailbox_bytes"])
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def code_in(streams: Iterable[ServedStream]) -> Code:
+    """The modules that workers import for these streams."""
+    return {
+        name: (str(digest), tuple(stream.told.python_path))
+        for stream in streams
+        for name, digest in stream.told.modules.items()
+    }
+
+
+def _summary(changes: dict[str, list[str]], workers_before: int, workers: int, restart: list[str]) -> str:
+    parts = [f"{what} {', '.join(which)}" for what, which in changes.items() if which]
+    if workers != workers_before:
+        parts.append(f"workers {workers_before} to {workers}")
+    if restart:
+        parts.append(f"[daemon] {', '.join(restart)} need a restart, and stay as they were until then")
+    return "; ".join(parts) or "no stream and no worker has changed"

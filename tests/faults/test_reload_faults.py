@@ -1,0 +1,112 @@
+"""Kills while the configuration is read again: positions are exact, and one configuration or the other holds."""
+
+import os
+import signal
+
+import pytest
+
+import batchd_client
+from support.expected import Expected
+from support.settings import folder_stream, write_settings
+from support.trainer_process import TrainerProcess
+from support.waiting import wait_until
+
+EPOCHS = 2
+DAEMON_STEPS = [
+    "daemon.reloading",
+    "daemon.reload.read",
+    "daemon.reloaded",
+    "daemon.stream.ended",
+]
+READING_STEPS = ["rescan.starting", "rescan.sending", "rescan.sent"]
+
+
+@pytest.fixture
+def start(start_daemon, photos):
+    """A daemon with faults that has to serve a second stream instead of a third, and a trainer that reads the first."""
+    trainers = []
+
+    def begin(**options):
+        streams = {"photos": stream_of(photos), "old": stream_of(photos, seed=3)}
+        daemon = start_daemon(streams, **options)
+        trainer = TrainerProcess(daemon.address, epochs=EPOCHS).ready()
+        trainers.append(trainer)
+        trainer.begin(do="take", batches=3)
+        trainer.finish()
+        settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB"}
+        write_settings(daemon.config, {"photos": stream_of(photos), "new": stream_of(photos, seed=4)}, settings)
+        return daemon, trainer
+
+    yield begin
+    for trainer in trainers:
+        trainer.close()
+
+
+def stream_of(photos, **changes):
+    return folder_stream(photos, batch_size=4, memory="1MiB", **changes)
+
+
+def assert_exact(daemon, trainer):
+    """The rest of the trainer's epochs is what it should be."""
+    trainer.begin(do="take")
+    seen, _ = trainer.finish()
+    expected = Expected(daemon.config)
+    assert seen == (expected.epoch(0) + expected.epoch(1))[3:]
+
+
+def serves(daemon):
+    return {stream["name"] for stream in daemon.status()["streams"]}
+
+
+@pytest.mark.parametrize("step", DAEMON_STEPS)
+def test_a_daemon_killed_while_it_reloads_costs_no_batch(start, step):
+    """Its successor reads the new configuration."""
+    daemon, trainer = start(faults={step: "kill"})
+    daemon.send(signal.SIGHUP)
+    assert daemon.wait() == -signal.SIGKILL
+    wait_until(lambda: not daemon.offspring(), "its workers and the process that reads are gone")
+    daemon.start()
+    assert serves(daemon) == {"photos", "new"}
+    assert_exact(daemon, trainer)
+
+
+@pytest.mark.parametrize("step", READING_STEPS)
+def test_where_the_process_that_reads_is_killed_the_old_configuration_stays(start, step):
+    """Unless it has said everything before; the next reload succeeds."""
+    daemon, trainer = start(faults={step: "kill"})
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for_fault(step)
+    outcome = wait_until(lambda: daemon.status()["daemon"]["reload"], "it is over")
+    assert bool(outcome["exit_code"]) == (serves(daemon) == {"photos", "old"}) == (step != "rescan.sent")
+    daemon.send(signal.SIGHUP)
+    wait_until(lambda: serves(daemon) == {"photos", "new"}, "the next one is done")
+    assert_exact(daemon, trainer)
+
+
+def test_workers_and_trainers_killed_during_a_reload_change_nothing_for_others(start):
+    """The reader hangs meanwhile, so that all of it happens during the reload."""
+    daemon, trainer = start(faults={"rescan.sending": "stop"})
+    victim = TrainerProcess(daemon.address, "old").ready()
+    victim.begin(do="hold", batches=1)
+    victim.finish()
+    daemon.send(signal.SIGHUP)
+    reader = daemon.wait_for_fault("rescan.sending")
+    daemon.kill_a_worker()
+    victim.kill()
+    os.kill(reader, signal.SIGCONT)
+    wait_until(lambda: serves(daemon) == {"photos", "new"}, "it is done")
+    wait_until(lambda: not daemon.status()["daemon"]["ending_slots"], "the dead trainer's slots are given back")
+    assert_exact(daemon, trainer)
+    with batchd_client.connect(daemon.address) as connection:
+        assert len(list(connection.stream("new", epochs=1))) == 10
+
+
+def test_a_daemon_killed_while_the_sources_are_scanned_leaves_no_process(start):
+    """The one that scans sees the end of its channel, also where it stands still."""
+    daemon, trainer = start(faults={"rescan.starting": "hang"})
+    daemon.send(signal.SIGHUP)
+    daemon.wait_for_fault("rescan.starting")
+    daemon.kill()
+    wait_until(lambda: not daemon.offspring(), "nothing is left")
+    daemon.start()
+    assert_exact(daemon, trainer)

@@ -1,0 +1,266 @@
+"""The configuration is read again while trainers read: what stays is not touched, what goes is told, and nothing is left."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+import batchd_client
+from batchd_client.errors import StreamChanged, StreamRemoved
+from support.commands import batchd
+from support.expected import Expected
+from support.kernel import descriptors_of, mapped_slots
+from support.settings import folder_stream, write_settings
+from support.trainer_process import TrainerProcess
+from support.waiting import wait_until
+
+RELOADS = 100
+
+
+class Reloading:
+    """A daemon whose configuration is changed. ``others`` come beside the stream ``photos``."""
+
+    def __init__(self, start_daemon, photos, **options):
+        self.photos = photos
+        self.daemon = start_daemon({"photos": self.stream()}, **options)
+
+    def stream(self, **changes):
+        return folder_stream(self.photos, **{"batch_size": 4, "memory": "1MiB", **changes})
+
+    def write(self, streams, **daemon):
+        settings = {"runtime_dir": str(self.daemon.runtime_dir), "workers": 2, "memory": "64MiB", **daemon}
+        write_settings(self.daemon.config, streams, settings)
+
+    def reload(self, streams, status=0, **daemon):
+        """Change the file, have it read again, and give what the command says."""
+        self.write(streams, **daemon)
+        done = batchd("reload", address=self.daemon.address, status=status)
+        return done.stdout if status == 0 else done.stderr
+
+    def serves(self):
+        return {stream["name"] for stream in self.daemon.status()["streams"]}
+
+
+@pytest.fixture
+def reloading(start_daemon, photos):
+    def start(**options):
+        return Reloading(start_daemon, photos, **{"memory": "64MiB", **options})
+
+    return start
+
+
+def test_streams_are_added_removed_and_left_alone(reloading):
+    """The command says what has changed, and so do the status and the log."""
+    it = reloading()
+
+    assert it.reload({"photos": it.stream(), "more": it.stream(seed=5)}) == "added more\n"
+    assert it.serves() == {"photos", "more"}
+    with batchd_client.connect(it.daemon.address) as connection:
+        assert len(list(connection.stream("more", epochs=1))) == 10
+    assert it.reload({"photos": it.stream()}) == "removed more\n"
+    assert it.serves() == {"photos"}
+    assert it.reload({"photos": it.stream()}) == "no stream and no worker has changed\n"
+    outcome = it.daemon.status()["daemon"]["reload"]
+    assert (outcome["exit_code"], outcome["text"]) == (0, "no stream and no worker has changed")
+    assert len(it.daemon.log_lines("configuration reloaded")) == 3
+    assert "last reload" in batchd("status", address=it.daemon.address).stdout
+
+
+def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading):
+    """With the words of ``batchd check``; a file that is no TOML at all is no exception."""
+    it = reloading()
+    for streams in ({"photos": it.stream(batch_size=0, seed=-1)}, {"photos": it.stream() | {"window": 99}}):
+        said = it.reload(streams, status=2)
+        assert said == batchd("check", it.daemon.config, status=2).stderr
+        assert it.daemon.status()["daemon"]["reload"]["text"] in said
+    it.daemon.config.write_text("[daemon\n")
+    assert "is not TOML" in batchd("reload", address=it.daemon.address, status=2).stderr
+    assert it.serves() == {"photos"}
+    assert len(it.daemon.log_lines("configuration not reloaded")) == 3
+    assert "refused" in batchd("status", address=it.daemon.address).stdout
+    with batchd_client.connect(it.daemon.address) as connection:
+        assert len(list(connection.stream("photos", epochs=1))) == 10
+
+
+def test_a_stream_that_does_not_fit_beside_those_that_stay_is_refused_with_the_numbers(reloading):
+    """The ring of a stream that stays is not made smaller for it."""
+    it = reloading()
+    said = it.reload({"photos": it.stream(), "large": it.stream(memory="63MiB")}, status=5, memory="63MiB")
+    assert "[daemon]" in said
+    assert it.serves() == {"photos"}
+
+
+def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading):
+    """It sees every batch once, in order, and keeps what it holds."""
+    it = reloading()
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos", epochs=2) as stream:
+        expected = Expected(it.daemon.config)
+        held = next(iter(stream))
+        before = held["image"].copy()
+        seen = [tuple(held["index"].tolist())]
+        for number, batch in enumerate(iter(lambda: stream.take(0), None)):
+            seen.append(tuple(batch["index"].tolist()))
+            if number == 2:
+                assert it.reload({"photos": it.stream(window=7, memory="2MiB")}) == "changed photos\n"
+        assert seen == [one.samples for one in expected.epoch(0)]
+        assert stream.window == 7
+        assert (held["image"] == before).all()
+        assert stream.statistics().resubscribed == 1
+
+
+def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
+    """As after a daemon's restart with another configuration; new trainers get the new stream."""
+    it = reloading()
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos") as stream:
+        next(iter(stream)).release()
+        it.reload({"photos": it.stream(seed=99)})
+        with pytest.raises(StreamChanged):
+            read_on(stream)
+        with connection.stream("photos", epochs=1) as new:
+            assert len(list(new)) == 10
+
+
+def test_a_trainer_of_a_stream_that_is_taken_out_keeps_what_it_holds_and_is_told(reloading):
+    """Its slots' memory goes back with its last lease."""
+    it = reloading()
+    it.reload({"photos": it.stream(), "more": it.stream(seed=5)})
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("more") as stream:
+        held = next(iter(stream))
+        before = held["image"].copy()
+        it.reload({"photos": it.stream()})
+        with pytest.raises(StreamRemoved, match="more"):
+            read_on(stream)
+        assert (held["image"] == before).all()
+        assert it.daemon.status()["daemon"]["ending_slots"] >= 1
+        held.release()
+        stream.close()
+        connection.status()
+        wait_until(lambda: not it.daemon.status()["daemon"]["ending_slots"], "the last slot is given back")
+
+
+def test_workers_come_and_go_without_a_death(reloading):
+    """The surplus ones finish what they have; no row is lost, and nothing is counted as a death."""
+    it = reloading()
+    trainer = TrainerProcess(it.daemon.address, epochs=2)
+    trainer.begin(do="take")
+    try:
+        for workers in (4, 1, 3):
+            said = it.reload({"photos": it.stream()}, workers=workers)
+            assert f"to {workers}" in said
+            wait_until(lambda count=workers: len(it.daemon.worker_pids()) == count, "there are so many")
+        trainer.ready()
+        seen, _ = trainer.finish()
+    finally:
+        trainer.close()
+    expected = Expected(it.daemon.config)
+    assert seen == expected.epoch(0) + expected.epoch(1)
+    assert it.daemon.status()["daemon"]["worker_deaths"] == 0
+
+
+def test_keys_that_need_a_restart_are_named_and_stay(reloading):
+    """The rest of the configuration is in force."""
+    it = reloading()
+    said = it.reload(
+        {"photos": it.stream()}, runtime_dir=str(it.daemon.runtime_dir) + "2", writable_slots=True, sample_timeout_s=7.0
+    )
+    assert "runtime_dir, writable_slots need a restart" in said
+    (line,) = it.daemon.log_lines("restart needed")
+    assert line["keys"] == "runtime_dir, writable_slots"
+
+
+def test_signals_that_come_together_are_done_one_after_the_other(reloading):
+    """The last one sees the last version of the file."""
+    it = reloading()
+    it.write({"photos": it.stream(), "more": it.stream(seed=5)})
+    for _ in range(5):
+        it.daemon.send(signal.SIGHUP)
+    wait_until(lambda: it.serves() == {"photos", "more"}, "the stream is there")
+    wait_until(lambda: not it.daemon.status()["daemon"]["reloading"], "all are done")
+
+
+def test_the_end_of_the_daemon_wins_over_a_reload(reloading):
+    """The command that waits is told."""
+    it = reloading(faults={"rescan.starting": "stop"})
+    it.daemon.send(signal.SIGHUP)
+    it.daemon.wait_for_fault("rescan.starting")
+    assert it.daemon.terminate() == 0
+    assert it.daemon.log_lines("configuration not reloaded")[-1]["reason"] == "the daemon is shutting down"
+
+
+def test_a_hundred_reloads_leave_two_trainers_exact_and_nothing_behind(reloading):
+    """A stream comes, is read and goes; two trainers read another one all the time."""
+    it = reloading()
+    daemon = it.daemon
+    trainers = [TrainerProcess(daemon.address, epochs=None).ready() for _ in range(2)]
+    seen = [[], []]
+    with_more = {"photos": it.stream(), "more": it.stream(seed=5)}
+    try:
+        cycle(it, with_more, trainers, seen)
+        wait_until(lambda: settled(it), "the first stream is gone")
+        before = possessions(daemon)
+        for _ in range(RELOADS // 2 - 1):
+            cycle(it, with_more, trainers, seen)
+        wait_until(
+            lambda: possessions(daemon) == before, f"nothing is left of the streams: {possessions(daemon)} {before}"
+        )
+    finally:
+        for trainer in trainers:
+            trainer.close()
+    expected = Expected(daemon.config)
+    batches = [one for epoch in range(len(seen[0]) // 10 + 1) for one in expected.epoch(epoch)]
+    for each in seen:
+        assert each == batches[: len(each)]
+    assert daemon.status()["daemon"]["worker_deaths"] == 0
+
+
+def read_on(stream):
+    """Take what there still is."""
+    for batch in stream:
+        batch.release()
+
+
+def cycle(it, with_more, trainers, seen):
+    """Add a stream, read some of it, and take it out, while both trainers read."""
+    for trainer in trainers:
+        trainer.begin(do="take", batches=3)
+    it.write(with_more)
+    request_reload(it.daemon)
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("more") as more:
+        next(iter(more)).release()
+    it.write({"photos": it.stream()})
+    request_reload(it.daemon)
+    for so_far, trainer in zip(seen, trainers, strict=True):
+        so_far.extend(trainer.finish()[0])
+
+
+def request_reload(daemon):
+    """As a service manager does it: a signal, and then the status says how it went."""
+    before = daemon.status()["daemon"]["reload"]
+    daemon.send(signal.SIGHUP)
+    outcome = wait_until(
+        lambda: (now := daemon.status()["daemon"])["reload"] != before and not now["reloading"] and now["reload"],
+        "it is done",
+    )
+    assert outcome["exit_code"] == 0, outcome["text"]
+
+
+def settled(it):
+    status = it.daemon.status()
+    return not status["daemon"]["ending_slots"] and it.serves() == {"photos"}
+
+
+def possessions(daemon):
+    """What the daemon and its workers have: descriptors by kind, mapped slots and indexes."""
+    found = {}
+    for pid in (daemon.pid, *sorted(daemon.worker_pids())):
+        kinds = {}
+        for name in descriptors_of(str(pid)).values():
+            kind = name.split(":")[0] if not name.startswith("/memfd") else name
+            kinds[kind] = kinds.get(kind, 0) + 1
+        kinds.pop("/memfd:batchd-slot (deleted)", None)  # blanks are made ahead as others go
+        found[pid] = kinds, mapped_slots(str(pid)), indexes(pid)
+    return found
+
+
+def indexes(pid):
+    return sum("memfd:batchd-index" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
