@@ -6,5 +6,7 @@ sessions         the front end for trainers on this host
 workers          the worker processes
 slot_memory      the memory of the slots; ``memory`` and ``rings`` say how much there is and how it is divided
 streams          from the configuration of a stream to what everybody must know of it
+reload           SIGHUP: a process of ``rescan`` reads and scans, ``switch`` puts it into force
+checkup          everything that is wrong with a configuration
 runtime          the runtime directory and its lock
 """

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from batchd.daemon import peers
-from batchd.daemon.peers import Peer, may_connect, peer_of, why_not
+from batchd.daemon.peers import Peer, is_ours, may_connect, peer_of, why_not
 from support.waiting import PATIENCE_S
 
 STRANGER = 54_321
@@ -180,3 +180,12 @@ def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
         stranger = Peer(None, STRANGER, STRANGERS_GROUP)
         assert not may_connect(ours, stranger, directory(DIRECTORY_GROUP, 0o750))
     assert why_not(stranger, OPEN) == f"user {STRANGER} is not in the group of the runtime directory"
+
+
+def test_root_and_the_daemons_own_user_alone_are_its_own(monkeypatch) -> None:
+    """Who is let in by his group may read data, and say nothing of what is served."""
+    monkeypatch.setattr("batchd.daemon.peers.unmapped_id", lambda _kind: 65534)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert [is_ours(user) for user in (0, 1000, 1001, 65534)] == [True, True, False, False]
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert not is_ours(65534)
