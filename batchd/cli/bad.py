@@ -4,7 +4,8 @@ import json
 
 import click
 
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
 from batchd.cli.complete import running_streams
 from batchd.cli.logs import escaped
 from batchd.cli.options import address_option

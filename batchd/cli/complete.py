@@ -9,7 +9,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
 from batchd.cli.options import DEFAULT_CONFIG_FILE
 from batchd.config.load import read_config
 from batchd.errors import BatchdError

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from batchd import __version__
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
 from batchd.cli.logs import escaped
 from batchd.cli.options import address_option, config_options
 from batchd.config.load import load_config

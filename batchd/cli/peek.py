@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
 from batchd.cli.complete import running_streams
 from batchd.cli.options import address_option
+from batchd.cli.peephole import Peephole
 from batchd.cli.table import batch_table
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted
@@ -32,7 +33,7 @@ def command(stream: str, address: str | None, output: Path, field: str | None, b
     """Draw the next batch of STREAM with its labels; where it has no images, print its fields and first samples."""
     from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
-    with Attachment(find_daemon(address)) as attachment:
+    with Peephole(find_daemon(address)) as attachment:
         batch = attachment.peek(stream, _say)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)

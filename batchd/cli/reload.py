@@ -5,7 +5,8 @@ from math import inf
 
 import click
 
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
 from batchd.cli.options import address_option
 from batchd_wire.messages import AskReload, Reloaded
 

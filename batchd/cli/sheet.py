@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from batchd.cli.attach import PeekedBatch
+from batchd.cli.peephole import PeekedBatch
 from batchd.errors import BatchdError
 
 IMAGES_MAX = 64

@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
 from batchd.cli.options import address_option
 from batchd.config.sizes import round_bytes
 from batchd_wire.messages import AskStatus, Status

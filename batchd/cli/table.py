@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batchd.cli.attach import PeekedBatch
+from batchd.cli.peephole import PeekedBatch
 
 ROWS_MAX = 8
 VALUES_MAX = 6

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from batchd.cli.attach import Attachment, find_daemon
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
 from batchd.cli.options import address_option
 from batchd.diagnosis.readings import Reading, compare
 from batchd.diagnosis.verdicts import Verdict, judge

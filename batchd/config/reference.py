@@ -16,8 +16,8 @@ from batchd.config.sizes import format_bytes
 
 WIDTH_CHARACTERS = 110
 _EXAMPLE_STREAM = "photos"
-_DEPENDENT = {"max_skew"}
-"""Keys that are refused unless another key says that they count."""
+_DEPENDENT = {"max_skew", "http"}
+"""Keys that are refused unless another key says that they count; and one whose default is tried, and whose value is demanded."""
 _MANUAL_HEAD = """# Configuration
 
 *Made by `batchd config --reference`; do not edit.*

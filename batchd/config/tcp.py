@@ -17,19 +17,23 @@ _LOCALHOST = "localhost"
 _LOOPBACK = IPv4Network("127.0.0.0/8")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _NUMERIC = re.compile(r"[0-9.]+", re.ASCII)
-_PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_PORT = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
 
 
 def parse_tcp(text: str) -> tuple[str, int]:
     """Read "host:port" or "[IPv6]:port"; the host comes without brackets. Raises ``ValueError`` saying how to write one."""
-    example = 'write for example "10.0.0.5:7070" or "[::1]:7070"'
+    return parse_place(text, 'write for example "10.0.0.5:7070" or "[::1]:7070"', port_min=1)
+
+
+def parse_place(text: str, example: str, port_min: int) -> tuple[str, int]:
+    """Read a host and a port. Raises ``ValueError`` that ends with ``example``, which says how to write them."""
     if "://" in text:
         raise ValueError(f"is written without {text.partition('://')[0]}://; {example}")
     host, colon, port = text.rpartition(":")
     if not colon:
         raise ValueError(f"must have a host and a port; {example}")
-    if not _PORT.fullmatch(port) or int(port) > PORT_MAX:
-        raise ValueError(f"must end with a port from 1 to {PORT_MAX}; {example}")
+    if not _PORT.fullmatch(port) or not port_min <= int(port) <= PORT_MAX:
+        raise ValueError(f"must end with a port from {port_min} to {PORT_MAX}; {example}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         if not _is_version_6(host):

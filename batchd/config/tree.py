@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from batchd.config.checks import Checks
 from batchd.config.cpus import available_cpus
+from batchd.config.http import DEFAULT, parse_http
 from batchd.config.live_sources import PushSource
 from batchd.config.location import check_local
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
@@ -66,6 +67,11 @@ def _host_and_port(text: str) -> str:
     return text
 
 
+def _http_place(text: str) -> str:
+    parse_http(text)
+    return text
+
+
 Memory = Annotated[
     int,
     BeforeValidator(_bytes_from_text),
@@ -111,6 +117,15 @@ class DaemonConfig(_Branch):
     """Directory of the keys that `batchd keys` makes: the daemon's, and who may come over TCP. When not set, what systemd gives
     (LoadCredential=keys:/etc/batchd/keys) where it gives credentials, /etc/batchd/keys for root, and
     $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
+
+    http: Annotated[str, AfterValidator(_http_place)] = DEFAULT
+    """Where /metrics, /healthz, /readyz and /status.json are answered: an address of this machine (or a name of it, or "*" for all)
+    and a port (0: any that is free), or "off". It is plain HTTP without passwords, so think before you name more than loopback. A
+    daemon inside a script has none unless this is set; and where this is not set and the port is taken, the daemon goes on without."""
+
+    http_details: bool = False
+    """Whether everybody who reaches the HTTP port may see process ids, users and paths (/status.json). false: only users of this
+    machine who may connect to the daemon anyway, over loopback."""
 
     cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
     """Directory where indexes of large sources are kept, so that only what has changed is scanned again. When not set,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from batchd.cli.attach import PeekedBatch
 from batchd.cli.main import cli
+from batchd.cli.peephole import PeekedBatch
 from batchd.cli.table import ROWS_MAX, aligned, batch_table
 from batchd_wire.fields import Field, PlacedField, Varying
 from batchd_wire.views import slot_arrays

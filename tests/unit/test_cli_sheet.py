@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.cli.attach import PeekedBatch
+from batchd.cli.peephole import PeekedBatch
 from batchd.cli.sheet import (
     BACKGROUND,
     CAPTION_PIXELS,

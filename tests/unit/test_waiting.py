@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import batchd_client
 import batchd_client.reader
-from batchd.cli import attach
+from batchd.cli import peephole
 from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
@@ -21,7 +21,7 @@ NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch):
     """Nobody waits for a whole second before he is told."""
-    for module in (attach, batchd_client.reader):
+    for module in (peephole, batchd_client.reader):
         monkeypatch.setattr(module, "SILENCE_MAX_S", 0.05)
 
 
@@ -100,7 +100,7 @@ def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
 
 def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:
     """Not that the daemon is stuck: it is not."""
-    monkeypatch.setattr(attach, "BATCH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(peephole, "BATCH_TIMEOUT_S", 0.2)
     fake.granted_when_asked = 0
 
     result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address])
