@@ -23,7 +23,7 @@ ANSWER_TIMEOUT_S = 1.0
 def running_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Name the streams of the daemon that the line means."""
     try:
-        with Attachment(find_daemon(context.params.get("address")), ANSWER_TIMEOUT_S) as attachment:
+        with Attachment(find_daemon(context.params.get("address")), opening_timeout_s=ANSWER_TIMEOUT_S) as attachment:
             status: Any = attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status
     except BatchdError:
         return []

@@ -57,12 +57,13 @@ def _headline(status: Any) -> str:
     daemon = status["daemon"]
     deaths = f", {counted(daemon['worker_deaths'], 'worker death')}" if daemon["worker_deaths"] else ""
     draining = ", draining" if daemon["draining"] else ""
+    http = f", {daemon['http']}" if daemon["http"] else ""
     ending = f", {counted(daemon['ending_slots'], 'slot')} of streams that have ended" if daemon["ending_slots"] else ""
     reloading = ", reading its configuration" if daemon["reloading"] else ""
     return (
         f"batchd {daemon['version']}, pid {daemon['pid']}, up {_duration(daemon['uptime_s'])}, "
         f"{round_bytes(daemon['memory_bytes'])} in slots, {daemon['decoders'] or 'no worker ready yet'}"
-        f"{ending}{deaths}{reloading}{draining}"
+        f"{ending}{deaths}{reloading}{draining}{http}"
     )
 
 

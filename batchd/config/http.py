@@ -10,7 +10,7 @@ DEFAULT = "127.0.0.1:7071"
 
 
 def parse_http(text: str) -> tuple[str, int] | None:
-    """Read "host:port", whose port may be 0 for any that is free; None for "off". Raises ``ValueError`` saying how to write it."""
+    """Read "host:port", whose port may be 0 for any that is free; None for "off". Raises ``ValueError`` saying how."""
     if text == OFF:
         return None
     return parse_place(text, f'write for example "{DEFAULT}", or "{OFF}"', port_min=0)

@@ -119,9 +119,10 @@ class DaemonConfig(_Branch):
     $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
 
     http: Annotated[str, AfterValidator(_http_place)] = DEFAULT
-    """Where /metrics, /healthz, /readyz and /status.json are answered: an address of this machine (or a name of it, or "*" for all)
-    and a port (0: any that is free), or "off". It is plain HTTP without passwords, so think before you name more than loopback. A
-    daemon inside a script has none unless this is set; and where this is not set and the port is taken, the daemon goes on without."""
+    """Where /metrics, /healthz, /readyz and /status.json are answered: an address of this machine (or a name of it, or "*" for
+    all) and a port (0: any that is free), or "off". It is plain HTTP without passwords, so think before you name more than
+    loopback. A daemon inside a script has none unless this is set. Where this is not set and the port is taken, the daemon goes
+    on without."""
 
     http_details: bool = False
     """Whether everybody who reaches the HTTP port may see process ids, users and paths (/status.json). false: only users of this

@@ -48,6 +48,7 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.guestbook import Guest, Guestbook
 from batchd.daemon.limits import peer_network
 from batchd.daemon.network import Network
+from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.seldom import Ration, Seldom
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
@@ -102,11 +103,14 @@ class Loop:
             EndStream: self._end_stream,
         }
 
-    def attach(self, sessions: Sessions, workers: WorkerProcesses, network: Network | None) -> None:
+    def attach(
+        self, sessions: Sessions, workers: WorkerProcesses, network: Network | None, observer: ObserverProcess
+    ) -> None:
         """Give the loop its sides, which were made with the loop's ``enqueue``."""
         self._sessions = sessions
         self._workers = workers
         self._network = network
+        self._observer = observer
         self._poller = zmq.Poller()
         self._poller.register(sessions.router, zmq.POLLIN)
         self._poller.register(self._watch.fileno(), zmq.POLLIN)
@@ -175,6 +179,7 @@ class Loop:
         self._sessions.tick()
         if self._network is not None:
             self._network.remote.tick()
+        self._observer.tick()
         self._queue.append(Ticked())
         for worker in self._workers.pids():
             self._queue.append(WorkerObserved(worker, self._workers.note(worker)))

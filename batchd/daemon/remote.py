@@ -105,6 +105,7 @@ class RemoteSessions:
         self._seldom = Seldom()
         self._ration = Ration(SAID_PER_MINUTE)
         self.failed_handshakes = 0
+        self.sent_bytes = 0
         self._ipc_address = ""
 
     def bind(self, endpoint: str, ipc_address: str) -> None:
@@ -145,6 +146,7 @@ class RemoteSessions:
             "strangers": len(self._doorstep.strangers()),
             "closed": self._doorstep.closed,
             "failed_handshakes": self.failed_handshakes,
+            "sent_bytes": self.sent_bytes,
         }
 
     def __contains__(self, number: int) -> bool:
@@ -197,7 +199,9 @@ class RemoteSessions:
                 parts,
             )
             frames = [view[start:end] for start, end in part_of(layout, grant.first, grant.count, part, parts)]
-            session.sent_bytes += sum(map(len, frames))
+            sent_bytes = sum(map(len, frames))
+            session.sent_bytes += sent_bytes
+            self.sent_bytes += sent_bytes
             over = connections[(grant.sequence + part) % len(connections)]
             self._send(session, [parcel.encode(), *frames], over)
             if session.number not in self:

@@ -35,6 +35,7 @@ from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
 from batchd.daemon.notify import Notifier
+from batchd.daemon.observer import ObserverProcess, open_door
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.reload import Origin, Outcome, Reloader
 from batchd.daemon.remote import RemoteSessions
@@ -99,6 +100,8 @@ def serve(config: Config, options: ServeOptions) -> None:
         for number in range(1, config.daemon.worker_count() + 1):
             workers.spawn(number)
         failpoints.passing("daemon.starting")
+        door = open_door(config.daemon, is_embedded=options.lifeline is not None)
+        observer = stack.enter_context(ObserverProcess(watch, door, held.names))
 
         stack.callback(storage.close)
         rings = plan_rings(config)
@@ -125,7 +128,7 @@ def serve(config: Config, options: ServeOptions) -> None:
         stack.callback(memory.close)
         loop = Loop(state, streams, memory, watch)
         workers.enqueue = loop.enqueue
-        clerk = _Clerk(state, streams, memory, workers, started_s)
+        clerk = _Clerk(state, streams, memory, workers, observer, started_s)
         desk = Desk(loop.enqueue, clerk.answer, Numbers(), clerk.reload)
         sessions = clerk.sessions = Sessions(
             watch, desk, config.daemon.sessions_max, writable_slots=config.daemon.writable_slots
@@ -139,7 +142,7 @@ def serve(config: Config, options: ServeOptions) -> None:
             network.remote.bind(tcp_endpoint(config.daemon.tcp), held.names.address)
         sessions.bind(held.names.lifeline_path, held.names.zmq_path)
         failpoints.passing("daemon.bound")
-        loop.attach(sessions, workers, network)
+        loop.attach(sessions, workers, network, observer)
         switch = Switch(
             state=state,
             streams=streams,
@@ -168,6 +171,7 @@ def serve(config: Config, options: ServeOptions) -> None:
             workers=config.daemon.worker_count(),
         )
         options.ready(held.names.address)
+        observer.start(sessions.adopt)
         loop.after_round = partial(service.round_ended, state)
         loop.run()
         service.stopping()
@@ -276,6 +280,7 @@ class _Clerk:
     streams: dict[int, ServedStream]
     memory: SlotMemory
     workers: WorkerProcesses
+    observer: ObserverProcess
     started_s: float
     sessions: Sessions | None = None
     remote: RemoteSessions | None = None
@@ -301,6 +306,7 @@ class _Clerk:
             "decoders": self.workers.decoders,
             "reloading": self.reloader.is_reading,
             "reload": asdict(outcome) if outcome is not None else None,
+            "http": self.observer.address,
         }
         if self.remote is not None:
             daemon["tcp"] = self.remote.counts()

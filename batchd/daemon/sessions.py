@@ -86,6 +86,8 @@ class Session:
     """It has asked for slots that it can map writable."""
     is_cut_off: bool = False
     """It was sent away, and has not gone yet."""
+    is_ours: bool = False
+    """It is the daemon's own observer, which is no trainer."""
 
 
 class Sessions:
@@ -103,6 +105,8 @@ class Sessions:
         self._by_number: dict[int, Session] = {}
         self._by_routing: dict[bytes, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
+        self._own = 0
+        """Sessions that are no trainer's, and take no trainer's place."""
         self._seldom = Seldom()
         self._directory = -1
         """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
@@ -163,10 +167,17 @@ class Sessions:
         return self._by_number.get(number)
 
     def everybody(self) -> list[Session]:
-        """All sessions that said who they are."""
+        """All trainers that said who they are."""
         return [
-            session for session in self._by_number.values() if session.secret is not None and not session.is_cut_off
+            session
+            for session in self._by_number.values()
+            if session.secret is not None and not session.is_cut_off and not session.is_ours
         ]
+
+    def adopt(self, lifeline: socket.socket, pid: int) -> None:
+        """Begin a session over a lifeline that we made, for a process that we started."""
+        self._own += 1
+        self._begin(Session(self._desk.numbers.next_session(), lifeline, pid, os.geteuid(), is_ours=True))
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -271,13 +282,16 @@ class Sessions:
         directory = os.fstat(self._directory)
         if not may_connect(lifeline, peer, directory):
             self._turn_away(lifeline, peer, why_not(peer, directory))
-        elif len(self._by_number) >= self._sessions_max:
+        elif len(self._by_number) - self._own >= self._sessions_max:
             text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
             self._turn_away(lifeline, peer, text)
         else:
-            session = Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user)
-            self._by_number[session.number] = session
-            self._watch.add(lifeline.fileno(), lambda: self._hear(session))
+            self._begin(Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user))
+
+    def _begin(self, session: Session) -> None:
+        """Hear it from now on. Paired with ``_end``."""
+        self._by_number[session.number] = session
+        self._watch.add(session.lifeline.fileno(), lambda: self._hear(session))
 
     def _turn_away(self, lifeline: socket.socket, peer: Peer, text: str) -> None:
         """Tell somebody why he is not let in."""
@@ -348,11 +362,12 @@ class Sessions:
         self._enqueue(SessionCutOff(session.number))
 
     def _end(self, session: Session) -> None:
-        """The kernel says that the trainer is gone. Paired with ``_accept``."""
+        """The kernel says that the trainer is gone. Paired with ``_begin``."""
         self._watch.remove(session.lifeline.fileno())
         session.lifeline.close()
         self._forget_names(session)
         del self._by_number[session.number]
+        self._own -= session.is_ours
         self._enqueue(SessionEnded(session.number))
 
     def _forget_names(self, session: Session) -> None:

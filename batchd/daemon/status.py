@@ -40,6 +40,7 @@ def _trainer(one: Session | RemoteSession) -> Plain:
             "transport": "tcp",
             "host": one.host,
             "key": one.key.name if one.key is not None else None,
+            "sent_bytes": one.sent_bytes,
             "sent_bytes_per_s": one.bytes_per_s(monotonic()),
             "connections": len(one.connections),
         }
@@ -48,6 +49,7 @@ def _trainer(one: Session | RemoteSession) -> Plain:
         "transport": "shared memory",
         "host": None,
         "key": None,
+        "sent_bytes": None,
         "sent_bytes_per_s": None,
         "connections": 1,
     }

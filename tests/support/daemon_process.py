@@ -50,7 +50,7 @@ class DaemonProcess:
         self.runtime_dir = self.folder / "run"
         self.log_file = self.folder / "log"
         self.log_file.touch()
-        daemon = {"runtime_dir": str(self.runtime_dir), "workers": 2, "memory": MEMORY, **daemon}
+        daemon = {"runtime_dir": str(self.runtime_dir), "workers": 2, "memory": MEMORY, "http": "off", **daemon}
         self.config = write_settings(self.folder / "batchd.toml", streams, daemon)
         self.address = f"ipc://{self.runtime_dir}"
         self.tcp_address = f"tcp://{daemon['tcp']}" if "tcp" in daemon else None

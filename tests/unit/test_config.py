@@ -86,6 +86,8 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
     given = {
         "runtime_dir": ("/tmp/x", Path("/tmp/x")),
         "tcp": ("[::1]:7070", "[::1]:7070"),
+        "http": ("off", "off"),
+        "http_details": ("true", True),
         "keys_dir": ("/tmp/keys", Path("/tmp/keys")),
         "python_path": ('["/srv/one", "/srv/two"]', (Path("/srv/one"), Path("/srv/two"))),
         "cache_dir": ("/tmp/cache", Path("/tmp/cache")),

@@ -1,0 +1,210 @@
+"""The process that answers HTTP: its socket, its session, its life. DAEMON process; it loads no HTTP code.
+
+    bind, early: an address that was asked for and cannot be had is said before anything is scanned
+    start -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
+
+Invariant: the observer has exactly the socket that it accepts from and its lifeline; the socket stays ours, so whoever asks
+while there is none is answered by the next one.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from batchd.config.http import parse_http
+from batchd.config.schema import meaning_of
+from batchd.config.tcp import EVERYWHERE
+from batchd.config.tree import DaemonConfig
+from batchd.daemon.descriptors import Watch
+from batchd.errors import ConfigInvalid, Problem
+from batchd_wire.runtime import RuntimeDirectory
+
+_log = structlog.get_logger()
+
+Adopt = Callable[[socket.socket, int], None]
+"""Takes our end of a lifeline, and the id of the process at its other end, as a session of ours."""
+
+BACKLOG = 128
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+END_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A bound socket and how it is called; without a socket nobody comes in."""
+
+    listener: socket.socket | None = None
+    host: str = ""
+    details_for_all: bool = False
+
+    @property
+    def address(self) -> str | None:
+        """For people, and for programs to connect to."""
+        if self.listener is None:
+            return None
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def close(self) -> None:
+        """Let go of the address."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
+    """Bind what is configured; without a socket where nobody wants HTTP, or the default address is taken, which is said.
+
+    Raises ``ConfigInvalid`` where an address was asked for and cannot be had.
+    """
+    is_asked_for = "http" in daemon.model_fields_set
+    place = parse_http(daemon.http) if is_asked_for or not is_embedded else None
+    if place is None:
+        return Door()
+    try:
+        return Door(_bind(*place), place[0], daemon.http_details)
+    except OSError as error:
+        reason = f"{daemon.http} cannot be had: {error.strerror or error}"
+        advice = 'set http in [daemon] to another address, or to "off"'
+        if is_asked_for:
+            raise ConfigInvalid(
+                [Problem("daemon.http", f"{reason}; {advice}", meaning_of(("daemon", "http"), {}))]
+            ) from None
+        _log.warning("no HTTP", reason=reason, advice=advice)
+        return Door()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take an address; who connects before ``listen`` is refused. Raises ``OSError``."""
+    if host == EVERYWHERE:
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  somebody wrote the star
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _name, address = found[0]
+    door = socket.socket(family, kind, protocol)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind(address)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+class ObserverProcess:
+    """Keeps one observer alive, if there is a way in. Use as a context manager."""
+
+    _adopt: Adopt
+
+    def __init__(self, watch: Watch, door: Door, place: RuntimeDirectory) -> None:
+        self._watch = watch
+        self._door = door
+        self._place = place
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._started_s = 0.0
+        self._pause_s = PAUSE_FIRST_S
+        self._due_s: float | None = None
+
+    @property
+    def address(self) -> str | None:
+        """Where it answers; None where there is none."""
+        return self._door.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close the door, and see that the observer has ended; its lifeline, which ends with the sessions, has told it to."""
+        self._door.close()
+        if self._popen is None:
+            return
+        self._watch.remove(self._pidfd)
+        try:
+            self._popen.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        self._forget()
+
+    def start(self, adopt: Adopt) -> None:
+        """Let people in, and start the first one."""
+        if self._door.listener is None:
+            return
+        self._adopt = adopt
+        self._door.listener.listen(BACKLOG)
+        self._spawn()
+        _log.info("observing", http=self.address)
+
+    def tick(self) -> None:
+        """Time has passed: start another one where that is due."""
+        if self._due_s is not None and monotonic() >= self._due_s:
+            self._due_s = None
+            self._spawn()
+
+    def _spawn(self) -> None:
+        self._started_s = monotonic()
+        try:
+            self._start()
+        except OSError as error:
+            self._put_off("observer not started", reason=str(error))
+
+    def _start(self) -> None:
+        """Start one with a lifeline. Raises ``OSError``, and then there is none."""
+        assert self._door.listener is not None
+        with ExitStack() as until_done, ExitStack() as where_it_fails:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            where_it_fails.callback(ours.close)
+            until_done.callback(theirs.close)
+            lifeline, listener = theirs.fileno(), self._door.listener.fileno()
+            details = "all" if self._door.details_for_all else "insiders"
+            arguments = [str(lifeline), str(listener), os.fspath(self._place.path), self._door.host, details]
+            popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "batchd.observer", *arguments],
+                pass_fds=(lifeline, listener),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,
+                env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # its threads do little, and would have an arena each
+            )
+            where_it_fails.callback(popen.wait)
+            where_it_fails.callback(popen.kill)
+            pidfd = os.pidfd_open(popen.pid)
+            where_it_fails.pop_all()
+        self._popen, self._pidfd = popen, pidfd
+        self._watch.add(pidfd, self._bury)
+        ours.setblocking(False)
+        self._adopt(ours, popen.pid)
+
+    def _bury(self) -> None:
+        """The kernel says that it has ended."""
+        assert self._popen is not None
+        status, pid = self._popen.wait(), self._popen.pid
+        self._watch.remove(self._pidfd)
+        self._forget()
+        self._put_off("observer ended", pid=pid, status=status)
+
+    def _put_off(self, event: str, **facts: object) -> None:
+        """Try again later, at first soon; one that lived for a while has not failed at its start."""
+        now = monotonic()
+        if now - self._started_s > PAUSE_MAX_S:
+            self._pause_s = PAUSE_FIRST_S
+        self._due_s = now + self._pause_s
+        _log.warning(event, **facts, again_in_s=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def _forget(self) -> None:
+        os.close(self._pidfd)
+        self._popen = None

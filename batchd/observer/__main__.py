@@ -1,0 +1,38 @@
+"""Entry of the OBSERVER process. Started by the daemon and by nobody else:
+
+python -m batchd.observer LIFELINE_FD LISTENER_FD RUNTIME_DIRECTORY HOST all|insiders
+"""
+
+import socket
+import sys
+from pathlib import Path
+from threading import Thread
+
+from batchd import failpoints
+from batchd.errors import BatchdError
+from batchd.observer.inquiry import Inquiry
+from batchd.observer.routes import Observatory
+from batchd.observer.server import Server
+from batchd.observer.visitors import Visitors
+from batchd_wire.runtime import runtime_directory
+
+
+def main(arguments: list[str]) -> int:
+    """Answer HTTP until the daemon is gone."""
+    lifeline, listener, directory, host, details = arguments
+    failpoints.passing("observer.starting")
+    place = runtime_directory(Path(directory))
+    inquiry = Inquiry()
+    visitors = Visitors(place.path, host, details_for_all=details == "all")
+    server = Server(socket.socket(fileno=int(listener)), Observatory(inquiry, visitors))
+    Thread(target=server.serve_forever, name="http", daemon=True).start()
+    try:
+        inquiry.run(place, socket.socket(fileno=int(lifeline)))
+    except BatchdError as error:
+        sys.stderr.write(f"batchd.observer: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

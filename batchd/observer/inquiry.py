@@ -1,0 +1,116 @@
+"""Asks the daemon how it is, and keeps its last answer. OBSERVER process.
+
+    every INTERVAL_S, or when somebody wants it new --> AskStatus --> Answer --> latest, and whoever waits
+
+Invariant: one question is under way at most, and two are ``SPACING_S`` apart or more; one answer serves all who wanted it new
+before its question was asked.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from threading import Condition
+from time import monotonic
+from typing import Any
+
+import zmq
+
+from batchd.attach.session import Attachment
+from batchd.errors import BatchdError
+from batchd_wire.messages import AskStatus, Status
+from batchd_wire.runtime import RuntimeDirectory
+
+INTERVAL_S = 1.0
+SPACING_S = 0.1
+STALL_S = 5.0
+"""An answer takes the daemon's loop a few milliseconds; after this long without one it is said not to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the daemon said: ``status`` is what ``batchd status --json`` prints. Times are of the monotonic clock."""
+
+    status: Any
+    asked_s: float
+    came_s: float
+
+
+class Inquiry:
+    """``run`` is called by one thread, everything else by any."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._latest: Answer | None = None
+        self._asked_s = -INTERVAL_S
+        self._wanted_s = 0.0
+        self._waiting_since_s: float | None = monotonic()
+        """Since when a question is under way; from the start on, as the session has to be opened first."""
+
+    # --- any thread ---------------------------------------------------------------------------------------------------
+
+    def latest(self) -> Answer | None:
+        """What the daemon said last; None where it has not said anything yet."""
+        return self._latest
+
+    def fresh(self, within_s: float) -> Answer | None:
+        """Ask anew, and give the answer; the last one there is where none comes in time."""
+        wanted_s = monotonic()
+        with self._changed:
+            self._wanted_s = wanted_s
+            os.eventfd_write(self._wake, 1)
+            self._changed.wait_for(lambda: self._latest is not None and self._latest.asked_s >= wanted_s, within_s)
+            return self._latest
+
+    def silent_s(self) -> float:
+        """For how long a question has been without an answer."""
+        since_s = self._waiting_since_s
+        return 0.0 if since_s is None else monotonic() - since_s
+
+    @property
+    def is_answered(self) -> bool:
+        """Does the daemon's loop answer?"""
+        return self.silent_s() < STALL_S
+
+    # --- the thread that asks -----------------------------------------------------------------------------------------
+
+    def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
+        """Ask until the daemon is gone. Raises ``BatchdError`` where it does not talk to us."""
+        with Attachment(directory, lifeline) as attachment:
+            self._waiting_since_s = None
+            poller = zmq.Poller()
+            for source in (attachment.dealer, lifeline, self._wake):
+                poller.register(source, zmq.POLLIN)
+            while True:
+                self._ask_if_due(attachment)
+                ready = dict(poller.poll(self._patience_ms()))
+                if lifeline.fileno() in ready and not lifeline.recv(1):
+                    return
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                if attachment.dealer in ready:
+                    self._take(attachment)
+
+    def _due_s(self) -> float:
+        """When the next question is to be asked, if none is under way."""
+        return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
+
+    def _ask_if_due(self, attachment: Attachment) -> None:
+        now = monotonic()
+        if self._waiting_since_s is None and now >= self._due_s():
+            self._asked_s = self._waiting_since_s = now
+            attachment.dealer.send(AskStatus(1).encode())
+
+    def _patience_ms(self) -> int | None:
+        if self._waiting_since_s is not None:
+            return None
+        return max(0, int((self._due_s() - monotonic()) * 1000) + 1)
+
+    def _take(self, attachment: Attachment) -> None:
+        reply = attachment.reply(0)
+        if not isinstance(reply, Status):
+            raise BatchdError(f"the daemon answered AskStatus with {type(reply).__name__}")
+        with self._changed:
+            self._latest = Answer(reply.status, self._asked_s, monotonic())
+            self._waiting_since_s = None
+            self._changed.notify_all()

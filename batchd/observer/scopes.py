@@ -1,0 +1,113 @@
+"""Where in the daemon's status the values of metrics are, and which labels they have. OBSERVER process.
+
+A scope gives rows: the values of its labels, and the part of the status that they stand for. What has the same labels, as two
+trainers of one name do, becomes one value.
+
+Invariant: how many values a scope gives is bounded, whatever trainers call themselves: by streams, workers, and ``TRAINERS_MAX``.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+TRAINERS_MAX = 200
+"""Further trainers are counted together, as ``OTHER``."""
+OTHER = "other"
+WORKER_STATES = ("starting", "ready", "ending")
+TRANSPORTS = ("shared memory", "tcp")
+
+Labels = tuple[str, ...]
+Row = tuple[Labels, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """``where`` is the place in the status, for people."""
+
+    where: str
+    labels: tuple[str, ...]
+    rows: Callable[[Any], Iterable[Row]]
+
+
+def _daemon(status: Any) -> Iterator[Row]:
+    yield (), status["daemon"]
+
+
+def _info(status: Any) -> Iterator[Row]:
+    daemon = status["daemon"]
+    yield (daemon["version"], daemon["decoders"]), {"one": 1}
+
+
+def _tcp(status: Any) -> Iterator[Row]:
+    if "tcp" in status["daemon"]:
+        yield (), status["daemon"]["tcp"]
+
+
+def _worker_states(status: Any) -> Iterator[Row]:
+    for state in WORKER_STATES:
+        yield (state,), {"count": sum(worker["state"] == state for worker in status["workers"])}
+
+
+def _workers(status: Any) -> Iterator[Row]:
+    for worker in status["workers"]:
+        yield (str(worker["place"]),), worker
+
+
+def _transports(status: Any) -> Iterator[Row]:
+    for transport in TRANSPORTS:
+        yield (transport,), {"count": sum(one["transport"] == transport for one in status["trainers"])}
+
+
+def _streams(status: Any) -> Iterator[Row]:
+    for stream in status["streams"]:
+        yield (stream["name"],), stream
+
+
+def _mailboxes(status: Any) -> Iterator[Row]:
+    for stream in status["streams"]:
+        if stream["live"] is not None:
+            yield (stream["name"],), stream["live"]
+
+
+def _trainers(status: Any) -> Iterator[Row]:
+    """Those that came first have their own labels. A trainer that is gone may have batches on their way: it is nobody by name."""
+    sessions = {one["session"]: one for one in status["trainers"]}
+    claims = sorted(
+        chain.from_iterable(
+            ((claim["session"], stream["name"], claim) for claim in stream["subscriptions"])
+            for stream in status["streams"]
+        ),
+        key=lambda found: found[:2],
+    )
+    known: set[Labels] = set()
+    for session, stream, claim in claims:
+        trainer = sessions.get(session, {"name": "", "transport": ""})
+        labels = (stream, trainer["name"], str(claim["rank"]), trainer["transport"])
+        if labels not in known and len(known) >= TRAINERS_MAX:
+            labels = (stream, OTHER, OTHER, OTHER)
+        else:
+            known.add(labels)
+        yield labels, claim
+
+
+def _remote(status: Any) -> Iterator[Row]:
+    known: set[str] = set()
+    for trainer in sorted(status["trainers"], key=lambda one: one["session"]):
+        if trainer["transport"] != "tcp":
+            continue
+        name = trainer["name"] if trainer["name"] in known or len(known) < TRAINERS_MAX else OTHER
+        known.add(name)
+        yield (name,), trainer
+
+
+DAEMON = Scope("daemon", (), _daemon)
+INFO = Scope("daemon", ("version", "decoders"), _info)
+TCP = Scope("daemon.tcp", (), _tcp)
+WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
+WORKER = Scope("workers[]", ("worker",), _workers)
+TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
+STREAM = Scope("streams[]", ("stream",), _streams)
+MAILBOX = Scope("streams[].live", ("stream",), _mailboxes)
+TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport"), _trainers)
+REMOTE = Scope("trainers[]", ("trainer",), _remote)
