@@ -82,9 +82,10 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## Write the pages that are made from the code: docs/configuration.md, docs/protocol.md
+docs: setup ## Write the pages that are made from the code: docs/configuration.md, docs/protocol.md, docs/metrics.md
 	$(BIN)/batchd config --reference > docs/configuration.md
 	$(BIN)/python docs/make_protocol.py > docs/protocol.md
+	$(BIN)/python docs/make_metrics.py > docs/metrics.md
 
 bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
 	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 from batchd import failpoints
-from batchd.errors import BatchdError
+from batchd.errors import BatchdError, DaemonUnreachable
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.routes import Observatory
 from batchd.observer.server import Server
@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> int:
     Thread(target=server.serve_forever, name="http", daemon=True).start()
     try:
         inquiry.run(place, socket.socket(fileno=int(lifeline)))
+    except DaemonUnreachable as error:
+        return error.exit_code  # the daemon is gone, which is no news, or stuck, and then it will say so
     except BatchdError as error:
         sys.stderr.write(f"batchd.observer: {error}\n")
         return error.exit_code

@@ -35,12 +35,13 @@ class Visitors:
 
     def knows_host(self, header: str) -> bool:
         """Is this what somebody who means us writes? An address cannot be made to mean another machine, as a name can."""
-        name = header.strip().lower()
-        name, bracket, _port = name.removeprefix("[").partition("]") if name.startswith("[") else name.partition(":")
+        written = header.strip().lower()
+        in_brackets = written.startswith("[")
+        name = written[1:].partition("]")[0] if in_brackets else written.partition(":")[0]
         try:
             ip_address(name)
         except ValueError:
-            return not bracket and name.removesuffix(".") in self._names
+            return not in_brackets and name.removesuffix(".") in self._names
         return True
 
     def may_see_details(self, connection: socket.socket) -> bool:

@@ -1,0 +1,46 @@
+"""Writes docs/metrics.md to standard output, from the table of metrics: ``make docs``.
+
+The words on top are ``docs/metrics_head.md``. Invariant: every metric that is exposed is on the page, and nothing else.
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from batchd.observer.metrics import METRICS, OWN, PREFIX, Metric
+from batchd.observer.scopes import OTHER, TRAINERS_MAX
+
+HEAD = Path(__file__).with_name("metrics_head.md")
+TABLE = ("| metric | type | meaning | in the status |", "|---|---|---|---|")
+
+
+def metrics_markdown() -> str:
+    """The page ``docs/metrics.md``."""
+    return "\n".join([HEAD.read_text(), *_reference()]).rstrip() + "\n"
+
+
+def _reference() -> Iterator[str]:
+    yield "## All metrics\n"
+    yield "Totals count from the daemon's start, and what has a `worker` or `trainer` in its labels from that one's start."
+    yield f"The first {TRAINERS_MAX} trainers have labels of their own; all others of a stream are counted together as"
+    yield f'`trainer="{OTHER}"`. Trainers whose labels are the same are counted together too.\n'
+    yield "### Of the observer\n"
+    yield from TABLE
+    for name, meaning in OWN:
+        yield f"| `{PREFIX}{name}` | gauge | {meaning} | |"
+    yield ""
+    for scope, metrics in groupby(METRICS, key=lambda metric: (metric.scope.where, metric.scope.labels)):
+        where, labels = scope
+        yield f"### `{where}`" + (f" by {', '.join(f'`{label}`' for label in labels)}" if labels else "") + "\n"
+        yield from TABLE
+        yield from map(_row, metrics)
+        yield ""
+
+
+def _row(metric: Metric) -> str:
+    return f"| `{PREFIX}{metric.name}` | {metric.kind} | {metric.help} | `{metric.key}` |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_markdown())

@@ -1,0 +1,280 @@
+"""What the observer says over HTTP: the daemon's own numbers, also while the daemon says nothing."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import batchd
+import batchd_client
+from support.commands import batchd as run_batchd
+from support.kernel import children_of, is_alive, is_stopped
+from support.observing import ANYWHERE, fetch, observer_of, place_of, scrape
+from support.settings import folder_stream, write_settings
+from support.waiting import PATIENCE_S, wait_until
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as another user")
+NOBODY = 65_534
+BATCHES, SAMPLES = 5, 40
+
+
+@pytest.fixture(scope="module")
+def observed(start_shared_daemon):
+    """A daemon that is observed, for tests that leave it as it was."""
+    return start_shared_daemon(http=ANYWHERE)
+
+
+def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daemon, start_trainer):
+    """Exactly, right after the last batch: a scrape asks anew, and nothing is estimated."""
+    daemon = start_daemon(http=ANYWHERE)
+    trainers = [start_trainer(daemon.address, rank=rank, world_size=2, epochs=2) for rank in range(2)]
+    for trainer in trainers:
+        trainer.begin(do="take", batches=None)
+    seen = [trainer.finish()[0] for trainer in trainers]
+    counted = [(len(batches), sum(len(batch.samples) for batch in batches)) for batches in seen]
+
+    def all_is_said() -> bool:
+        claims = daemon.stream_status()["subscriptions"]
+        return sorted(one["consumed_batches"] for one in claims) == sorted(batches for batches, _ in counted)
+
+    wait_until(all_is_said, "the trainers' last words have come")
+
+    metrics, status = scrape(daemon), daemon.stream_status()
+
+    assert metrics["stream_delivered_batches_total{stream=photos}"] == status["delivered_batches"]
+    assert metrics["stream_decoded_samples_total{stream=photos}"] == status["decoded_samples"]
+    assert (
+        metrics["stream_delivered_samples_total{stream=photos}"]
+        == sum(samples for _, samples in counted)
+        == 2 * SAMPLES
+    )
+    for rank, (batches, samples) in enumerate(counted):
+        labels = f"{{rank={rank},stream=photos,trainer=trainer_program.py,transport=shared memory}}"
+        (claim,) = [one for one in status["subscriptions"] if one["rank"] == rank]
+        assert metrics[f"trainer_delivered_samples_total{labels}"] == samples == claim["delivered_samples"]
+        assert metrics[f"trainer_consumed_batches_total{labels}"] == batches
+        assert metrics[f"trainer_wait_seconds_total{labels}"] == claim["wait_s"]
+    assert metrics["up"] == 1
+    assert metrics["trainers{transport=shared memory}"] == 2
+
+
+def test_what_a_stream_has_delivered_outlives_its_trainers(start_daemon, start_trainer):
+    """Their own numbers go with them."""
+    daemon = start_daemon(http=ANYWHERE)
+    trainer = start_trainer(daemon.address)
+    trainer.take()
+    trainer.quit()
+    wait_until(lambda: not daemon.stream_status()["subscriptions"], "the trainer is gone")
+
+    metrics = scrape(daemon)
+
+    assert metrics["stream_delivered_samples_total{stream=photos}"] == SAMPLES
+    assert not [name for name in metrics if name.startswith("trainer_")]
+
+
+def test_a_ready_daemon_says_so(observed):
+    """To probes, and to people in ``batchd status``; the observer is no trainer."""
+    assert (
+        wait_until(lambda: (reply := fetch(observed, "/readyz")).status == 200 and reply, "it is ready").text
+        == "ready\n"
+    )
+    assert fetch(observed, "/healthz").text == "ok\n"
+    host, port = place_of(observed)
+    assert observed.status()["daemon"]["http"] == f"http://{host}:{port}"
+    assert f"http://{host}:{port}" in run_batchd("status", address=observed.address).stdout
+    told = json.loads(fetch(observed, "/status.json").text)
+    assert told["observer"]["up"] is True
+    assert told["trainers"] == []
+
+
+def test_a_daemon_with_no_worker_is_not_ready(start_daemon):
+    """The reason is said."""
+    daemon = start_daemon(http=ANYWHERE, lasting_faults={"worker.starting": "hang"})
+
+    wait_until(lambda: "no worker" in fetch(daemon, "/readyz").text, "it says why it is not ready")
+
+    assert fetch(daemon, "/readyz")[::2] == (503, "no worker is ready\n")
+    assert fetch(daemon, "/healthz").status == 200
+
+
+def test_a_stopped_daemon_is_told_of_by_its_observer(start_daemon):
+    """Its last numbers are still there, with their age; when it goes on, so does everything."""
+    daemon = start_daemon(http=ANYWHERE)
+    wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
+    daemon.send(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(daemon.pid), "it is stopped")
+
+    wait_until(lambda: fetch(daemon, "/healthz").status == 503, "the silence is noticed", every_s=0.2)
+
+    assert "the daemon's loop has not answered for " in fetch(daemon, "/healthz").text
+    assert fetch(daemon, "/readyz").status == 503
+    metrics = scrape(daemon)
+    assert metrics["up"] == 0
+    assert metrics["status_age_seconds"] > 4
+    assert metrics["workers{state=ready}"] == 2
+    daemon.send(signal.SIGCONT)
+    wait_until(lambda: fetch(daemon, "/healthz").status == 200, "it is well again")
+    assert scrape(daemon)["up"] == 1
+
+
+def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
+    """It has not ended, so nobody restarts it by himself."""
+    daemon = start_daemon(http=ANYWHERE, faults={"daemon.release.received": "hang"})
+    trainer = start_trainer(daemon.address)
+    trainer.begin(do="take", batches=1)
+    daemon.wait_for_fault("daemon.release.received")
+
+    wait_until(lambda: fetch(daemon, "/healthz").status == 503, "the silence is noticed", every_s=0.2)
+
+    assert scrape(daemon)["up"] == 0
+    trainer.kill()
+
+
+def test_a_killed_observer_comes_back_and_no_trainer_notices(start_daemon, start_trainer):
+    """At the same address; who asked meanwhile is answered."""
+    daemon = start_daemon(http=ANYWHERE, sessions_max=1)
+    trainer = start_trainer(daemon.address)
+    victims = []
+    for _ in range(2):
+        victims.append(observer_of(daemon))
+        os.kill(victims[-1], signal.SIGKILL)
+        wait_until(lambda: len(daemon.log_lines("observer ended")) == len(victims), "its end is known")
+        assert fetch(daemon, "/healthz").status == 200
+
+    assert observer_of(daemon) not in victims
+    assert len(trainer.take()) == BATCHES
+    assert not daemon.log_lines("worker ended")
+
+
+def test_the_observer_takes_no_trainers_place(start_daemon, start_trainer):
+    """``sessions_max`` is for trainers."""
+    daemon = start_daemon(http=ANYWHERE, sessions_max=1)
+    wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
+
+    assert len(start_trainer(daemon.address).take()) == BATCHES
+    with pytest.raises(batchd_client.BatchdClientError, match="sessions_max"):
+        batchd_client.connect(daemon.address)
+
+
+def test_the_observer_ends_with_a_killed_daemon(start_daemon):
+    """By its lifeline; nobody could tell it."""
+    daemon = start_daemon(http=ANYWHERE)
+    observer = observer_of(daemon)
+    assert fetch(daemon, "/healthz").status == 200
+
+    daemon.kill()
+
+    wait_until(lambda: not is_alive(observer), "the observer is gone")
+
+
+def test_the_observer_ends_with_a_daemon_that_drains(start_daemon):
+    """And the daemon ends well."""
+    daemon = start_daemon(http=ANYWHERE)
+    observer = observer_of(daemon)
+
+    assert daemon.terminate() == 0
+
+    assert not is_alive(observer)
+    assert not daemon.log_lines("observer ended")
+
+
+def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos):
+    """Before anything is scanned, with the key and what helps."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = write_settings(
+            tmp_path / "batchd.toml",
+            {"photos": folder_stream(photos)},
+            {"runtime_dir": str(tmp_path / "run"), "http": place},
+        )
+
+        message = run_batchd("serve", "-c", config, status=2).stderr
+
+    assert f"daemon.http: {place} cannot be had: Address already in use" in message
+    assert 'or to "off"' in message
+
+
+def test_a_daemon_inside_a_script_has_no_observer(tmp_path, photos, daemons_folder, monkeypatch):
+    """Unless somebody asks for one."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))
+    config = write_settings(
+        tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {"workers": 1, "memory": "16MiB"}
+    )
+    with batchd.serve(config) as address, batchd_client.connect(address) as connection:
+        daemon = connection.status()["daemon"]
+        assert daemon["http"] is None
+        assert len(children_of(daemon["pid"])) == 1
+    with (
+        batchd.serve(config, overrides={"daemon.http": ANYWHERE}) as address,
+        batchd_client.connect(address) as connection,
+    ):
+        assert connection.status()["daemon"]["http"].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:7071", 200),
+        ("[::1]:7071", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+    ],
+)
+def test_a_name_that_is_not_ours_is_refused(observed, host, status):
+    """A web page whose name was made to mean this machine reads nothing."""
+    assert fetch(observed, "/metrics", Host=host).status == status
+
+
+def test_only_reading_is_answered_and_every_answer_is_closed_in(observed):
+    """Methods, unknown paths, and the headers that browsers obey."""
+    assert fetch(observed, "/metrics", method="POST").status == 405
+    assert fetch(observed, "/nothing").status == 404
+    head = fetch(observed, "/metrics", method="HEAD")
+    assert (head.status, head.text) == (200, "")
+    for reply in (head, fetch(observed, "/nothing"), fetch(observed, "/metrics", Host="evil.example")):
+        assert reply.headers["Content-Security-Policy"] == "default-src 'self'"
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
+        assert reply.headers["Cache-Control"] == "no-store"
+
+
+ASK_AS = """
+import os, sys, encodings.idna, http.client
+host, port, user = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+os.setgroups([]); os.setgid(user); os.setuid(user)
+for path in ("/status.json", "/metrics"):
+    connection = http.client.HTTPConnection(host, port)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    print(response.status, response.read().decode().split("\\n")[0])
+"""
+
+
+@as_root
+@pytest.mark.parametrize(("options", "status"), [({}, 403), ({"http_details": True}, 200)])
+def test_a_stranger_on_this_machine_sees_numbers_and_no_details(start_daemon, options, status):
+    """The kernel says who he is; unless the configuration says that it does not matter."""
+    daemon = start_daemon(http=ANYWHERE, **options)
+    host, port = place_of(daemon)
+    program = [sys.executable, "-I", "-S", "-c", ASK_AS, host, str(port), str(NOBODY)]
+
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+
+    details, metrics = done.stdout.splitlines()
+    assert details.startswith(str(status))
+    assert status == 200 or f"ssh -L {port}:localhost:{port}" in details
+    assert metrics.startswith("200 ")
+
+
+def test_nobody_scrapes_the_daemon_faster_than_ten_times_a_second(observed):
+    """However many do: one answer serves all who wait for it."""
+    began_s = time.monotonic()
+    for _ in range(20):
+        assert scrape(observed)["up"] == 1
+
+    assert time.monotonic() - began_s >= 1.8

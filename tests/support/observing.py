@@ -1,0 +1,85 @@
+"""Asks the observer of a daemon over HTTP, as scrapers and people do. For tests of processes."""
+
+import http.client
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.daemon_process import DaemonProcess
+from support.waiting import PATIENCE_S, wait_until
+
+ANYWHERE = "127.0.0.1:0"
+
+
+class Reply(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+def place_of(daemon: DaemonProcess) -> tuple[str, int]:
+    """Host and port of its observer, from the log, so that a daemon that does not answer may be asked about too."""
+    (line, *_more) = wait_until(lambda: daemon.log_lines("observing"), "somebody observes")
+    address = urlsplit(line["http"])
+    assert address.hostname is not None
+    assert address.port is not None
+    return address.hostname, address.port
+
+
+def fetch(daemon: DaemonProcess, path: str, *, method: str = "GET", **headers: str) -> Reply:
+    """One request."""
+    connection = http.client.HTTPConnection(*place_of(daemon), timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return Reply(response.status, dict(response.headers), response.read().decode())
+    finally:
+        connection.close()
+
+
+def scrape(daemon: DaemonProcess) -> dict[str, float]:
+    """All metrics, by their names with labels as they are written, without the prefix."""
+    found = {}
+    for family in text_string_to_metric_families(fetch(daemon, "/metrics").text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[sample.name.removeprefix("batchd_") + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def observer_of(daemon: DaemonProcess) -> int:
+    """The process id of its observer."""
+
+    def find() -> list[int]:
+        return [pid for pid in daemon.worker_pids() if "batchd.observer" in _command(pid)]
+
+    return int(wait_until(find, "there is an observer")[0])
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def open_connections(daemon: DaemonProcess, count: int, first_words: bytes) -> Iterator[list[Any]]:
+    """So many connections that have said something and are left open."""
+    connections = []
+    try:
+        for _ in range(count):
+            connection = socket.create_connection(place_of(daemon), PATIENCE_S)
+            connection.sendall(first_words)
+            connections.append(connection)
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,259 @@
+"""The table of metrics: complete, bounded, and what the page, the dashboard and the alerts speak of."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import fields
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from batchd.core.statistics import (
+    DaemonStatistics,
+    LiveStatistics,
+    StreamStatistics,
+    SubscriptionStatistics,
+    WorkerStatistics,
+)
+from batchd.observer import scopes
+from batchd.observer.exposition import Exposition
+from batchd.observer.inquiry import Answer
+from batchd.observer.metrics import COUNTER, METRICS, OWN, PREFIX
+from batchd.observer.routes import why_not_ready
+from batchd.observer.scopes import OTHER, TRAINERS_MAX
+
+ROOT = Path(__file__).parents[2]
+NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, _ in OWN}
+NO_METRIC = {
+    "DaemonStatistics": {"workers", "streams"},
+    "WorkerStatistics": {"number", "place", "state"},
+    "StreamStatistics": {"name", "fingerprint", "live", "subscriptions"},
+    "SubscriptionStatistics": {"number", "session", "rank", "world_size"},
+    "LiveStatistics": {"when_full"},
+}
+"""What is a label, a part with fields of its own, or says nothing over time."""
+SCOPES_OF = {
+    DaemonStatistics: {scopes.DAEMON},
+    WorkerStatistics: {scopes.WORKER},
+    StreamStatistics: {scopes.STREAM},
+    SubscriptionStatistics: {scopes.TRAINER},
+    LiveStatistics: {scopes.MAILBOX},
+}
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (apt install prometheus)"
+)
+
+
+def claim(session: int, rank: int = 0, **changes: object) -> dict[str, object]:
+    """A trainer's claim in the status."""
+    numbers = dict.fromkeys(("consumed_batches", "held_slots", "ready_ahead", "wait_s"), 1)
+    return {"session": session, "rank": rank, "window": 4, "epoch": 0, "step": 2, "waiting": False, **numbers} | {
+        "delivered_samples": 10,
+        **changes,
+    }
+
+
+def trainer(session: int, name: str = "train.py", **changes: object) -> dict[str, object]:
+    """A trainer in the status."""
+    return {
+        "session": session,
+        "name": name,
+        "transport": "shared memory",
+        "sent_bytes": None,
+        "connections": 1,
+        **changes,
+    }
+
+
+def status(trainers: list[dict], claims: list[dict], **stream: object) -> dict[str, object]:
+    """A daemon with one stream, as it answers."""
+    live = dict.fromkeys((field.name for field in fields(LiveStatistics)), 3)
+    counts = dict.fromkeys((field.name for field in fields(StreamStatistics)), 5)
+    photos = counts | {"name": "photos", "stopped": None, "live": live, "subscriptions": claims, **stream}
+    tcp = dict.fromkeys(("connections", "strangers", "closed", "failed_handshakes", "sent_bytes"), 7)
+    daemon = {
+        "version": "1",
+        "decoders": "d",
+        "uptime_s": 1.5,
+        "memory_bytes": 9,
+        "draining": False,
+        "worker_deaths": 2,
+    }
+    worker = {"place": 0, "state": "ready", "orders": 1, "chunks": 2, "samples": 3, "busy_s": 0.5}
+    return {"daemon": daemon | {"tcp": tcp}, "workers": [worker], "trainers": trainers, "streams": [photos]}
+
+
+class FakeInquiry:
+    """An inquiry that was answered."""
+
+    is_answered = True
+
+    def __init__(self, told: dict | None) -> None:
+        self.told = told
+
+    def fresh(self, _within_s: float) -> Answer | None:
+        return Answer(self.told, 0.0, 0.0) if self.told is not None else None
+
+
+def values(metric: str, told: dict) -> dict[tuple[str, ...], float]:
+    """The values of one metric by its labels."""
+    (found,) = [one for one in METRICS if one.name == metric]
+    return dict(found.values(told))
+
+
+@pytest.mark.parametrize("kind", SCOPES_OF, ids=lambda kind: kind.__name__)
+def test_every_number_of_the_statistics_is_a_metric(kind):
+    """One that is added is given a line in the table, or is said here to need none."""
+    shown = {metric.key for metric in METRICS if metric.scope in SCOPES_OF[kind]}
+
+    missing = {field.name for field in fields(kind)} - shown - NO_METRIC[kind.__name__]
+
+    assert not missing, f"give {missing} of {kind.__name__} a line in batchd/observer/metrics.py"
+
+
+def test_names_say_unit_and_kind():
+    """Counters end in _total, and nothing else does; no name is there twice."""
+    names = [metric.name for metric in METRICS]
+    assert len({*names, *(name for name, _ in OWN)}) == len(names) + len(OWN)
+    for metric in METRICS:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == COUNTER), metric.name
+        if metric.key.endswith("_s"):
+            assert metric.name.removesuffix("_total").endswith("_seconds"), metric.name
+        if metric.key.endswith("_bytes"):
+            assert metric.name.removesuffix("_total").endswith("_bytes"), metric.name
+
+
+def test_trainers_of_one_name_are_counted_together():
+    """Prometheus takes no two values with the same labels."""
+    told = status([trainer(1), trainer(2)], [claim(1), claim(2, step=9)])
+
+    labels = ("photos", "train.py", "0", "shared memory")
+    assert values("trainer_delivered_samples_total", told) == {labels: 20}
+    assert values("trainer_step", told) == {labels: 9}
+
+
+def test_a_trainer_at_its_end_has_no_position():
+    """Nothing is better than a zero that looks like a beginning."""
+    assert values("trainer_epoch", status([trainer(1)], [claim(1, epoch=None, step=None)])) == {}
+
+
+def test_a_trainer_of_which_only_batches_are_left_is_nobody():
+    """Its session has ended before its claim has."""
+    assert values("trainer_held_slots", status([], [claim(1)])) == {("photos", "", "0", ""): 1}
+
+
+def test_trainers_beyond_the_cap_are_others():
+    """Those that came first keep their labels, so nobody can push them out, and the sum stays right."""
+    crowd = range(TRAINERS_MAX + 50)
+    told = status([trainer(one, f"t{one}") for one in crowd], [claim(one) for one in reversed(crowd)])
+
+    found = values("trainer_delivered_samples_total", told)
+
+    assert len(found) == TRAINERS_MAX + 1
+    assert found["photos", OTHER, OTHER, OTHER] == 500
+    assert found["photos", "t0", "0", "shared memory"] == 10
+    assert sum(found.values()) == 10 * len(crowd)
+
+
+def test_remote_trainers_beyond_the_cap_are_others():
+    """The same for what goes over TCP."""
+    crowd = range(TRAINERS_MAX + 3)
+    told = status([trainer(one, f"t{one}", transport="tcp", sent_bytes=2) for one in crowd], [])
+
+    found = values("trainer_sent_bytes_total", told)
+
+    assert len(found) == TRAINERS_MAX + 1
+    assert found[OTHER,] == 6
+
+
+def test_a_stopped_stream_is_a_one():
+    """The reason is for people."""
+    assert values("stream_stopped", status([], [], stopped="too many bad samples")) == {("photos",): 1}
+    assert values("stream_stopped", status([], [])) == {("photos",): 0}
+
+
+def test_without_an_answer_only_the_observer_speaks():
+    """No metric claims a zero that nobody said."""
+    text = Exposition(FakeInquiry(None)).text().decode()
+
+    assert "batchd_up 0.0" in text
+    assert "stream" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"draining": True}, "the daemon is draining"),
+        ({"state": "starting"}, "no worker is ready"),
+        ({"stopped": "bad"}, "all streams have stopped; `batchd status` says why"),
+    ],
+)
+def test_readiness_has_its_reasons(change, reason):
+    """As a probe's log shows them."""
+    told = status([], [], **{key: value for key, value in change.items() if key == "stopped"})
+    told["daemon"]["draining"] = change.get("draining", False)
+    told["workers"][0]["state"] = change.get("state", "ready")
+
+    assert why_not_ready(told) == reason
+
+
+def test_the_page_is_up_to_date():
+    """docs/metrics.md is what the table gives."""
+    spec = spec_from_file_location("make_metrics", ROOT / "docs" / "make_metrics.py")
+    maker = module_from_spec(spec)
+    spec.loader.exec_module(maker)
+
+    assert (ROOT / "docs" / "metrics.md").read_text() == maker.metrics_markdown(), "run `make docs`"
+
+
+@pytest.mark.parametrize("file", ["grafana/batchd.json", "prometheus/alerts.yml", "prometheus/alerts_test.yml"])
+def test_what_is_deployed_speaks_of_metrics_that_there_are(file):
+    """A name that was changed would be an empty plot, or an alert that never comes."""
+    text = (ROOT / "deploy" / file).read_text()
+
+    used = set(re.findall(r"\bbatchd_[a-z_]+", text))
+
+    assert used
+    assert used <= NAMES
+
+
+def test_the_dashboard_has_a_plot_for_each_part_of_the_work():
+    """Each panel has a query, and no two panels one number."""
+    board = json.loads((ROOT / "deploy" / "grafana" / "batchd.json").read_text())
+    panels = board["panels"]
+    rows = {panel["title"] for panel in panels if panel["type"] == "row"}
+
+    assert {"Throughput", "Trainers", "Rings", "Workers", "Data", "Network", "Live streams"} <= rows
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert all(target["expr"] for panel in panels if panel["type"] != "row" for target in panel["targets"])
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong_with_the_exposition():
+    """Names, types and help as Prometheus wants them."""
+    text = Exposition(FakeInquiry(status([trainer(1), trainer(2, transport="tcp", sent_bytes=5)], [claim(1)]))).text()
+
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@needs_promtool
+def test_promtool_finds_the_alerts_right():
+    """Each is raised by what it is about, and none by a daemon that is well."""
+    folder = ROOT / "deploy" / "prometheus"
+    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run(["promtool", *command], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tested():
+    """One that is added is raised by something in its test."""
+    folder = ROOT / "deploy" / "prometheus"
+    alerts = set(re.findall(r"alert: (\w+)", (folder / "alerts.yml").read_text()))
+
+    assert alerts == set(re.findall(r'alertname="(\w+)"', (folder / "alerts_test.yml").read_text()))

@@ -1,0 +1,211 @@
+"""The observer's server against peers that mean harm, and its idea of who they are, with real sockets."""
+
+import http.client
+import os
+import socket
+import threading
+from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from batchd.observer import server as limits
+from batchd.observer import visitors
+from batchd.observer.inquiry import Inquiry
+from batchd.observer.routes import Observatory
+from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, Server
+from batchd.observer.visitors import Visitors, user_of
+from support.waiting import PATIENCE_S, wait_until
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Where a server answers that has never heard from a daemon."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    inquiry = Inquiry()
+    server = Server(listener, Observatory(inquiry, Visitors(tmp_path, "bigbox")))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield listener.getsockname()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    wait_until(lambda: threading.active_count() == 1, "no connection is left")
+    os.close(inquiry._wake)
+
+
+def say(place, words: bytes) -> bytes:
+    """Everything that is answered to these words."""
+    with socket.create_connection(place, PATIENCE_S) as connection:
+        connection.sendall(words)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def get(place, path="/healthz", **headers) -> int:
+    """The status of an answer."""
+    connection = http.client.HTTPConnection(*place, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_before_the_daemon_has_answered_nothing_is_made_up(place):
+    """The paths are there; what they say is that nobody knows yet."""
+    assert get(place, "/healthz") == 200
+    assert get(place, "/readyz") == 503
+    assert get(place, "/status.json") == 503
+    assert get(place, "/metrics") == 200
+
+
+def test_a_slow_loris_is_ended(place, monkeypatch):
+    """However often it says a byte: all of a request has one deadline."""
+    monkeypatch.setattr(limits, "REQUEST_S", 0.2)
+    with socket.create_connection(place, PATIENCE_S) as connection:
+
+        def is_ended() -> bool:
+            try:
+                connection.send(b"X")
+                connection.settimeout(0.01)
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        wait_until(is_ended, "the connection is ended")
+
+
+def test_who_does_not_read_is_ended(place, monkeypatch):
+    """Connections that say nothing at all have the same deadline."""
+    monkeypatch.setattr(limits, "REQUEST_S", 0.2)
+    with socket.create_connection(place, PATIENCE_S) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_a_huge_head_is_refused(place):
+    """Before more of it is kept than a request may have."""
+    answer = say(place, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * (4 * HEAD_BYTES_MAX))
+
+    assert answer.startswith(b"HTTP/1.0 431 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: \r\n\r\n", 421),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
+        (b"GET //evil.example/ HTTP/1.0\r\nHost: localhost\r\n\r\n", 404),
+        (b"GET /../../etc/passwd HTTP/1.0\r\nHost: localhost\r\n\r\n", 404),
+        (b"DELETE /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n", 405),
+    ],
+)
+def test_what_is_no_request_of_ours_is_refused(place, words, status):
+    """With a number, and without the library's opinion of it in our log."""
+    assert f" {status} ".encode() in say(place, words).partition(b"\r\n")[0]
+
+
+def test_two_requests_on_one_connection_are_one(place):
+    """What stands behind the first is nobody's."""
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    assert say(place, request * 2).count(b"HTTP/1.0 ") == 1
+
+
+def test_a_crowd_is_bounded_and_goes_away(place):
+    """There are so many threads and no more; who comes then is told so, and when the crowd is gone all is well."""
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX):
+            stack.enter_context(socket.create_connection(place, PATIENCE_S)).sendall(b"GET ")
+        wait_until(lambda: threading.active_count() == CONNECTIONS_MAX + 2, "all have their threads")
+
+        assert say(place, b"").startswith(b"HTTP/1.0 503 ")
+        assert threading.active_count() == CONNECTIONS_MAX + 2
+
+    wait_until(lambda: get(place) == 200, "there is room again")
+
+
+def test_the_kernel_says_who_is_at_the_other_end():
+    """Both ways in which an address of version 4 may be written."""
+    for family, host in (
+        (socket.AF_INET, "127.0.0.1"),
+        (socket.AF_INET6, "::ffff:127.0.0.1"),
+        (socket.AF_INET6, "::1"),
+    ):
+        with socket.socket(family) as peer, socket.socket(family) as listener:
+            listener.bind((host, 0))
+            listener.listen()
+            peer.connect(listener.getsockname())
+            connection, _address = listener.accept()
+            with connection:
+                theirs, ours = (visitors._place(one) for one in (connection.getpeername(), connection.getsockname()))
+                assert user_of(theirs, ours) == os.getuid()
+                peer.shutdown(socket.SHUT_RDWR)
+                assert user_of(theirs, ours) is None, "what is being closed may be anybody's"
+
+
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+LINE = "   0: 0100007F:{} 0100007F:1B9F {} 00000000:00000000 00:00000000 00000000  1000        0 {} 1 0 20 4 30 10 -1\n"
+OURS, THEIRS = (ip_address("127.0.0.1"), 7071), (ip_address("127.0.0.1"), 40000)
+
+
+@pytest.mark.parametrize(
+    ("line", "user"),
+    [
+        (LINE.format("9C40", "01", "77"), 1000),
+        (LINE.format("9C41", "01", "77"), None),
+        (LINE.format("9C40", "06", "0"), None),
+        (LINE.format("9C40", "01", "0"), None),
+        ("", None),
+    ],
+)
+def test_only_a_living_connection_with_both_its_ends_is_somebodys(tmp_path: Path, line: str, user: int | None):
+    """Other ports, connections that are being closed, and those of nobody do not count."""
+    table = tmp_path / "tcp"
+    table.write_text(HEADER + line)
+
+    assert user_of(THEIRS, OURS, [tmp_path / "none", table]) == user
+
+
+def test_insiders_are_root_the_daemons_user_and_the_group(tmp_path, monkeypatch):
+    """And nobody whom the user namespace does not know."""
+    group = tmp_path.stat().st_gid
+    here = Visitors(tmp_path, "bigbox")
+    monkeypatch.setattr(visitors, "groups_of", {1: frozenset({group}), 2: frozenset({group + 1})}.__getitem__)
+    monkeypatch.setattr(visitors.os, "geteuid", lambda: 3)
+
+    assert [here._is_insider(user) for user in (0, 1, 2, 3)] == [True, True, False, True]
+
+    monkeypatch.setattr(visitors, "unmapped_id", lambda kind: {"uid": 3, "gid": group}[kind])
+    assert [here._is_insider(user) for user in (0, 1, 3)] == [True, False, False]
+
+
+def test_a_user_without_an_entry_is_in_no_group():
+    """The system's databases do not know everybody."""
+    assert visitors.groups_of(54_321) == frozenset()
+    assert 0 in visitors.groups_of(0)
+
+
+@pytest.mark.parametrize(
+    ("header", "is_ours"),
+    [
+        ("localhost:7071", True),
+        ("LOCALHOST.", True),
+        ("bigbox", True),
+        ("bigbox:7071", True),
+        ("10.0.0.5:7071", True),
+        ("[fe80::1]:7071", True),
+        ("bigbox.evil.example", False),
+        ("", False),
+        ("[bigbox]", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_addresses_and_our_names_are_ours(tmp_path, header, is_ours):
+    """Only a name can be made to mean another machine."""
+    assert Visitors(tmp_path, "bigbox").knows_host(header) is is_ours
