@@ -23,6 +23,7 @@ BENCHMARKS = (
     "start",
     "plan",
     "memory",
+    "observe",
     "remote",
     "connections",
     "verify",

@@ -125,8 +125,9 @@ def test_a_stopped_daemon_is_told_of_by_its_observer(start_daemon):
 def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
     """It has not ended, so nobody restarts it by himself."""
     daemon = start_daemon(http=ANYWHERE, faults={"daemon.release.received": "hang"})
+    wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
     trainer = start_trainer(daemon.address)
-    trainer.begin(do="take", batches=1)
+    trainer.begin(do="take")
     daemon.wait_for_fault("daemon.release.received")
 
     wait_until(lambda: fetch(daemon, "/healthz").status == 503, "the silence is noticed", every_s=0.2)

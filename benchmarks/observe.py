@@ -1,0 +1,115 @@
+"""What does it cost to be observed? CPU time of daemon and observer with ten trainers and a scrape each second, and memory.
+
+Trainers read at a fixed pace that is far below what workers can do, so that the daemon does the same work in both cases: rounds
+with an observer that is scraped, and rounds of the same length without one, take turns.
+"""
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+
+from harness import Bench, Figure, Player, anonymous_bytes, cpu_s, orders, private_bytes, served, spread
+
+import batchd_client
+
+TRAINERS = 10
+ROUND_S = 20.0
+PACE_S = 0.1
+SCRAPES = 1000
+
+
+def run(bench: Bench) -> None:
+    """Rounds by turns, then many scrapes for the memory."""
+    plain, observed, own = [], [], []
+    rounds = min(bench.rounds, 3)
+    for _ in range(rounds):
+        daemon_s, _ = _round(bench, "off")
+        plain.append(daemon_s)
+        daemon_s, observer_s = _round(bench, "127.0.0.1:0")
+        observed.append(daemon_s)
+        own.append(observer_s)
+    more = [with_s - without_s for with_s, without_s in zip(observed, plain, strict=True)]
+    for name, side in (("daemon alone", plain), ("daemon observed", observed), ("observer", own)):
+        print(f"{name}, CPU ms a second: {spread([1000 * one for one in side])}")
+    bench.report(Figure("observe-daemon-percent-of-a-core", 100 * median(more), "<=", 1))
+    bench.report(Figure("observe-all-percent-of-a-core", 100 * median(map(sum, zip(more, own, strict=True))), "<=", 1))
+    _memory(bench)
+
+
+def _round(bench: Bench, http: str) -> tuple[float, float]:
+    """Seconds of CPU for each second: the daemon's and the observer's."""
+    with _ten_trainers(bench, http) as (url, daemon, observer):
+        began_s, before = time.monotonic(), (cpu_s(daemon), cpu_s(observer) if observer else 0.0)
+        while time.monotonic() - began_s < ROUND_S:
+            time.sleep(1.0)
+            if url is not None:
+                _scrape(url)
+        lasted_s = time.monotonic() - began_s
+        used_s = cpu_s(daemon) - before[0], (cpu_s(observer) if observer else 0.0) - before[1]
+    return used_s[0] / lasted_s, used_s[1] / lasted_s
+
+
+def _memory(bench: Bench) -> None:
+    with _ten_trainers(bench, "127.0.0.1:0") as (url, _daemon, observer):
+        assert url is not None
+        assert observer is not None
+        for _ in range(SCRAPES // 10):
+            _scrape(url)
+        before = anonymous_bytes(observer)
+        for _ in range(SCRAPES):
+            _scrape(url)
+        grown_mb = (anonymous_bytes(observer) - before) / 1e6
+        bench.report(Figure("observer-private-mb", private_bytes(observer) / 1e6, "<=", 40, 1))
+        bench.report(Figure(f"observer-growth-mb-in-{SCRAPES}-scrapes", grown_mb, "<=", 1))
+
+
+@contextmanager
+def _ten_trainers(bench: Bench, http: str) -> Iterator[tuple[str | None, int, int | None]]:
+    """A daemon whose trainers are under way: where it is scraped, its process, and its observer's."""
+    config = bench.config(batch_size=8, repeats=1, pipeline='[{ op = "decode" }, { op = "resize", size = [32, 32] }]')
+    config.write_text(config.read_text().replace("[daemon]", f'[daemon]\nhttp = "{http}"'))
+    with served(config) as address, batchd_client.connect(address) as connection:
+        status = connection.status()["daemon"]
+        players = [Player(_train, address, rank) for rank in range(TRAINERS)]
+        try:
+            for player in players:
+                player.ask("begin")
+            time.sleep(2.0)
+            yield status["http"], status["pid"], _observer_of(status["pid"])
+        finally:
+            for player in players:
+                player.__exit__(None, None, None)
+
+
+def _train(pipe: Connection, address: str, rank: int) -> None:
+    """A trainer that takes a batch at each beat, for ever."""
+    with batchd_client.connect(address) as connection:
+        stream = connection.stream("photos", rank=rank, world_size=TRAINERS)
+        for _ in orders(pipe):
+            pipe.send("begun")
+            while not pipe.poll():
+                for batch in stream:
+                    batch.release()
+                    if pipe.poll(PACE_S):
+                        return
+
+
+def _observer_of(daemon: int) -> int | None:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command, stat = (entry / "cmdline").read_bytes(), (entry / "stat").read_text()
+            except OSError:
+                continue
+            if b"batchd.observer" in command and int(stat.rpartition(")")[2].split()[1]) == daemon:
+                return int(entry.name)
+    return None
+
+
+def _scrape(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        assert b"batchd_up 1.0" in response.read()
