@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
     place = runtime_directory(Path(directory))
     inquiry = Inquiry()
     visitors = Visitors(place.path, host, details_for_all=details == "all")
-    server = Server(socket.socket(fileno=int(listener)), Observatory(inquiry, visitors))
+    door = socket.socket(fileno=int(listener))
+    server = Server(door, Observatory(inquiry, visitors))
     Thread(target=server.serve_forever, name="http", daemon=True).start()
     try:
         inquiry.run(place, socket.socket(fileno=int(lifeline)))
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
     except BatchdError as error:
         sys.stderr.write(f"batchd.observer: {error}\n")
         return error.exit_code
+    door.close()  # at once: the next daemon may be about to take the address
     return 0
 
 

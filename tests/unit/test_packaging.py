@@ -106,7 +106,15 @@ def test_the_daemon_brings_along_no_decoders() -> None:
     loaded = loaded_by("batchd.daemon.serve")
 
     assert {"zmq", "pydantic"} <= loaded
-    assert not loaded & {"cv2", "simplejpeg", "batchd_client"}
+    assert not loaded & {"cv2", "simplejpeg", "batchd_client", "prometheus_client", "socketserver"}
+
+
+def test_the_observer_brings_along_no_more_than_it_needs() -> None:
+    """It runs beside every daemon, whether somebody looks or not."""
+    loaded = loaded_by("batchd.observer.__main__")
+
+    assert {"zmq", "msgpack", "prometheus_client"} <= loaded
+    assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich", "batchd_client"}
 
 
 def _names(node: ast.AST) -> list[str]:

@@ -1,0 +1,108 @@
+"""The daemon's side of the observer: its address, and how often one is started again."""
+
+import socket
+from itertools import pairwise
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchd.config.http import parse_http
+from batchd.config.tree import DaemonConfig
+from batchd.daemon import observer
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.observer import PAUSE_FIRST_S, PAUSE_MAX_S, Door, ObserverProcess, open_door
+from batchd.errors import ConfigInvalid
+from batchd_wire.runtime import RuntimeDirectory
+
+
+@pytest.fixture
+def taken():
+    """An address that somebody else has."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def by_default(http: str) -> DaemonConfig:
+    """A configuration in which nobody wrote ``http``, on a machine where that is the default."""
+    return DaemonConfig.model_construct(_fields_set=set(), http=http)
+
+
+def test_a_default_address_that_is_taken_is_done_without(taken):
+    """Two daemons of two users on one machine both start; one line says what to do."""
+    with capture_logs() as lines:
+        door = open_door(by_default(taken), is_embedded=False)
+
+    assert door == Door()
+    assert door.address is None
+    (line,) = lines
+    assert line["log_level"] == "warning"
+    assert line["reason"] == f"{taken} cannot be had: Address already in use"
+    assert "http in [daemon]" in line["advice"]
+
+
+def test_an_address_that_was_asked_for_is_had_or_it_is_an_error(taken):
+    """Whoever wrote it has something that scrapes it."""
+    with pytest.raises(ConfigInvalid, match=r"daemon\.http: .* cannot be had: Address already in use; set http"):
+        open_door(DaemonConfig(http=taken), is_embedded=False)
+    with pytest.raises(ConfigInvalid, match=r"no-such-host\.invalid"):
+        open_door(DaemonConfig(http="no-such-host.invalid:7071"), is_embedded=False)
+
+
+def test_nobody_comes_in_where_nobody_wants_it():
+    """Switched off, or inside a script."""
+    assert open_door(DaemonConfig(http="off"), is_embedded=False) == Door()
+    assert open_door(by_default("127.0.0.1:0"), is_embedded=True) == Door()
+
+
+@pytest.mark.parametrize(
+    ("http", "start"),
+    [
+        ("127.0.0.1:0", "http://127.0.0.1:"),
+        ("localhost:0", "http://"),
+        ("[::1]:0", "http://[::1]:"),
+        ("*:0", "http://"),
+    ],
+)
+def test_a_free_port_is_chosen_and_named(http, start):
+    """For tests, and for many daemons on one machine; also where a script has the daemon, if it asks."""
+    door = open_door(DaemonConfig(http=http), is_embedded=True)
+    try:
+        assert door.address is not None
+        assert door.address.startswith(start)
+        assert not door.address.endswith(":0")
+    finally:
+        door.close()
+
+
+@pytest.mark.parametrize("text", ["", "7071", "localhost", "127.0.0.1:70000", "http://localhost:7071", ":7071", "On"])
+def test_what_is_no_place_is_told_how_to_write_one(text):
+    """With an example, and the word for none."""
+    with pytest.raises(ValueError, match=r'write for example "127\.0\.0\.1:7071", or "off"'):
+        parse_http(text)
+
+
+def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
+    """And soon again, once one has lived for a while."""
+    now = [1000.0]
+    monkeypatch.setattr(observer, "monotonic", lambda: now[0])
+    watch = Watch()
+    starts = []
+
+    def fail(_self: ObserverProcess) -> None:
+        starts.append(now[0])
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(ObserverProcess, "_start", fail)
+    listener = socket.socket()
+    with capture_logs(), ObserverProcess(watch, Door(listener), RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+        process.start(lambda _lifeline, _pid: None)
+        for _ in range(4000):
+            now[0] += 0.1
+            process.tick()
+        pauses = [round(after - before) for before, after in pairwise(starts)]
+        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60][: len(pauses)]
+        assert pauses[-1] == PAUSE_MAX_S
+        now[0] = process._started_s + PAUSE_MAX_S + 1
+        process._put_off("observer ended")
+        assert process._due_s == now[0] + PAUSE_FIRST_S
+    watch.close()
