@@ -64,6 +64,17 @@ def _streams(status: Any) -> Iterator[Row]:
         yield (stream["name"],), stream
 
 
+def _work(status: Any) -> Iterator[Row]:
+    for stream in status["streams"]:
+        yield (stream["name"],), stream["work"]
+
+
+def _parts(status: Any) -> Iterator[Row]:
+    for stream in status["streams"]:
+        for part in stream["work"]["parts"]:
+            yield (stream["name"], part["name"]), part
+
+
 def _mailboxes(status: Any) -> Iterator[Row]:
     for stream in status["streams"]:
         if stream["live"] is not None:
@@ -91,6 +102,12 @@ def _trainers(status: Any) -> Iterator[Row]:
         yield labels, claim
 
 
+def _waits(status: Any) -> Iterator[Row]:
+    for labels, claim in _trainers(status):
+        for cause, waited_s in claim["waits"].items():
+            yield (*labels, cause.removesuffix("_s")), {"waited_s": waited_s}
+
+
 def _remote(status: Any) -> Iterator[Row]:
     known: set[str] = set()
     for trainer in sorted(status["trainers"], key=lambda one: one["session"]):
@@ -108,6 +125,9 @@ WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
 WORKER = Scope("workers[]", ("worker",), _workers)
 TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
 STREAM = Scope("streams[]", ("stream",), _streams)
+WORK = Scope("streams[].work", ("stream",), _work)
+PART = Scope("streams[].work.parts[]", ("stream", "part"), _parts)
 MAILBOX = Scope("streams[].live", ("stream",), _mailboxes)
 TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport"), _trainers)
+WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
 REMOTE = Scope("trainers[]", ("trainer",), _remote)

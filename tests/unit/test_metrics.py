@@ -13,9 +13,11 @@ import pytest
 from batchd.core.statistics import (
     DaemonStatistics,
     LiveStatistics,
+    PartStatistics,
     StreamStatistics,
     SubscriptionStatistics,
     WorkerStatistics,
+    WorkStatistics,
 )
 from batchd.observer import scopes
 from batchd.observer.exposition import Exposition
@@ -29,8 +31,10 @@ NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, 
 NO_METRIC = {
     "DaemonStatistics": {"workers", "streams"},
     "WorkerStatistics": {"number", "place", "state"},
-    "StreamStatistics": {"name", "fingerprint", "live", "subscriptions"},
-    "SubscriptionStatistics": {"number", "session", "rank", "world_size"},
+    "StreamStatistics": {"name", "fingerprint", "live", "subscriptions", "work"},
+    "WorkStatistics": {"parts", "slowest"},
+    "PartStatistics": {"name"},
+    "SubscriptionStatistics": {"number", "session", "rank", "world_size", "waits"},
     "LiveStatistics": {"when_full"},
 }
 """What is a label, a part with fields of its own, or says nothing over time."""
@@ -38,6 +42,8 @@ SCOPES_OF = {
     DaemonStatistics: {scopes.DAEMON},
     WorkerStatistics: {scopes.WORKER},
     StreamStatistics: {scopes.STREAM},
+    WorkStatistics: {scopes.WORK},
+    PartStatistics: {scopes.PART},
     SubscriptionStatistics: {scopes.TRAINER},
     LiveStatistics: {scopes.MAILBOX},
 }
@@ -51,6 +57,8 @@ def claim(session: int, rank: int = 0, **changes: object) -> dict[str, object]:
     numbers = dict.fromkeys(("consumed_batches", "held_slots", "ready_ahead", "wait_s"), 1)
     return {"session": session, "rank": rank, "window": 4, "epoch": 0, "step": 2, "waiting": False, **numbers} | {
         "delivered_samples": 10,
+        "short_of_memory_s": 0,
+        "waits": {"workers_s": 3, "network_s": 4},
         **changes,
     }
 
@@ -71,7 +79,9 @@ def status(trainers: list[dict], claims: list[dict], **stream: object) -> dict[s
     """A daemon with one stream, as it answers."""
     live = dict.fromkeys((field.name for field in fields(LiveStatistics)), 3)
     counts = dict.fromkeys((field.name for field in fields(StreamStatistics)), 5)
-    photos = counts | {"name": "photos", "stopped": None, "live": live, "subscriptions": claims, **stream}
+    work = dict.fromkeys((field.name for field in fields(WorkStatistics)), 6)
+    work |= {"parts": [{"name": "read", "busy_s": 1}, {"name": "flip", "busy_s": 2}, {"name": "flip", "busy_s": 4}]}
+    photos = counts | {"name": "photos", "stopped": None, "live": live, "subscriptions": claims, "work": work, **stream}
     tcp = dict.fromkeys(("connections", "strangers", "closed", "failed_handshakes", "sent_bytes"), 7)
     daemon = {
         "version": "1",
@@ -80,6 +90,7 @@ def status(trainers: list[dict], claims: list[dict], **stream: object) -> dict[s
         "memory_bytes": 9,
         "draining": False,
         "worker_deaths": 2,
+        "ending_slots": 0,
     }
     worker = {"place": 0, "state": "ready", "orders": 1, "chunks": 2, "samples": 3, "busy_s": 0.5}
     return {"daemon": daemon | {"tcp": tcp}, "workers": [worker], "trainers": trainers, "streams": [photos]}
@@ -133,6 +144,21 @@ def test_trainers_of_one_name_are_counted_together():
     labels = ("photos", "train.py", "0", "shared memory")
     assert values("trainer_delivered_samples_total", told) == {labels: 20}
     assert values("trainer_step", told) == {labels: 9}
+
+
+def test_a_step_that_is_there_twice_has_the_time_of_both():
+    """Its parts have one name."""
+    told = status([trainer(1)], [claim(1)])
+
+    assert values("stream_part_seconds_total", told) == {("photos", "read"): 1, ("photos", "flip"): 6}
+
+
+def test_waiting_is_told_by_its_cause():
+    """With the labels of the trainer."""
+    told = status([trainer(1)], [claim(1)])
+
+    labels = ("photos", "train.py", "0", "shared memory")
+    assert values("trainer_wait_cause_seconds_total", told) == {(*labels, "workers"): 3, (*labels, "network"): 4}
 
 
 def test_a_trainer_at_its_end_has_no_position():

@@ -9,7 +9,7 @@ import pytest
 
 from batchd.core import events as ev
 from batchd.daemon.notify import Notifier
-from batchd.daemon.serve import ServeOptions, _open_service
+from batchd.daemon.opening import Opening
 from batchd.daemon.service import FEEDINGS, STATUS_EVERY_S, Service, status_line
 from support.configs import WHOLE, load
 from support.core_invariants import CheckedWorld
@@ -251,7 +251,7 @@ def test_the_service_manager_of_a_script_is_not_told_of_its_embedded_daemon(
     """It would take the script for ready; and its variables go no further."""
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     config = load(tmp_path, WHOLE)
-    assert not _open_service(config, ServeOptions(lifeline=3), stack).notifier.is_heard
+    assert not Opening(config, stack).service(is_embedded=True).notifier.is_heard
     assert "NOTIFY_SOCKET" not in os.environ
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
-    assert _open_service(config, ServeOptions(), stack).notifier.is_heard
+    assert Opening(config, stack).service(is_embedded=False).notifier.is_heard

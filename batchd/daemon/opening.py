@@ -1,0 +1,164 @@
+"""Opens what a daemon consists of, one thing after the other, as the configuration wants it. DAEMON process.
+
+Invariant: what has been opened is closed at the end of the stack, in the opposite order, whatever goes wrong in between.
+"""
+
+import os
+import resource
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TypeAlias
+
+import structlog
+
+from batchd.config.runtime import default_cache_dir
+from batchd.config.tcp import tcp_endpoint
+from batchd.config.tree import Config
+from batchd.core.state import DaemonState
+from batchd.daemon.authenticator import Authenticator
+from batchd.daemon.credentials import open_keys
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.keys import check_tcp_keys
+from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.memory import available_bytes, shortage
+from batchd.daemon.network import Network
+from batchd.daemon.notify import Notifier
+from batchd.daemon.observer import ObserverProcess, open_door
+from batchd.daemon.outbox import Outbox
+from batchd.daemon.remote import RemoteSessions
+from batchd.daemon.reserve import BlankSlots, plan_descriptors
+from batchd.daemon.rings import RingSize, plan_rings
+from batchd.daemon.service import Service
+from batchd.daemon.sessions import Sessions
+from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.speech import Desk
+from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.workers import WorkerProcesses
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.sources import storage
+from batchd.sources.cache import IndexCache
+from batchd.sources.scan import scan_source
+from batchd_wire.orders import CHUNK_ROWS_MAX
+from batchd_wire.runtime import RuntimeDirectory
+
+_log = structlog.get_logger()
+
+WORKERS_END_S = 1.0
+"""How long workers have to notice that their channel is closed, before they are killed."""
+
+Progress: TypeAlias = Callable[[str, int], None]
+"""Told now and then how many samples of which stream were found."""
+
+
+class Opening:
+    """See above. Each method is called once."""
+
+    def __init__(self, config: Config, stack: ExitStack) -> None:
+        self._config = config
+        self._daemon = config.daemon
+        self._stack = stack
+        _allow_descriptors()
+        self.watch = Watch()
+        stack.callback(self.watch.close)
+
+    def service(self, *, is_embedded: bool) -> Service:
+        """What speaks to the service manager. The one of the script that embeds the daemon is not ours."""
+        notifier = Notifier.from_environment(os.environ)
+        self._stack.callback(notifier.close)
+        if is_embedded:
+            notifier.close()
+        return Service(notifier, self._daemon.worker_count())
+
+    def workers(self) -> WorkerProcesses:
+        """Start the workers, which import while sources are scanned."""
+        workers = WorkerProcesses(self.watch)
+        self._stack.callback(lambda: workers.close(WORKERS_END_S))
+        for number in range(1, self._daemon.worker_count() + 1):
+            workers.spawn(number)
+        return workers
+
+    def observer(self, names: RuntimeDirectory, *, is_embedded: bool) -> ObserverProcess:
+        """Take the address where HTTP is answered. Nobody answers before the observer is started."""
+        door = open_door(self._daemon, is_embedded=is_embedded)
+        return self._stack.enter_context(ObserverProcess(self.watch, door, names))
+
+    def rings(self) -> dict[str, RingSize]:
+        """Divide the memory. Raises where there is less of it than that."""
+        rings = plan_rings(self._config)
+        problem = shortage(sum(ring.ring_bytes for ring in rings.values()), available_bytes())
+        if problem is not None:
+            raise MemoryTooSmall([Problem("daemon.memory", problem)])
+        return rings
+
+    def memory(self, rings: dict[str, RingSize]) -> SlotMemory:
+        """Hold the descriptors that slots will need. What is too little to begin with is refused; what may be is said."""
+        plan = plan_descriptors(self._config, rings)
+        refusal, shortage_text = plan.refusal(len(rings)), plan.shortage()
+        if refusal is not None:
+            raise ConfigInvalid([refusal])
+        if shortage_text is not None:
+            _log.warning("descriptors may run out", reason=shortage_text)
+        mapped_bytes = max(ring.slot_bytes for ring in rings.values()) if self._daemon.tcp is not None else 0
+        memory = SlotMemory(BlankSlots(plan.reserved, mapped_bytes))
+        self._stack.callback(memory.close)
+        return memory
+
+    def streams(self, rings: dict[str, RingSize], progress: Progress) -> dict[int, ServedStream]:
+        """Scan all sources. Those that come and go later belong to the same dictionary."""
+        self._stack.callback(storage.close)
+        streams: dict[int, ServedStream] = {}
+        self._stack.callback(_close_all, streams)
+        cache = IndexCache(self._daemon.cache_dir or default_cache_dir())
+        python_path = self._daemon.python_path or ()
+        for number, (name, stream) in enumerate(self._config.streams.items(), 1):
+            scan = partial(scan_source, progress=partial(progress, name), cache=cache, python_path=python_path)
+            streams[number] = open_stream(number, name, stream, rings[name], scan, python_path=python_path)
+        return streams
+
+    def state(self, streams: dict[int, ServedStream]) -> DaemonState:
+        """What decides."""
+        rows = self._daemon.chunk_rows
+        return DaemonState(
+            [stream.spec for stream in streams.values()],
+            self._daemon.worker_count(),
+            sample_timeout_s=self._daemon.sample_timeout_s,
+            chunk_rows_max=CHUNK_ROWS_MAX if rows == "auto" else rows,
+        )
+
+    def sessions(self, desk: Desk) -> Sessions:
+        """The door for trainers of this host, not bound yet."""
+        sessions = Sessions(self.watch, desk, self._daemon.sessions_max, writable_slots=self._daemon.writable_slots)
+        self._stack.callback(sessions.close)
+        return sessions
+
+    def network(self, desk: Desk, memory: SlotMemory, names: RuntimeDirectory) -> Network | None:
+        """The door for trainers of other hosts, where there is to be one.
+
+        Where there are keys they are asked for, on loopback too; without any, loopback alone is served.
+        """
+        if self._daemon.tcp is None:
+            return None
+        keys = open_keys(self._daemon.keys_dir)
+        problem = check_tcp_keys(self._daemon, keys)
+        if problem is not None:
+            raise ConfigInvalid([problem])
+        outbox = Outbox(self.watch, memory, desk.enqueue)
+        limits = RemoteLimits(self._daemon.sessions_max, self._daemon.sessions_per_peer)
+        has_keys = keys.daemon_key() is not None
+        remote = RemoteSessions(desk, outbox, limits, keys if has_keys else None)
+        network = Network(remote, outbox, Authenticator(remote.context, keys) if has_keys else None)
+        self._stack.callback(network.close)
+        remote.bind(tcp_endpoint(self._daemon.tcp), names.address)
+        return network
+
+
+def _allow_descriptors() -> None:
+    """Take as many descriptors as we may: two for each slot soon reach the usual soft limit of 1024, which is for select()."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _close_all(streams: dict[int, ServedStream]) -> None:
+    for stream in streams.values():
+        stream.close()
