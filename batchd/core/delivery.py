@@ -134,7 +134,10 @@ class Delivery:
             subscription.waiting = pulled.waiting and pulled.consumed == subscription.granted
             is_being_sent = pulled.waiting and subscription.is_remote and pulled.consumed in subscription.leases
             subscription.awaited = pulled.consumed if is_being_sent else None
-            subscription.wait_us = max(subscription.wait_us, pulled.wait_us)
+            if pulled.wait_us > subscription.wait_us:
+                subscription.wait_us = pulled.wait_us
+                if subscription.is_remote:
+                    subscription.waits.told(pulled.wait_us / 1e6)
             self._advance(subscription, actions)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)

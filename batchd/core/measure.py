@@ -9,6 +9,9 @@ change is an event. So its waiting time is not sampled but added up, by its caus
     PRODUCERS  nobody has pushed enough samples
     NETWORK    its batch is on the way to another host
 
+What has been sent lies in buffers on the way for a while, of which nothing is known here. So a remote trainer's own count of its
+waiting decides: what it waited beyond all other causes was for the network.
+
 Invariant: a moment counts for one cause, and totals never fall.
 """
 
@@ -68,11 +71,12 @@ class Spells:
 class Waits:
     """One trainer's waiting, by its cause."""
 
-    __slots__ = ("_spells", "cause")
+    __slots__ = ("_on_the_way_s", "_spells", "cause")
 
     def __init__(self, moment: Moment) -> None:
         self.cause: WaitCause | None = None
         self._spells = {cause: Spells(moment) for cause in WaitCause}
+        self._on_the_way_s = 0.0
 
     def turn(self, cause: WaitCause | None) -> None:
         """From now on it waits for this; None: it does not wait."""
@@ -84,9 +88,16 @@ class Waits:
             self._spells[cause].turn(on=True)
         self.cause = cause
 
+    def told(self, wait_s: float) -> None:
+        """A remote trainer has waited for so long in all, by its own count."""
+        here_s = sum(spells.total_s for cause, spells in self._spells.items() if cause is not WaitCause.NETWORK)
+        self._on_the_way_s = max(self._on_the_way_s, wait_s - here_s)
+
     def statistics(self) -> WaitStatistics:
         """The totals."""
-        return WaitStatistics(**{f"{cause.value}_s": spells.total_s for cause, spells in self._spells.items()})
+        totals = {f"{cause.value}_s": spells.total_s for cause, spells in self._spells.items()}
+        totals["network_s"] = max(totals["network_s"], self._on_the_way_s)
+        return WaitStatistics(**totals)
 
 
 class WorkDone:

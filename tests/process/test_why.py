@@ -102,17 +102,15 @@ def test_a_slow_step_is_named(start_daemon, photos, code, write):
 
 
 def test_slow_storage_is_told_from_a_slow_step(start_daemon, web):
-    """Each file comes over a connection that holds everything up for a moment."""
+    """Files come from a server that thinks about each for a moment."""
     for number in range(16):
         web.files[f"{number}.jpg"] = jpeg(photo(48, 64, number))
-    with Proxy(web.port) as far:
-        far.delay_s = 0.03
-        listing = "\n".join(f"http://127.0.0.1:{far.port}/{number}.jpg 1" for number in range(16))
-        web.files["list.txt"] = listing.encode()
-        source = {"type": "list", "path": f"{web.url}/list.txt"}
-        daemon = start_daemon({"photos": folder_stream(Path("/"), source=source)})
-        with reading(daemon.address):
-            verdict = why(daemon.address)
+    web.files["list.txt"] = "\n".join(f"{number}.jpg 1" for number in range(16)).encode()
+    source = {"type": "list", "path": f"{web.url}/list.txt"}
+    daemon = start_daemon({"photos": folder_stream(Path("/"), source=source)})
+    web.delay_s = 0.05
+    with reading(daemon.address):
+        verdict = why(daemon.address)
 
     assert verdict["kind"] == "storage-bound"
     assert "workers wait for files" in verdict["proof"]
@@ -136,12 +134,11 @@ def test_a_throttled_link_is_told(start_daemon, photos):
     pipeline = [{"op": "decode"}, {"op": "resize", "size": [224, 224]}]
     stream = folder_stream(photos, pipeline=pipeline, shuffle=False)
     port = free_port()
-    start_daemon({"photos": stream}, tcp=f"127.0.0.1:{port}")
+    daemon = start_daemon({"photos": stream}, tcp=f"127.0.0.1:{port}")
     with Proxy(port) as far:
         far.delay_s = 0.01
-        daemon_address = f"tcp://127.0.0.1:{far.port}"
-        with reading(daemon_address):
-            verdict = why(f"tcp://127.0.0.1:{port}")
+        with reading(f"tcp://127.0.0.1:{far.port}"):
+            verdict = why(daemon.address)
 
     assert verdict["kind"] == "network-bound"
     assert "MB/s" in verdict["proof"]

@@ -61,6 +61,7 @@ class FileServer:
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.asked: list[Asked] = []
+        self.delay_s = 0.0
         self.has_etags = True
         self.honours_if_match = True
         self._closing = threading.Event()
@@ -74,6 +75,10 @@ class FileServer:
         """What happens to this request."""
         waiting = self.faults[name] or self.faults["*"]
         return waiting.pop(0) if waiting else None
+
+    def dawdle(self) -> None:
+        """Take ``delay_s`` for an answer, but at the end."""
+        self._closing.wait(self.delay_s)
 
     def stall(self) -> None:
         """Say nothing until the end."""
@@ -138,6 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = self.server.files
         name, span = unquote(self.path.lstrip("/")), self.headers.get("Range")
         files.asked.append(Asked(self.command, name, span))
+        files.dawdle()
         fault, content = files.next_fault(name), files.files.get(name)
         if fault == Stall():
             files.stall()

@@ -157,6 +157,21 @@ def test_a_remote_trainer_that_asks_for_what_is_being_sent_waits_for_the_network
     assert waits_of(world) == WaitStatistics(network_s=2)
 
 
+def test_what_a_remote_trainer_waits_beyond_what_is_known_here_is_the_network() -> None:
+    """Its batch has left and lies in buffers on the way; the trainer's own count has it."""
+    world = CheckedWorld([make_spec(window=1)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    world.pull(1)
+    pass_time(world, 1)
+    world.fill_all()
+    world.send(1)
+    pass_time(world, 6)
+    world.do(ev.Pulled(1, 1, 1, False, 7_000_000, []))
+
+    assert waits_of(world) == WaitStatistics(workers_s=1, network_s=6)
+
+
 def test_a_trainer_that_is_gone_waits_no_more() -> None:
     """Its claim has ended, and what it still reads is all that is left of it."""
     world = CheckedWorld([make_spec(window=1)])
