@@ -46,7 +46,8 @@ def command(
     config = load_config(config_file, overrides)
     origin = Origin(config_file.absolute(), overrides)
     options = ServeOptions(lifeline=lifeline, progress=_ScanProgress(), ready=_say_ready, origin=origin)
-    faulthandler.enable()  # who aborts the daemon because it hangs finds in the log where
+    if sys.stderr is not None:  # closed by whoever started us
+        faulthandler.enable()  # who aborts the daemon because it hangs finds in the log where
     serve(config, options)
 
 
