@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from batchd.config.checks import OptionsInvalid
 from batchd.config.composed_sources import UnreadSource
@@ -26,8 +26,10 @@ from batchd.config.step import UnreadStep
 from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tree import DaemonConfig, StreamConfig
 
-_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[Source, Field(discriminator="type")])
-_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, Field(discriminator="op")])
+_LATER = ConfigDict(defer_build=True)
+"""Made when it is first used: a daemon whose configuration is right never does."""
+_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[Source, Field(discriminator="type")], config=_LATER)
+_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, Field(discriminator="op")], config=_LATER)
 _MADE_WITH = ("", "_mask", "_length", "_shape")
 """How the names of fields end that a step makes beside the one that it names."""
 _NAMING = ("field", "to", "mask", "boxes", "points")
