@@ -113,7 +113,7 @@ def _none_done() -> WorkStatistics:
 
 def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | None) -> Status:
     fleet = tuple(WorkerStatistics(number, number, "ready", 1, 10, 100, 1.0) for number in range(workers))
-    statistics = asdict(DaemonStatistics(fleet, (stream,), 0, draining=False))
+    statistics = asdict(DaemonStatistics(fleet, (stream,), 0, draining=False, ending_slots=0))
     trainer = {
         "session": 1,
         "name": "train-01",
