@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": "Look at the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show what the daemon, its workers and its trainers are doing.",
+    "top": "Watch streams, trainers and workers, live.",
     "reload": "Have the daemon read its configuration again, and say what has changed.",
     "why": "Say what each trainer waits for, and what helps.",
     "peek": "Draw the next batch of a stream, with labels.",

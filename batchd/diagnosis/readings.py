@@ -55,9 +55,10 @@ class TrainerReading:
     """One trainer's claim on a stream: what it got in the meantime, and how it stands.
 
     ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both looks. ``sent_bytes_per_s`` is None for one
-    on this host.
+    on this host. ``number`` is the subscription's.
     """
 
+    number: int
     name: str
     rank: int
     world_size: int
@@ -163,6 +164,7 @@ def _trainer(before: Plain, after: Plain, who: Plain, stream: StreamReading, sec
         cause.removesuffix("_s"): total - before["waits"].get(cause, 0.0) for cause, total in after["waits"].items()
     }
     return TrainerReading(
+        number=after["number"],
         name=who["name"],
         rank=after["rank"],
         world_size=after["world_size"],

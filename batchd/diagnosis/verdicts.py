@@ -91,10 +91,11 @@ Finding = tuple[Kind, str, str]
 def judge(reading: Reading) -> list[Verdict]:
     """One verdict for each trainer, those who wait most first."""
     trainers = sorted(reading.trainers, key=lambda one: -one.wait_share)
-    return [_verdict(trainer, reading) for trainer in trainers]
+    return [verdict_on(trainer, reading) for trainer in trainers]
 
 
-def _verdict(trainer: TrainerReading, reading: Reading) -> Verdict:
+def verdict_on(trainer: TrainerReading, reading: Reading) -> Verdict:
+    """The verdict for one trainer; ``reading`` is what it is part of."""
     kind, proof, remedy = _finding(trainer, reading)
     return Verdict(
         kind,

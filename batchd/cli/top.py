@@ -1,0 +1,210 @@
+"""``batchd top``: what the daemon does, live, in a terminal. Runs in the user's shell.
+
+    look --> draw --> wait for the next look, a key, or another size of the terminal
+
+A daemon that goes away is said to be gone, with its last numbers, and is looked for until it is back.
+
+Invariant: however it ends, the terminal is as it was.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Self
+
+import click
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from batchd.attach.find import find_daemon
+from batchd.attach.session import ANSWER_TIMEOUT_S, Attachment
+from batchd.cli.frame import duration, frame
+from batchd.cli.options import address_option
+from batchd.cli.status import PIPED_COLUMNS
+from batchd.diagnosis.overview import Looks
+from batchd.errors import BatchdError, DaemonUnreachable
+from batchd_wire.messages import AskStatus, Status
+
+INTERVAL_S = 1.0
+SILENT_S = 2.0
+"""An answer takes a few milliseconds; after so long without one that is said."""
+MESSAGE_BYTES_MAX = 4096
+QUIT_KEYS = b"qQ\x03\x04"
+"""q, Ctrl-C where a terminal gives it as a character, and Ctrl-D."""
+
+
+@click.command("top")
+@address_option
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 3600),
+    default=INTERVAL_S,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option("--once", is_flag=True, help="Look twice, print one frame and end; so it is, too, where no terminal is.")
+def command(address: str | None, interval_s: float, once: bool) -> None:
+    """Watch streams, trainers and workers, live. Ends with q."""
+    if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        _print_once(address, interval_s)
+        return
+    with Source(address) as source:
+        source.open()
+        with _terminal() as wake, Live(console=_console(), screen=True, auto_refresh=False) as live:
+            _watch(source, live, wake, interval_s)
+
+
+class Source:
+    """The daemon, for as long as there is one: asks it, and knows how it is while it does not answer."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._attachment: Attachment | None = None
+        self._asked_s: float | None = None
+        self.looks = Looks()
+        self.notice = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._close()
+
+    def open(self) -> None:
+        """Open a session. Raises ``DaemonUnreachable`` where no daemon answers."""
+        self._attachment = Attachment(find_daemon(self._address)).__enter__()
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask how it is, unless it has yet to answer; look for it where it has gone."""
+        if self._attachment is None:
+            self._try_again()
+        elif self._asked_s is None:
+            self._asked_s = monotonic()
+            self._attachment.dealer.send(AskStatus(1).encode())
+        elif monotonic() - self._asked_s >= SILENT_S:
+            self.notice = f"no answer for {duration(monotonic() - self._asked_s)}: these are its last numbers"
+
+    def sources(self) -> list[int]:
+        """What becomes readable when there is something to take."""
+        if self._attachment is None:
+            return []
+        return [self._attachment.lifeline.fileno(), int(self._attachment.dealer.FD)]
+
+    def take(self) -> bool:
+        """Take what has come. Was it news?"""
+        if self._attachment is None:
+            return False
+        if _has_ended(self._attachment.lifeline):
+            self._close()
+            self.notice = "the daemon has gone: these are its last numbers, and it is looked for"
+            return True
+        reply = self._attachment.reply(0)
+        if not isinstance(reply, Status):
+            return False
+        self._asked_s, self.notice = None, ""
+        self.looks.add(reply.status)
+        return True
+
+    def _try_again(self) -> None:
+        try:
+            self.open()
+        except DaemonUnreachable:
+            return
+        except BatchdError as error:
+            self.notice = str(error)
+
+    def _close(self) -> None:
+        if self._attachment is not None:
+            self._attachment.__exit__(None, None, None)
+        self._attachment = self._asked_s = None
+
+
+def _has_ended(lifeline: socket.socket) -> bool:
+    if not select.select([lifeline], [], [], 0)[0]:
+        return False
+    try:
+        return not lifeline.recv(MESSAGE_BYTES_MAX)
+    except ConnectionError:
+        return True
+
+
+def _print_once(address: str | None, interval_s: float) -> None:
+    looks = Looks()
+    with Attachment(find_daemon(address)) as attachment:
+        looks.add(attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status)
+        select.select([], [], [], interval_s)
+        looks.add(attachment.ask(AskStatus(2), Status, ANSWER_TIMEOUT_S).status)
+    console = _console(None if sys.stdout.isatty() else PIPED_COLUMNS)
+    console.print(_drawn(looks, console.width, None, ""))
+
+
+def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
+    """Until somebody has had enough."""
+    due_s = monotonic()
+    while True:
+        now = monotonic()
+        if now >= due_s:
+            source.ask()
+            due_s = now + interval_s
+        source.take()
+        size = live.console.size
+        live.update(_drawn(source.looks, size.width, size.height, source.notice), refresh=True)
+        ready = select.select([sys.stdin, wake, *source.sources()], [], [], max(0.0, due_s - monotonic()))[0]
+        if wake in ready:
+            os.eventfd_read(wake)
+        if sys.stdin in ready and _wants_to_end():
+            return
+
+
+def _wants_to_end() -> bool:
+    keys = os.read(sys.stdin.fileno(), 1024)
+    return not keys or any(key in QUIT_KEYS for key in keys)
+
+
+def _drawn(looks: Looks, width: int, height: int | None, notice: str) -> RenderableType:
+    overview = looks.overview()
+    if overview is None:
+        return Text(notice or "asking the daemon")
+    return frame(overview, width, height, notice=notice)
+
+
+def _console(width: int | None = None) -> Console:
+    return Console(markup=False, highlight=False, width=width)
+
+
+@contextmanager
+def _terminal() -> Iterator[int]:
+    """Keys come at once and unseen; gives a descriptor that becomes readable when the size changes."""
+    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    before = termios.tcgetattr(sys.stdin)
+
+    def changed(_number: int, _frame: Any) -> None:
+        os.eventfd_write(wake, 1)
+
+    former = {
+        number: signal.signal(number, action) for number, action in ((signal.SIGWINCH, changed), (signal.SIGTERM, _end))
+    }
+    try:
+        tty.setcbreak(sys.stdin)
+        yield wake
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number, action in former.items():
+            signal.signal(number, action)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        os.close(wake)
+
+
+def _end(_number: int, _frame: Any) -> None:
+    raise SystemExit(128 + signal.SIGTERM)

@@ -1,0 +1,300 @@
+"""What there is to see of a daemon at one moment, for people: ``batchd top`` and the page show the same. Pure; whoever asks.
+
+    statuses, one after the other --> Looks --> Overview: streams, trainers with their verdicts, workers
+
+Rates and shares are those of the last ``WINDOW_S``: what changed between the oldest look that is kept and the newest.
+
+Invariant: a number that cannot be known yet is None, never zero.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from batchd.diagnosis.readings import Plain, Reading, StreamReading, TrainerReading, compare
+from batchd.diagnosis.verdicts import Verdict, verdict_on
+
+WINDOW_S = 5.0
+STILL_S = 5.0
+"""A trainer that has done nothing new for so long is said to."""
+FILES_PART = "wait for files"
+"""The part of a sample's time that is spent waiting for a server of files."""
+
+Claim = tuple[str, int]
+"""A subscription, wherever it is: its stream and its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """One stream. ``free_slots``: the ring may still grow by these. ``parts``: (name, ms per sample), in order of the work."""
+
+    name: str
+    batch_size: int
+    is_live: bool
+    stopped: str | None
+    slots_max: int
+    leased_slots: int
+    ready_slots: int
+    filling_slots: int
+    trainers: int
+    bad_samples: int
+    decoded_per_s: float | None
+    delivered_per_s: float | None
+    sample_ms: float | None
+    parts: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictView:
+    """A verdict in plain words. ``is_healthy``: there is nothing to be mended."""
+
+    kind: str
+    is_healthy: bool
+    proof: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerView:
+    """One trainer's claim. ``still_s``: for how long it has taken no batch; ``is_waiting`` says whether it wants one.
+
+    ``epoch`` and ``step`` are None at its end. ``sent_bytes_per_s`` is None for one on this host.
+    """
+
+    name: str
+    pid: int | None
+    stream: str
+    rank: int
+    world_size: int
+    epoch: int | None
+    step: int | None
+    transport: str
+    host: str | None
+    ready_ahead: int
+    window: int
+    held_slots: int
+    is_waiting: bool
+    still_s: float
+    wait_share: float | None
+    batches_per_s: float | None
+    sent_bytes_per_s: float | None
+    verdict: VerdictView | None
+
+    @property
+    def is_still(self) -> bool:
+        """Has it taken no batch for so long that somebody should know, though there are more?"""
+        return self.epoch is not None and self.still_s >= STILL_S
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker. ``replaced``: how often another took its place while we looked."""
+
+    place: int
+    pid: int | None
+    state: str
+    orders: int
+    replaced: int
+    samples_per_s: float | None
+    sample_ms: float | None
+    busy_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All of it. ``seconds``: how far the two looks are apart that rates come from; None where there is one look."""
+
+    version: str
+    pid: int
+    uptime_s: float
+    memory_bytes: int
+    decoders: str
+    draining: bool
+    worker_deaths: int
+    seconds: float | None
+    busy_share: float | None
+    streams: tuple[StreamView, ...]
+    trainers: tuple[TrainerView, ...]
+    workers: tuple[WorkerView, ...]
+
+
+@dataclass(slots=True)
+class Memory:
+    """What no two looks tell: since when trainers have been as they are, and how many workers each place has had."""
+
+    since_s: dict[Claim, tuple[tuple[int, bool], float]] = field(default_factory=dict)
+    replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def take(self, status: Plain) -> None:
+        """Take in one more look. What is gone is forgotten."""
+        now_s = status["daemon"]["uptime_s"]
+        since: dict[Claim, tuple[tuple[int, bool], float]] = {}
+        for stream in status["streams"]:
+            for one in stream["subscriptions"]:
+                claim, state = (stream["name"], one["number"]), (one["consumed_batches"], one["waiting"])
+                known = self.since_s.get(claim)
+                since[claim] = known if known is not None and known[0] == state else (state, now_s)
+        self.since_s = since
+        for worker in status["workers"]:
+            number, times = self.replaced.get(worker["place"], (worker["number"], 0))
+            self.replaced[worker["place"]] = (worker["number"], times + (number != worker["number"]))
+
+    def still_s(self, claim: Claim, now_s: float) -> float:
+        """For how long this trainer has been as it is."""
+        known = self.since_s.get(claim)
+        return now_s - known[1] if known is not None else 0.0
+
+
+class Looks:
+    """The last looks at a daemon. One that was started anew begins them anew."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Any] = deque()
+        self._memory = Memory()
+
+    def add(self, status: Plain) -> None:
+        """Take in a look."""
+        if self._kept and not _same_life(self._kept[-1], status):
+            self._kept.clear()
+            self._memory = Memory()
+        self._kept.append(status)
+        end_s = status["daemon"]["uptime_s"]
+        while len(self._kept) > 2 and end_s - self._kept[1]["daemon"]["uptime_s"] >= WINDOW_S:  # noqa: PLR2004  two make a difference
+            self._kept.popleft()
+        self._memory.take(status)
+
+    def overview(self) -> Overview | None:
+        """What they show; None before the first."""
+        return see(self._kept[0], self._kept[-1], self._memory) if self._kept else None
+
+
+def see(before: Plain, after: Plain, memory: Memory | None = None) -> Overview:
+    """What two looks at a daemon show. They may be the same one, and then there are no rates."""
+    memory = memory or Memory()
+    reading = compare(before, after)
+    daemon = after["daemon"]
+    return Overview(
+        version=daemon["version"],
+        pid=daemon["pid"],
+        uptime_s=daemon["uptime_s"],
+        memory_bytes=daemon["memory_bytes"],
+        decoders=daemon["decoders"],
+        draining=daemon["draining"],
+        worker_deaths=daemon["worker_deaths"],
+        seconds=reading.seconds if reading else None,
+        busy_share=reading.utilisation if reading and reading.workers else None,
+        streams=tuple(_streams(before, after, reading)),
+        trainers=tuple(_trainers(after, reading, memory)),
+        workers=tuple(_workers(before, after, memory)),
+    )
+
+
+def _same_life(before: Plain, after: Plain) -> bool:
+    old, new = before["daemon"], after["daemon"]
+    return bool(old["pid"] == new["pid"] and old["uptime_s"] <= new["uptime_s"])
+
+
+def _streams(before: Plain, after: Plain, reading: Reading | None) -> list[StreamView]:
+    former = {one["name"]: one for one in before["streams"]}
+    readings = {one.name: one for one in reading.streams} if reading else {}
+    return [
+        _stream(one, former.get(one["name"]), readings.get(one["name"]), reading.seconds if reading else 0.0)
+        for one in after["streams"]
+    ]
+
+
+def _stream(one: Plain, former: Plain | None, reading: StreamReading | None, seconds: float) -> StreamView:
+    work = reading.work if reading else None
+    delivered = None
+    if reading is not None and former is not None and seconds:
+        delivered = max(0, one["delivered_samples"] - former["delivered_samples"]) / seconds
+    parts: list[tuple[str, float]] = []
+    if work is not None and work.samples:
+        spent = [*work.parts, (FILES_PART, work.waited_s)] if work.waited_s else [*work.parts]
+        parts = [(name, 1000 * part_s / work.samples) for name, part_s in spent]
+    return StreamView(
+        name=one["name"],
+        batch_size=one["batch_size"],
+        is_live=one["live"] is not None,
+        stopped=one["stopped"],
+        slots_max=one["slots_max"],
+        leased_slots=one["leased_slots"],
+        ready_slots=max(0, one["ready_slots"] - one["leased_slots"]),
+        filling_slots=max(0, one["slots"] - one["ready_slots"]),
+        trainers=len(one["subscriptions"]),
+        bad_samples=one["bad_samples"],
+        decoded_per_s=work.samples / seconds if work is not None and seconds else None,
+        delivered_per_s=delivered,
+        sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
+        parts=tuple(parts),
+    )
+
+
+def _trainers(after: Plain, reading: Reading | None, memory: Memory) -> list[TrainerView]:
+    who = {one["session"]: one for one in after["trainers"]}
+    now_s = after["daemon"]["uptime_s"]
+    judged = _judged(reading) if reading is not None else {}
+    found = []
+    for stream in after["streams"]:
+        for one in stream["subscriptions"]:
+            if one["session"] in who:  # else only its batches are left
+                claim = (stream["name"], one["number"])
+                view = _trainer(one, who[one["session"]], stream["name"], judged.get(claim))
+                found.append(replace(view, still_s=memory.still_s(claim, now_s)))
+    return found
+
+
+def _judged(reading: Reading) -> dict[Claim, tuple[TrainerReading, Verdict]]:
+    return {(one.stream.name, one.number): (one, verdict_on(one, reading)) for one in reading.trainers}
+
+
+def _trainer(one: Plain, trainer: Plain, stream: str, judged: tuple[TrainerReading, Verdict] | None) -> TrainerView:
+    reading, verdict = judged or (None, None)
+    return TrainerView(
+        name=trainer["name"],
+        pid=trainer["pid"],
+        stream=stream,
+        rank=one["rank"],
+        world_size=one["world_size"],
+        epoch=one["epoch"],
+        step=one["step"],
+        transport=trainer["transport"],
+        host=trainer["host"],
+        ready_ahead=one["ready_ahead"],
+        window=one["window"],
+        held_slots=one["held_slots"],
+        is_waiting=one["waiting"],
+        still_s=0.0,
+        wait_share=reading.wait_share if reading else None,
+        batches_per_s=reading.batches / reading.seconds if reading else None,
+        sent_bytes_per_s=trainer["sent_bytes_per_s"],
+        verdict=VerdictView(verdict.kind.value, verdict.kind.is_healthy, verdict.proof, verdict.remedy)
+        if verdict
+        else None,
+    )
+
+
+def _workers(before: Plain, after: Plain, memory: Memory) -> list[WorkerView]:
+    former = {one["number"]: one for one in before["workers"]}
+    seconds = after["daemon"]["uptime_s"] - before["daemon"]["uptime_s"]
+    return [
+        _worker(one, former.get(one["number"]), seconds, memory.replaced.get(one["place"], (0, 0))[1])
+        for one in sorted(after["workers"], key=lambda one: int(one["place"]))
+    ]
+
+
+def _worker(one: Plain, former: Plain | None, seconds: float, replaced: int) -> WorkerView:
+    samples, busy_s = 0, 0.0
+    if former is not None:
+        samples, busy_s = one["samples"] - former["samples"], one["busy_s"] - former["busy_s"]
+    is_known = former is not None and seconds > 0
+    return WorkerView(
+        place=one["place"],
+        pid=one.get("pid"),
+        state=one["state"],
+        orders=one["orders"],
+        replaced=replaced,
+        samples_per_s=samples / seconds if is_known else None,
+        sample_ms=1000 * busy_s / samples if samples else None,
+        busy_share=min(1.0, busy_s / seconds) if is_known else None,
+    )

@@ -1,0 +1,176 @@
+"""``batchd top`` in a real terminal, with a real daemon: it lives, ends and leaves the terminal as it was."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from support.commands import batchd
+from support.daemon_process import clean_environment
+from support.waiting import PATIENCE_S, wait_until
+
+ALTERNATE_SCREEN_OFF, CURSOR_ON = b"\x1b[?1049l", b"\x1b[?25h"
+
+
+class Terminal:
+    """A pseudo-terminal with ``batchd top`` in it; ``seen`` is everything that it wrote."""
+
+    def __init__(self, address: str, *arguments: str) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.resize(30, 120, tell=False)
+        self._before = termios.tcgetattr(self._theirs)
+        self.seen = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "batchd", "top", "--address", address, "--interval", "0.2", *arguments],
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env=clean_environment() | {"TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+
+    def resize(self, lines: int, columns: int, *, tell: bool = True) -> None:
+        """Give it another size, as a person who drags a window's corner does."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        if tell:
+            self.process.send_signal(signal.SIGWINCH)
+
+    def type(self, keys: bytes) -> None:
+        """Press keys."""
+        os.write(self._ours, keys)
+
+    def read(self) -> bytes:
+        """Take what it has written."""
+        while select.select([self._ours], [], [], 0)[0]:
+            self.seen += os.read(self._ours, 65_536)
+        return self.seen
+
+    def shows(self, words: str, *, anew: bool = False) -> None:
+        """Wait until it has written this."""
+        if anew:
+            self.read()
+            self.seen = b""
+        wait_until(lambda: words.encode() in self.read(), f"it shows {words!r}; it showed {self.seen[-2000:]!r}")
+
+    def ended(self) -> int:
+        """Wait for its end."""
+        wait_until(lambda: (self.read() or True) and self.process.poll() is not None, "it ends")
+        self.read()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    def is_restored(self) -> bool:
+        """Is the terminal as it was?"""
+        screen = ALTERNATE_SCREEN_OFF in self.seen and CURSOR_ON in self.seen
+        return screen and termios.tcgetattr(self._theirs) == self._before
+
+    def close(self) -> None:
+        """Leave nothing."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def start_top():
+    """Starts it; ends it after the test."""
+    terminals = []
+
+    def start(address: str, *arguments: str) -> Terminal:
+        terminals.append(Terminal(address, *arguments))
+        return terminals[-1]
+
+    yield start
+    for terminal in terminals:
+        terminal.close()
+
+
+@pytest.mark.parametrize("keys", [b"q", b"\x03"])
+def test_it_shows_the_daemon_until_q_or_ctrl_c(start_daemon, start_top, keys):
+    """And the terminal is as it was, with exit code 0."""
+    daemon = start_daemon()
+    terminal = start_top(daemon.address)
+    terminal.shows("photos")
+    terminal.shows("worker")
+    terminal.type(keys) if keys == b"q" else terminal.process.send_signal(signal.SIGINT)
+
+    assert terminal.ended() == 0
+    assert terminal.is_restored()
+    assert b"Traceback" not in terminal.seen
+
+
+def test_a_terminal_of_another_size_is_drawn_anew(start_daemon, start_top):
+    """With the columns that there is room for, before the next look."""
+    terminal = start_top(start_daemon().address, "--interval", "3600")
+    terminal.shows("delivered/s")
+    terminal.shows("replaced")
+    terminal.read()
+    terminal.seen = b""
+    terminal.resize(30, 50)
+    terminal.shows("ms/sample")
+    assert b"replaced" not in terminal.seen
+
+
+def test_a_daemon_that_goes_away_is_shown_as_such_and_found_again(start_daemon, start_top):
+    """Its last numbers stay; when it is back, they are its own again."""
+    daemon = start_daemon()
+    terminal = start_top(daemon.address)
+    terminal.shows(f"pid {daemon.pid}")
+    daemon.terminate()
+    terminal.shows("the daemon has gone")
+    daemon.start()
+    terminal.shows(f"pid {daemon.pid}")
+    terminal.type(b"q")
+
+    assert terminal.ended() == 0
+    assert terminal.is_restored()
+
+
+def test_a_daemon_that_does_not_answer_is_shown_as_such(start_daemon, start_top):
+    """Its process lives, so nothing tells but the time."""
+    daemon = start_daemon()
+    terminal = start_top(daemon.address)
+    terminal.shows("photos")
+    daemon.send(signal.SIGSTOP)
+    try:
+        terminal.shows("no answer for")
+        terminal.type(b"q")
+        assert terminal.ended() == 0
+    finally:
+        daemon.send(signal.SIGCONT)
+    assert terminal.is_restored()
+
+
+def test_what_goes_wrong_leaves_the_terminal_as_it_was(start_daemon, start_top):
+    """Whoever ends it."""
+    terminal = start_top(start_daemon().address)
+    terminal.shows("photos")
+    terminal.process.terminate()
+
+    assert terminal.ended() == 128 + signal.SIGTERM
+    assert terminal.is_restored()
+
+
+def test_a_pipe_gets_one_frame(start_daemon):
+    """Without anything that is for a terminal."""
+    daemon = start_daemon()
+    for arguments in (["--once"], []):
+        text = batchd("top", "--interval", "0.2", *arguments, address=daemon.address).stdout
+
+        assert f"pid {daemon.pid}" in text
+        assert "photos" in text
+        assert "\x1b" not in text
+
+
+def test_where_no_daemon_is_that_is_said(tmp_path):
+    """With the exit code that every command has for it."""
+    assert "no daemon answers" in batchd("top", "--once", address=f"ipc://{tmp_path}", status=3).stderr
