@@ -7,15 +7,15 @@ TORCH  ?= torch
 FRAMEWORKS := build/frameworks-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
-FRAMEWORK_TESTS := $(wildcard tests/with_*)
+FRAMEWORK_TESTS := $(filter-out tests/with_browser,$(wildcard tests/with_*))
 PREFIX ?= /usr/local
 DEB_PYTHON ?= /usr/bin/python3
 PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)'
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow torch test-torch test-frameworks test-wheels test-systemd check format docs bench wheels clean
-.PHONY: help install uninstall wheelhouse deb test-packages setup demo classics test test-slow torch test-torch test-frameworks test-wheels check format docs bench wheels clean
+.PHONY: help setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd check format docs bench wheels clean
+.PHONY: help install uninstall wheelhouse deb test-packages setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels check format docs bench wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -48,6 +48,10 @@ torch: setup ## Install PyTorch into .venv, so that `make test` tests its adapte
 
 test-torch: torch ## Run the tests of the PyTorch adapter alone
 	$(BIN)/python -m pytest -m 'not slow' tests/with_torch $(ARGS)
+
+test-page: setup ## Run the tests of the page in a real browser (apt-get install chromium); pictures into build/page
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python -m pip install --quiet --group page
+	$(BIN)/python -m pytest -m 'not slow' tests/with_browser $(ARGS)
 
 test-frameworks: $(FRAMEWORKS)/.ready ## Run the tests of all adapters with their frameworks, and look at their types
 	@for folder in $(FRAMEWORK_TESTS); do $(FRAMEWORKS)/bin/python -m pytest -m 'not slow' $$folder $(ARGS) || exit; done

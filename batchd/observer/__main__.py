@@ -10,9 +10,12 @@ from threading import Thread
 
 from batchd import failpoints
 from batchd.errors import BatchdError, DaemonUnreachable
+from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
+from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import Server
+from batchd.observer.sheets import Sheets
 from batchd.observer.visitors import Visitors
 from batchd_wire.runtime import runtime_directory
 
@@ -22,10 +25,12 @@ def main(arguments: list[str]) -> int:
     lifeline, listener, directory, host, details = arguments
     failpoints.passing("observer.starting")
     place = runtime_directory(Path(directory))
-    inquiry = Inquiry()
+    chronicle = Chronicle()
+    inquiry = Inquiry(chronicle.add)
+    sheets = Sheets(place.address)
     visitors = Visitors(place.path, host, details_for_all=details == "all")
     door = socket.socket(fileno=int(listener))
-    server = Server(door, Observatory(inquiry, visitors))
+    server = Server(door, Observatory(inquiry, visitors, Pages(inquiry, chronicle, sheets)))
     Thread(target=server.serve_forever, name="http", daemon=True).start()
     try:
         inquiry.run(place, socket.socket(fileno=int(lifeline)))
@@ -34,6 +39,8 @@ def main(arguments: list[str]) -> int:
     except BatchdError as error:
         sys.stderr.write(f"batchd.observer: {error}\n")
         return error.exit_code
+    finally:
+        sheets.close()
     door.close()  # at once: the next daemon may be about to take the address
     return 0
 

@@ -1,6 +1,7 @@
 """Asks the daemon how it is, and keeps its last answer. OBSERVER process.
 
     every INTERVAL_S, or when somebody wants it new --> AskStatus --> Answer --> latest, and whoever waits
+    when somebody wants to know the bad samples     --> AskBad    --> BadSamples, for whoever waits
 
 Invariant: one question is under way at most, and two are ``SPACING_S`` apart or more; one answer serves all who wanted it new
 before its question was asked.
@@ -8,7 +9,9 @@ before its question was asked.
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from threading import Condition
 from time import monotonic
 from typing import Any
@@ -17,11 +20,13 @@ import zmq
 
 from batchd.attach.session import Attachment
 from batchd.errors import BatchdError
-from batchd_wire.messages import AskStatus, Status
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.runtime import RuntimeDirectory
 
 INTERVAL_S = 1.0
 SPACING_S = 0.1
+BAD_S = 5.0
+BAD_KEPT_MAX = 8
 STALL_S = 5.0
 """An answer takes the daemon's loop a few milliseconds; after this long without one it is said not to answer."""
 
@@ -36,9 +41,14 @@ class Answer:
 
 
 class Inquiry:
-    """``run`` is called by one thread, everything else by any."""
+    """``run`` is called by one thread, everything else by any. ``told`` gets every status, in the thread that asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Any], None] = lambda _status: None) -> None:
+        self._told = told
+        self._bad_wanted: dict[str, float] = {}
+        self._bad: dict[str, tuple[float, BadSamples]] = {}
+        """The last answer of each stream, and when it was asked for."""
+        self._bad_asked: tuple[str, float] | None = None
         self._changed = Condition()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._latest: Answer | None = None
@@ -61,6 +71,16 @@ class Inquiry:
             os.eventfd_write(self._wake, 1)
             self._changed.wait_for(lambda: self._latest is not None and self._latest.asked_s >= wanted_s, within_s)
             return self._latest
+
+    def bad(self, stream: str, within_s: float) -> BadSamples | None:
+        """The bad samples of a stream that there is; of an answer that is not older than ``BAD_S``, or a new one."""
+        oldest_s = monotonic() - BAD_S
+        with self._changed:
+            if self._bad.get(stream, (-inf, None))[0] < oldest_s:
+                self._bad_wanted[stream] = monotonic()
+                os.eventfd_write(self._wake, 1)
+                self._changed.wait_for(lambda: self._bad.get(stream, (-inf, None))[0] >= oldest_s, within_s)
+            return self._bad[stream][1] if stream in self._bad else None
 
     def silent_s(self) -> float:
         """For how long a question has been without an answer."""
@@ -97,9 +117,16 @@ class Inquiry:
 
     def _ask_if_due(self, attachment: Attachment) -> None:
         now = monotonic()
-        if self._waiting_since_s is None and now >= self._due_s():
+        if self._waiting_since_s is not None:
+            return
+        if now >= self._due_s():
             self._asked_s = self._waiting_since_s = now
             attachment.dealer.send(AskStatus(1).encode())
+        elif self._bad_wanted:
+            with self._changed:
+                stream, _wanted_s = self._bad_wanted.popitem()
+            self._bad_asked, self._waiting_since_s = (stream, now), now
+            attachment.dealer.send(AskBad(2, stream).encode())
 
     def _patience_ms(self) -> int | None:
         if self._waiting_since_s is not None:
@@ -107,10 +134,32 @@ class Inquiry:
         return max(0, int((self._due_s() - monotonic()) * 1000) + 1)
 
     def _take(self, attachment: Attachment) -> None:
-        reply = attachment.reply(0)
-        if not isinstance(reply, Status):
-            raise BatchdError(f"the daemon answered AskStatus with {type(reply).__name__}")
+        bad_asked, self._bad_asked = self._bad_asked, None
+        try:
+            reply = attachment.reply(0)
+        except BatchdError:
+            if bad_asked is None:
+                raise
+            self._waiting_since_s = None  # the stream is no more
+            return
+        if reply is None:
+            self._bad_asked = bad_asked
+            return
+        if isinstance(reply, Status):
+            self._told(reply.status)
         with self._changed:
-            self._latest = Answer(reply.status, self._asked_s, monotonic())
+            if isinstance(reply, Status):
+                self._latest = Answer(reply.status, self._asked_s, monotonic())
+            elif isinstance(reply, BadSamples) and bad_asked is not None:
+                self._keep_bad(bad_asked, reply)
+            else:
+                raise BatchdError(f"the daemon answered AskStatus with {type(reply).__name__}")
             self._waiting_since_s = None
             self._changed.notify_all()
+
+    def _keep_bad(self, asked: tuple[str, float], answer: BadSamples) -> None:
+        stream, asked_s = asked
+        self._bad.pop(stream, None)
+        self._bad[stream] = (asked_s, answer)
+        while len(self._bad) > BAD_KEPT_MAX:
+            del self._bad[next(iter(self._bad))]

@@ -17,7 +17,8 @@ from time import monotonic
 from typing import Any
 
 from batchd import failpoints
-from batchd.observer.routes import PLAIN, Observatory, Response
+from batchd.observer.responses import PLAIN, Response
+from batchd.observer.routes import Observatory
 
 CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
@@ -28,7 +29,9 @@ BACKLOG = 128
 METHODS = ("GET", "HEAD")
 UNREAD_BYTES_MAX = 1 << 20
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
@@ -113,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command not in METHODS:
             self._send(Response(405, PLAIN, b"only GET and HEAD are answered here\n"))
             return
-        self._send(self.server.observatory.answer(self.path, self.headers["Host"], self.connection))
+        self._send(self.server.observatory.answer(self.path, self.headers, self.connection))
 
     def end_headers(self) -> None:
         """What every response says, those of the library's parser too."""

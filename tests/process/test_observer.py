@@ -239,7 +239,7 @@ def test_only_reading_is_answered_and_every_answer_is_closed_in(observed):
     head = fetch(observed, "/metrics", method="HEAD")
     assert (head.status, head.text) == (200, "")
     for reply in (head, fetch(observed, "/nothing"), fetch(observed, "/metrics", Host="evil.example")):
-        assert reply.headers["Content-Security-Policy"] == "default-src 'self'"
+        assert reply.headers["Content-Security-Policy"].startswith("default-src 'self';")
         assert reply.headers["X-Content-Type-Options"] == "nosniff"
         assert reply.headers["Cache-Control"] == "no-store"
 
@@ -248,7 +248,7 @@ ASK_AS = """
 import os, sys, encodings.idna, http.client
 host, port, user = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.setgroups([]); os.setgid(user); os.setuid(user)
-for path in ("/status.json", "/metrics"):
+for path in ("/status.json", "/", "/history.json", "/metrics"):
     connection = http.client.HTTPConnection(host, port)
     connection.request("GET", path)
     response = connection.getresponse()
@@ -266,8 +266,8 @@ def test_a_stranger_on_this_machine_sees_numbers_and_no_details(start_daemon, op
 
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
 
-    details, metrics = done.stdout.splitlines()
-    assert details.startswith(str(status))
+    details, *pages, metrics = done.stdout.splitlines()
+    assert all(answer.startswith(str(status)) for answer in (details, *pages))
     assert status == 200 or f"ssh -L {port}:localhost:{port}" in details
     assert metrics.startswith("200 ")
 

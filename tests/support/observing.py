@@ -39,7 +39,7 @@ def fetch(daemon: DaemonProcess, path: str, *, method: str = "GET", **headers: s
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
-        return Reply(response.status, dict(response.headers), response.read().decode())
+        return Reply(response.status, dict(response.headers), response.read().decode(errors="replace"))
     finally:
         connection.close()
 

@@ -12,9 +12,12 @@ import pytest
 
 from batchd.observer import server as limits
 from batchd.observer import visitors
+from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
+from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, Server
+from batchd.observer.sheets import Sheets
 from batchd.observer.visitors import Visitors, user_of
 from support.waiting import PATIENCE_S, wait_until
 
@@ -24,7 +27,8 @@ def place(tmp_path):
     """Where a server answers that has never heard from a daemon."""
     listener = socket.create_server(("127.0.0.1", 0))
     inquiry = Inquiry()
-    server = Server(listener, Observatory(inquiry, Visitors(tmp_path, "bigbox")))
+    pages = Pages(inquiry, Chronicle(), Sheets(f"ipc://{tmp_path}"))
+    server = Server(listener, Observatory(inquiry, Visitors(tmp_path, "bigbox"), pages))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield listener.getsockname()

@@ -1,0 +1,352 @@
+// The page: asks the observer each second what there is to see, and shows it. Names come from anybody, so they are put in as
+// text and never as markup.
+import { Plot, colour, fillBar, fillLegend, html, say, svg } from "/plots.js";
+
+const RING = ["k0", "k6", "k4"]; // leased, ready, filling
+const ringColour = (index) => RING[index];
+const LOOK_MS = 1000, HISTORY_MS = 5000, BAD_MS = 10000, SHEET_AGAIN_MS = 1000, STILL_S = 5, REST_MS_MIN = 0.01;
+const $ = (id) => document.getElementById(id);
+
+// --- words
+
+const number = (value, digits = 0) =>
+  value === null || value === undefined
+    ? "–"
+    : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+const short = (value) =>
+  value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M` : value >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
+const bytes = (value) => (value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`);
+const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+function duration(seconds) {
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  const minutes = Math.floor(seconds / 60), hours = Math.floor(minutes / 60);
+  if (hours >= 48) return `${Math.floor(hours / 24)} days`;
+  return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;
+}
+
+// --- tables: rows are lists of cells {text, label, kind, parts}, and only what has changed is touched
+
+function fillTable(section, rows) {
+  section.hidden = false;
+  section.querySelector(".empty").hidden = rows.length > 0;
+  section.querySelector("table").hidden = rows.length === 0;
+  const body = section.querySelector("tbody");
+  while (body.children.length > rows.length) body.lastChild.remove();
+  while (body.children.length < rows.length) body.append(html("tr", { role: "row" }));
+  rows.forEach((cells, index) => fillRow(body.children[index], cells));
+}
+
+function fillRow(row, cells) {
+  while (row.children.length < cells.length) row.append(html("td", { role: "cell" }));
+  cells.forEach(({ text, label, kind = "", parts }, index) => {
+    const cell = row.children[index];
+    if (cell.className !== kind) cell.className = kind;
+    if (label) cell.dataset.label = label;
+    if (!parts) return say(cell, text);
+    while (cell.children.length > parts.length) cell.lastChild.remove();
+    parts.forEach(([tag, kindOfPart, words], at) => {
+      let part = cell.children[at];
+      if (!part || part.localName !== tag) {
+        part = html(tag);
+        cell.children[at] ? cell.children[at].replaceWith(part) : cell.append(part);
+      }
+      if (part.className !== kindOfPart) part.className = kindOfPart;
+      say(part, words);
+    });
+  });
+}
+
+// --- trainers and workers
+
+function trainerRow(one) {
+  const position = one.epoch === null ? "at its end" : `epoch ${number(one.epoch)}, step ${number(one.step)}`;
+  const rate = one.sent_bytes_per_s === null ? "" : `${number(one.sent_bytes_per_s / 1e6, 1)} MB/s`;
+  const details = [one.pid === null ? "" : `pid ${one.pid}`, one.world_size > 1 ? `rank ${one.rank} of ${one.world_size}` : ""];
+  return [
+    { kind: "name", parts: [["span", "", one.name], ["small", "", details.filter(Boolean).join(", ")]] },
+    { text: one.stream, label: "stream", kind: "stream" },
+    { text: position, label: "position", kind: "short" },
+    { text: share(one.wait_share), label: "waits", kind: "number" },
+    { text: `${one.ready_ahead} of ${one.window}`, label: "ready ahead", kind: "number" },
+    { text: number(one.batches_per_s, 1), label: "batches/s", kind: "number" },
+    { label: "from", kind: "short", parts: [["span", "", one.host ?? one.transport], ["small", "", rate]] },
+    { kind: "verdict", parts: verdict(one) },
+  ];
+}
+
+function verdict(one) {
+  const parts = [];
+  const isStill = one.epoch !== null && one.still_s >= STILL_S;
+  if (isStill) parts.push(["span", "pill bad", `${one.is_waiting ? "waiting" : "stands still"} for ${duration(one.still_s)}`]);
+  if (!one.verdict) return parts.length ? parts : [["span", "pill", one.epoch === null ? "at its end" : "measuring …"]];
+  const kind = one.verdict.kind === "stands-still" && isStill ? [] : [["span", `pill ${one.verdict.is_healthy ? "good" : "bad"}`, one.verdict.kind]];
+  return [...parts, ...kind, ["small", "proof", one.verdict.proof], ["small", "remedy", one.verdict.remedy]];
+}
+
+const workerRow = (one) => [
+  { text: `worker ${one.place}`, kind: "name" },
+  { text: one.state, label: "state" },
+  { text: one.pid === null ? "–" : String(one.pid), label: "pid", kind: "number" },
+  { text: share(one.busy_share), label: "busy", kind: "number" },
+  { text: number(one.samples_per_s), label: "samples/s", kind: "number" },
+  { text: number(one.sample_ms, 2), label: "ms/sample", kind: "number" },
+  { text: number(one.orders), label: "orders", kind: "number" },
+  { text: number(one.replaced), label: "replaced", kind: "number" },
+];
+
+// --- streams: one section each, which stays while its stream does
+
+class Stream {
+  constructor(name) {
+    this.name = name;
+    this.title = html("h2");
+    say(this.title, name);
+    this.delivered = html("b");
+    this.decoded = html("b");
+    this.stopped = html("p", { class: "notice", hidden: "" });
+    this.ring = bar("ring");
+    this.parts = bar("a sample's time");
+    this.plots = {
+      rates: new Plot({ title: "Throughput", unit: "samples/s", format: short }),
+      waits: new Plot({ title: "Trainers wait", unit: "% of the time", format: (value) => `${+value.toPrecision(3)} %`, top: 100 }),
+      ring: new Plot({ title: "Ring", unit: "% of its slots", format: (value) => `${+value.toPrecision(3)} %`, isStacked: true, top: 100, colours: ringColour }),
+      parts: new Plot({ title: "A sample's time", unit: "ms", format: short, isStacked: true }),
+    };
+    this.sheet = new Sheet(name);
+    this.bad = new Bad(name);
+    this.node = html(
+      "section",
+      {},
+      html("div", { class: "stream-head" }, this.title, figure(this.delivered, "delivered/s"), figure(this.decoded, "decoded/s")),
+      this.stopped,
+      html("div", { class: "bars" }, this.ring.node, this.parts.node),
+      html("div", { class: "plots" }, ...Object.values(this.plots).map((plot) => plot.node)),
+      this.sheet.node,
+      this.bad.node,
+    );
+    this.node.setAttribute("aria-label", `stream ${name}`);
+  }
+
+  show(one) {
+    say(this.delivered, number(one.delivered_per_s));
+    say(this.decoded, number(one.decoded_per_s));
+    this.stopped.hidden = one.stopped === null;
+    say(this.stopped, one.stopped === null ? "" : `has stopped: ${one.stopped}`);
+    const slots = [["leased", one.leased_slots], ["ready", one.ready_slots], ["filling", one.filling_slots]];
+    const free = Math.max(0, one.slots_max - one.leased_slots - one.ready_slots - one.filling_slots);
+    fillBar(this.ring.svg, slots.map(([, count], index) => [count, ringColour(index)]), one.slots_max);
+    fillLegend(this.ring.legend, [
+      ...slots.map(([name, count], index) => ({ name, value: number(count), kind: ringColour(index) })),
+      { name: "free", value: number(free), kind: "kfree" },
+    ]);
+    say(this.ring.title, "ring");
+    say(this.ring.value, `${counted(one.slots_max, "slot")} of ${counted(one.batch_size, "sample")}`);
+    fillBar(this.parts.svg, one.parts.map(([, ms], index) => [ms, colour(index)]), Math.max(one.sample_ms ?? 0, total(one.parts)));
+    const rest = (one.sample_ms ?? 0) - total(one.parts);
+    const times = one.parts.map(([name, ms], index) => ({ name, value: `${number(ms, 2)} ms`, kind: colour(index) }));
+    if (rest > REST_MS_MIN) times.push({ name: "between samples", value: `${number(rest, 2)} ms`, kind: "kfree" });
+    fillLegend(this.parts.legend, times);
+    say(this.parts.title, "a sample's time");
+    say(this.parts.value, one.sample_ms === null ? "nothing decoded just now" : `${number(one.sample_ms, 2)} ms`);
+    this.bad.show(one.bad_samples);
+  }
+
+  plot(history) {
+    const of = (kind) => history.series.filter((one) => one.kind === kind && one.of[0] === this.name);
+    const first = (kind) => of(kind)[0]?.values ?? [];
+    const slots = first("slots_max");
+    const shareOf = (kind) => first(kind).map((value, at) => (value === null || !slots[at] ? null : (100 * value) / slots[at]));
+    this.plots.rates.show(
+      [{ name: "delivered", values: first("delivered_per_s") }, { name: "decoded", values: first("decoded_per_s") }],
+      history,
+    );
+    this.plots.ring.show(
+      ["leased", "ready", "filling"].map((name) => ({ name, values: shareOf(`${name}_slots`) })),
+      history,
+    );
+    this.plots.parts.show(of("part_ms").map(({ of: [, name], values }) => ({ name, values })), history);
+    const waits = of("wait_share").map(({ of: [, name, rank], values }) => ({ name, rank, values: values.map((one) => one === null ? null : 100 * one) }));
+    const ranks = new Set(waits.map(({ rank }) => rank)).size > 1;
+    this.plots.waits.show(waits.map(({ name, rank, values }) => ({ name: ranks ? `${name}, rank ${rank}` : name, values })), history);
+  }
+}
+
+const total = (parts) => parts.reduce((sum, [, ms]) => sum + ms, 0);
+const figure = (value, label) => html("div", { class: "figure" }, value, html("span", { class: "label" }, label));
+
+function bar(name) {
+  const parts = {
+    title: html("span", { class: "label" }),
+    value: html("span", { class: "label" }),
+    svg: svg("svg", { class: "bar", "aria-hidden": "true" }),
+    legend: html("ul", { class: "legend", "aria-label": name }),
+  };
+  parts.node = html("div", {}, html("div", { class: "bar-title" }, parts.title, parts.value), parts.svg, parts.legend);
+  return parts;
+}
+
+// What is drawn costs the daemon a slot for a moment, so it is drawn when somebody opens it, and not before.
+class Sheet {
+  constructor(stream) {
+    this.stream = stream;
+    this.content = html("div");
+    this.again = html("button", { type: "button" }, "draw the next");
+    this.node = html("details", { class: "sheet" }, html("summary", {}, "Current batch"), this.content);
+    this.node.addEventListener("toggle", () => this.node.open && this.ask());
+    this.again.addEventListener("click", () => this.ask());
+  }
+
+  async ask() {
+    this.content.replaceChildren(html("p", { class: "label" }, "being drawn …"));
+    try {
+      let response;
+      const address = `/sheet.png?stream=${encodeURIComponent(this.stream)}`;
+      do {
+        response = await fetch(address);
+        if (response.status === 202) await new Promise((done) => setTimeout(done, SHEET_AGAIN_MS));
+      } while (response.status === 202 && this.node.open);
+      await this.take(response, address);
+    } catch {
+      this.content.replaceChildren(html("p", {}, "the observer cannot be reached"), this.again);
+    }
+  }
+
+  async take(response, address) {
+    if (response.headers.get("Content-Type") !== "image/png") {
+      const text = html("pre");
+      say(text, await response.text());
+      return this.content.replaceChildren(text, this.again);
+    }
+    const src = `${address}&drawn=${Date.now()}`; // the observer keeps it for a while; the policy allows no blob: address
+    const picture = html("img", { alt: `contact sheet of a batch of ${this.stream}`, src });
+    this.content.replaceChildren(picture, html("p", {}, this.again));
+  }
+}
+
+class Bad {
+  constructor(stream) {
+    this.stream = stream;
+    this.summary = html("summary");
+    this.body = html("tbody");
+    this.more = html("p", { class: "label" });
+    const head = html("tr", {}, ...["path", "reason", "times"].map((name) => html("th", { scope: "col" }, name)));
+    this.node = html("details", { class: "bad", hidden: "" }, this.summary, html("table", {}, html("thead", {}, head), this.body), this.more);
+    this.node.addEventListener("toggle", () => this.ask());
+    this.askedMs = -Infinity;
+  }
+
+  show(count) {
+    this.node.hidden = count === 0;
+    say(this.summary, counted(count, "bad sample"));
+    if (performance.now() - this.askedMs > BAD_MS) this.ask();
+  }
+
+  async ask() {
+    if (!this.node.open) return;
+    this.askedMs = performance.now();
+    const response = await fetch(`/bad.json?stream=${encodeURIComponent(this.stream)}`).catch(() => null);
+    if (!response?.ok) return say(this.more, "the daemon does not say which, just now");
+    const { samples, total: all } = await response.json();
+    while (this.body.children.length > samples.length) this.body.lastChild.remove();
+    while (this.body.children.length < samples.length) this.body.append(html("tr"));
+    samples.forEach((one, index) =>
+      fillRow(this.body.children[index], [
+        { text: one.path, kind: "name" },
+        { text: one.reason, label: "reason" },
+        { text: number(one.times), label: "times", kind: "number" },
+      ]),
+    );
+    say(this.more, all > samples.length ? `and ${number(all - samples.length)} more` : "");
+  }
+}
+
+// --- all of it
+
+const streams = new Map();
+
+function show(overview) {
+  const { observer } = overview;
+  const busy = overview.busy_share === null ? "" : `, ${share(overview.busy_share)} busy`;
+  fillFacts([
+    ["up", duration(overview.uptime_s + observer.age_s)],
+    ["slots", bytes(overview.memory_bytes)],
+    ["workers", `${overview.workers.length}${busy}`],
+    ...(overview.worker_deaths ? [["worker deaths", number(overview.worker_deaths)]] : []),
+    ["pid", String(overview.pid)],
+    ["version", overview.version],
+  ]);
+  state(observer.up, overview.draining ? "draining" : observer.up ? "serving" : "no answer");
+  notice(observer.up ? "" : `The daemon has given no answer for ${duration(observer.silent_s)}. These are its last numbers.`);
+  fillTable($("trainers"), overview.trainers.map(trainerRow));
+  fillTable($("workers"), overview.workers.map(workerRow));
+  const names = new Set(overview.streams.map(({ name }) => name));
+  for (const [name, stream] of streams)
+    if (!names.has(name)) {
+      stream.node.remove();
+      streams.delete(name);
+    }
+  for (const one of overview.streams) {
+    if (!streams.has(one.name)) {
+      streams.set(one.name, new Stream(one.name));
+      $("streams").append(streams.get(one.name).node);
+    }
+    streams.get(one.name).show(one);
+  }
+}
+
+function fillFacts(facts) {
+  const list = $("facts");
+  while (list.children.length > facts.length) list.lastChild.remove();
+  while (list.children.length < facts.length) list.append(html("div", {}, html("dt"), html("dd")));
+  facts.forEach(([name, value], index) => {
+    say(list.children[index].children[0], name);
+    say(list.children[index].children[1], value);
+  });
+}
+
+function state(isGood, text) {
+  $("state").className = `pill ${isGood && text === "serving" ? "good" : "bad"}`;
+  say($("state"), text);
+}
+
+function notice(text) {
+  $("notice").hidden = text === "";
+  say($("notice"), text);
+}
+
+let lostMs = null;
+
+async function look() {
+  try {
+    const response = await fetch("/overview.json");
+    if (response.status === 503) return notice("The daemon has not answered yet.");
+    if (!response.ok) return notice(await response.text());
+    show(await response.json());
+    lostMs = null;
+  } catch {
+    lostMs ??= performance.now();
+    state(false, "gone");
+    notice(`Nobody has answered for ${duration((performance.now() - lostMs) / 1000)}: the daemon has ended, or the way to it. Trying again.`);
+  }
+}
+
+async function remember() {
+  const response = await fetch("/history.json").catch(() => null);
+  if (!response?.ok) return;
+  const history = await response.json();
+  for (const stream of streams.values()) stream.plot(history);
+}
+
+// One after the other, and not while nobody looks.
+async function keep(ask, everyMs) {
+  for (;;) {
+    if (!document.hidden) await ask();
+    await new Promise((done) => setTimeout(done, everyMs));
+  }
+}
+
+await look();
+keep(look, LOOK_MS);
+keep(remember, HISTORY_MS);

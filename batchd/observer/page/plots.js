@@ -1,0 +1,187 @@
+// Plots and bars, as SVG. Whatever they are named is text; colours are classes, so that the style sheet decides.
+const SVG = "http://www.w3.org/2000/svg";
+const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20, HEIGHT = 150;
+
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+export function html(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+export const colour = (index) => `k${index % 8}`;
+
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// A bar whose parts are [amount, class]; what is not nothing is seen.
+export function fillBar(bar, parts, total) {
+  while (bar.children.length > parts.length) bar.lastChild.remove();
+  while (bar.children.length < parts.length) bar.append(svg("rect", { y: 0, height: "100%" }));
+  let passed = 0;
+  parts.forEach(([amount, kind], index) => {
+    const share = total > 0 ? Math.max(0, Math.min(100 - passed, (100 * amount) / total)) : 0;
+    const rect = bar.children[index];
+    rect.setAttribute("x", `${passed}%`);
+    rect.setAttribute("width", `${share}%`);
+    rect.setAttribute("class", kind);
+    passed += share;
+  });
+}
+
+// A legend whose entries are {name, value, kind, isLine}; values are beside their names.
+export function fillLegend(list, entries) {
+  if (list.firstChild?.className === "label") list.firstChild.remove();
+  while (list.children.length > entries.length) list.lastChild.remove();
+  while (list.children.length < entries.length)
+    list.append(html("li", {}, html("span", { "aria-hidden": "true" }), html("span"), html("span", { class: "value" })));
+  entries.forEach(({ name, value, kind, isLine }, index) => {
+    const [key, label, number] = list.children[index].children;
+    key.setAttribute("class", `key ${kind}${isLine ? " line" : ""}`);
+    say(label, name);
+    say(number, value);
+  });
+}
+
+function niceTop(value) {
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= value * 0.999);
+}
+
+export class Plot {
+  // `unit` is what the numbers are; `format` writes one; `isStacked`: areas on each other; `top`: of the axis, if it is
+  // fixed; `colours`: the class of the nth series.
+  constructor({ title, unit, format, isStacked = false, top = null, colours = colour }) {
+    Object.assign(this, { title, unit, format, isStacked, top, colours });
+    this.svg = svg("svg", { class: "plot", role: "img" });
+    this.when = html("span", { class: "label" });
+    this.legend = html("ul", { class: "legend" });
+    this.node = html("figure", {}, html("figcaption", {}, html("span"), this.when), this.svg, this.legend);
+    say(this.node.firstChild.firstChild, `${title}, ${unit}`);
+    this.series = [];
+    this.count = 2;
+    this.at = null;
+    new ResizeObserver(() => this.draw()).observe(this.svg);
+    this.svg.addEventListener("pointermove", (event) => this.point(event));
+    this.svg.addEventListener("pointerleave", () => this.point(null));
+  }
+
+  // `series`: [{name, values}], the newest value last, null where nothing is known.
+  show(series, { points, step_s: stepS }) {
+    this.series = series.filter(({ values }) => values.length === points);
+    this.count = points;
+    this.stepS = stepS;
+    this.draw();
+  }
+
+  point(event) {
+    this.at = null;
+    if (event) {
+      const box = this.svg.getBoundingClientRect();
+      const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
+      this.at = Math.max(0, Math.min(this.count - 1, Math.round(share * (this.count - 1))));
+    }
+    this.draw();
+  }
+
+  draw() {
+    const width = this.svg.clientWidth;
+    if (!width) return;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const layers = this.layers();
+    const highest = Math.max(0, ...layers.flatMap(({ upper }) => upper.filter((one) => one !== null)));
+    const top = this.top ?? niceTop(highest);
+    const x = (index) => LEFT + (index / Math.max(1, this.count - 1)) * (width - LEFT - RIGHT);
+    const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
+    const drawn = [...this.axes(x, y, top)];
+    for (const layer of layers) drawn.push((this.isStacked ? area : line)(layer, this.colours(layer.index), x, y));
+    if (this.at !== null) drawn.push(svg("line", { class: "cursor", x1: x(this.at), x2: x(this.at), y1: TOP, y2: HEIGHT - BOTTOM }));
+    this.svg.replaceChildren(...drawn);
+    this.tell();
+  }
+
+  layers() {
+    let below = new Array(this.count).fill(0);
+    return this.series.map(({ values }, index) => {
+      if (!this.isStacked) return { index, lower: null, upper: values };
+      const lower = below;
+      const upper = values.map((value, at) => (value === null ? null : lower[at] + value));
+      below = upper.map((value, at) => value ?? lower[at]);
+      return { index, lower, upper };
+    });
+  }
+
+  *axes(x, y, top) {
+    for (const value of [0, top / 2, top]) {
+      yield svg("line", { class: value ? "grid" : "axis", x1: LEFT, x2: x(this.count - 1), y1: y(value), y2: y(value) });
+      const label = svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" });
+      label.textContent = this.format(value);
+      yield label;
+    }
+    const minutes = Math.round((this.count * (this.stepS ?? 5)) / 60);
+    for (const ago of [minutes, (2 * minutes) / 3, minutes / 3, 0]) {
+      const at = x((1 - ago / (minutes || 1)) * (this.count - 1));
+      const label = svg("text", { x: at, y: HEIGHT - 4, "text-anchor": ago === 0 ? "end" : ago === minutes ? "start" : "middle" });
+      label.textContent = ago === 0 ? "now" : `−${Math.round(ago)} min`;
+      yield label;
+    }
+  }
+
+  // What the legend says: the values under the pointer, or else the newest there are.
+  tell() {
+    const valueOf = (values) => (this.at === null ? values.at(-1) ?? values.at(-2) : values[this.at]) ?? null;
+    const entries = this.series.map(({ name, values }, index) => {
+      const value = valueOf(values);
+      return { name, value: value === null ? "–" : this.format(value), kind: this.colours(index), isLine: !this.isStacked };
+    });
+    fillLegend(this.legend, entries);
+    if (!entries.length) this.legend.replaceChildren(html("li", { class: "label" }, "nothing yet"));
+    const agoS = this.at === null ? 0 : (this.count - 1 - this.at) * this.stepS;
+    say(this.when, agoS ? `${Math.floor(agoS / 60)} min ${Math.round(agoS % 60)} s ago` : "");
+    const words = entries.map(({ name, value }) => `${name} ${value}`).join(", ");
+    this.svg.setAttribute("aria-label", `${this.title} of the last 15 minutes, in ${this.unit}; now: ${words || "nothing"}`);
+  }
+}
+
+// The pieces of a series between gaps, as lists of indices.
+function pieces(values) {
+  const found = [];
+  let piece = [];
+  values.forEach((value, index) => {
+    if (value !== null) return piece.push(index);
+    if (piece.length) found.push(piece);
+    piece = [];
+  });
+  return piece.length ? [...found, piece] : found;
+}
+
+function line({ index, upper }, kind, x, y) {
+  const path = pieces(upper).map((piece) => {
+    const points = piece.map((at) => `${x(at).toFixed(1)} ${y(upper[at]).toFixed(1)}`);
+    return `M${points.join("L")}${piece.length === 1 ? "h.1" : ""}`;
+  });
+  const dash = ["", " dashed", " dotted"][index % 3];
+  return svg("path", { class: `line ${kind}${dash}`, d: path.join("") });
+}
+
+function area({ lower, upper }, kind, x, y) {
+  const path = pieces(upper).map((piece) => {
+    const ends = piece.length === 1 ? [piece[0] - 0.4, piece[0] + 0.4] : null;
+    const above = piece.map((at) => [x(at), y(upper[at])]);
+    const under = piece.map((at) => [x(at), y(lower[at])]).reverse();
+    const corners = ends
+      ? [[x(ends[0]), above[0][1]], [x(ends[1]), above[0][1]], [x(ends[1]), under[0][1]], [x(ends[0]), under[0][1]]]
+      : [...above, ...under];
+    return `M${corners.map(([left, down]) => `${left.toFixed(1)} ${down.toFixed(1)}`).join("L")}Z`;
+  });
+  return svg("path", { class: `area ${kind}`, d: path.join("") });
+}

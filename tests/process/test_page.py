@@ -1,0 +1,103 @@
+"""What the page asks the observer for: overview, history, bad samples and contact sheets, of a real daemon."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from support.kernel import children_of
+from support.observing import ANYWHERE, fetch, observer_of
+from support.settings import folder_stream
+from support.waiting import wait_until
+
+
+@pytest.fixture
+def observed(start_daemon):
+    """A daemon that is observed."""
+    return start_daemon(http=ANYWHERE)
+
+
+def drawn(daemon, stream: str = "photos"):
+    """What comes in the end of asking for a sheet."""
+
+    def ask():
+        reply = fetch(daemon, f"/sheet.png?stream={stream}")
+        return reply if reply.status == 200 else None
+
+    return wait_until(ask, "the sheet is drawn")
+
+
+def overview(daemon):
+    """What the page shows."""
+    return json.loads(fetch(daemon, "/overview.json").text)
+
+
+def test_the_page_shows_what_the_status_says(observed, start_trainer):
+    """The same trainers and positions, and rates once there are two looks."""
+    start_trainer(observed.address).take(3)
+
+    def shown():
+        (trainer,) = overview(observed)["trainers"] or [{"step": None}]
+        return trainer if trainer["step"] == 3 else None
+
+    assert wait_until(shown, "the trainer is where it is")["name"] == "trainer_program.py"
+    found = wait_until(lambda: overview(observed) if overview(observed)["seconds"] else None, "there are two looks")
+    assert found["observer"]["up"]
+    assert {worker["pid"] for worker in found["workers"]} == {one["pid"] for one in observed.status()["workers"]}
+    kinds = {one["kind"] for one in json.loads(fetch(observed, "/history.json").text)["series"]}
+    assert "ready_slots" in kinds
+
+
+def test_the_overview_is_there_while_the_daemon_says_nothing(observed):
+    """With for how long it has not."""
+    wait_until(lambda: fetch(observed, "/overview.json").status == 200, "there was an answer")
+    observed.send(signal.SIGSTOP)
+    try:
+        wait_until(lambda: not overview(observed)["observer"]["up"], "it is said not to answer")
+        assert overview(observed)["observer"]["silent_s"] >= 5
+    finally:
+        observed.send(signal.SIGCONT)
+    wait_until(lambda: overview(observed)["observer"]["up"], "it answers again")
+
+
+def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
+    """However many ask, and the stream's ring has its slot back."""
+    first = drawn(observed)
+    assert (first.status, first.headers["Content-Type"]) == (200, "image/png")
+    assert first.text.startswith("\ufffdPNG")
+    assert fetch(observed, "/sheet.png?stream=photos").text == first.text
+    assert not observed.stream_status()["subscriptions"]
+    assert not children_of(observer_of(observed))
+
+
+def test_only_our_page_has_sheets_drawn(observed):
+    """Another one could have a visitor's browser ask all day."""
+    drawn(observed)
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        found = fetch(observed, "/sheet.png?stream=photos", **{"Sec-Fetch-Site": site}).status
+        assert found == status
+
+
+def test_a_daemon_that_ends_while_a_sheet_is_drawn_leaves_nothing(observed):
+    """Neither the child nor its folder."""
+    wait_until(lambda: fetch(observed, "/sheet.png?stream=photos").status in {200, 202}, "a sheet is drawn")
+    observed.terminate()
+
+
+def test_bad_samples_are_listed_by_name_and_reason(start_daemon, start_trainer, photos, tmp_path):
+    """And none for a stream that has none."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
+    streams = {"photos": folder_stream(folder, max_bad_fraction=1.0), "good": folder_stream(photos)}
+    daemon = start_daemon(streams, http=ANYWHERE)
+    start_trainer(daemon.address).take()
+    wait_until(lambda: fetch(daemon, "/overview.json").status == 200, "there was an answer")
+
+    found = json.loads(fetch(daemon, "/bad.json?stream=photos").text)
+
+    assert found["total"] == 1
+    assert found["samples"][0]["path"].endswith("cat/broken.jpg")
+    assert "not a JPEG" in found["samples"][0]["reason"]
+    assert json.loads(fetch(daemon, "/bad.json?stream=good").text) == {"total": 0, "samples": []}
+    assert overview(daemon)["observer"]["up"]

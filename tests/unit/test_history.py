@@ -1,0 +1,121 @@
+"""The last quarter of an hour that the page plots: what is kept, for how long, and how much of it at most."""
+
+import json
+from dataclasses import replace
+from math import isclose
+from typing import Any
+
+from batchd.diagnosis.overview import Overview, see
+from batchd.observer.history import (
+    OTHER,
+    PART_KIND,
+    PARTS_MAX,
+    POINTS,
+    STEP_S,
+    STREAM_KINDS,
+    STREAMS_MAX,
+    TRAINERS_MAX,
+    WAIT_KIND,
+    Chronicle,
+    History,
+)
+from support.statuses import later, two_looks
+
+TICK = 1_000
+
+
+def overview(**changes: Any) -> Overview:
+    """What there is to see of a made daemon."""
+    return replace(see(*two_looks(waits={"workers_s": 4.0})), **changes)
+
+
+def series(history: History, kind: str, *of: str, tick: int = TICK) -> list[float | None]:
+    """The values of one series."""
+    (found,) = [one for one in history.plain(tick) if (one["kind"], *one["of"]) == (kind, *of)]
+    return found["values"]
+
+
+def test_what_was_stands_where_it_was():
+    """The newest last, and nothing where nothing was known."""
+    history = History()
+    history.add(TICK - 3, overview())
+    history.add(TICK, overview())
+
+    assert series(history, "decoded_per_s", "photos")[-5:] == [None, 1000.0, None, None, 1000.0]
+    assert series(history, "slots_max", "photos")[-1] == 8
+    assert series(history, PART_KIND, "photos", "decode")[-1] == 0.9
+    assert series(history, WAIT_KIND, "photos", "train-01", "0")[-1] == 0.4
+
+
+def test_a_daemon_that_says_nothing_leaves_a_gap():
+    """The plots go on, without it."""
+    history = History()
+    history.add(TICK, overview())
+
+    assert series(history, "decoded_per_s", "photos", tick=TICK + 1)[-1] == 1000.0, "the next point is yet to come"
+    assert series(history, "decoded_per_s", "photos", tick=TICK + 3)[-4:] == [1000.0, None, None, None]
+    assert series(history, "decoded_per_s", "photos", tick=TICK + POINTS) == [None] * POINTS
+
+
+def test_what_is_older_than_the_plots_is_forgotten():
+    """With the names that it had."""
+    history = History()
+    gone = replace(overview().streams[0], name="gone")
+    history.add(TICK - POINTS, overview(streams=(gone,)))
+    history.add(TICK - 1, overview())
+    history.add(TICK, overview())
+
+    assert {one["of"][0] for one in history.plain(TICK)} == {"photos"}
+
+
+def test_memory_is_bounded_whatever_there_is():
+    """What more there are count together: rates as their sum, waiting as the worst."""
+    stream, trainer = overview().streams[0], overview().trainers[0]
+    parts = tuple((f"step {number}", 1.0) for number in range(100))
+    streams = tuple(replace(stream, name=f"stream {number}", parts=parts) for number in range(100))
+    trainers = tuple(replace(trainer, name=f"trainer {number}", wait_share=number / 1000) for number in range(1000))
+    history = History()
+    for tick in range(TICK - 3, TICK + 1):
+        history.add(tick, overview(streams=streams, trainers=trainers))
+
+    kept = [*history.plain(TICK)]
+    assert len(kept) <= (STREAMS_MAX + 1) * (len(STREAM_KINDS) + PARTS_MAX + 1) + TRAINERS_MAX + 1
+    assert series(history, "decoded_per_s", OTHER)[-1] == 1000 * (100 - STREAMS_MAX)
+    assert isclose(series(history, WAIT_KIND, OTHER, OTHER, OTHER)[-1] or 0, 0.999, rel_tol=1e-3)
+    assert series(history, PART_KIND, "stream 0", OTHER)[-1] == 100 - PARTS_MAX
+
+
+def test_trainers_that_come_and_go_do_not_add_up():
+    """However many there have been in a quarter of an hour."""
+    trainer = overview().trainers[0]
+    history = History()
+    for tick in range(TICK, TICK + POINTS):
+        newcomers = tuple(replace(trainer, name=f"trainer {tick}.{number}") for number in range(20))
+        history.add(tick, overview(trainers=newcomers))
+
+    assert sum(one["kind"] == WAIT_KIND for one in history.plain(TICK + POINTS)) <= TRAINERS_MAX + 1
+
+
+def test_a_chronicle_puts_down_a_point_every_few_seconds():
+    """However often the daemon is asked, and its answer is plain data."""
+    now = [0.0]
+    chronicle = Chronicle(lambda: now[0])
+    _before, status = two_looks()
+    for tenth in range(300):
+        now[0] = tenth / 10
+        chronicle.add(later(status, tenth / 10))
+
+    history = json.loads(json.dumps(chronicle.history(), allow_nan=False))
+    (ready,) = [one for one in history["series"] if one["kind"] == "ready_slots"]
+    assert sum(value is not None for value in ready["values"]) == 30 / STEP_S
+    current = chronicle.overview()
+    assert current is not None
+    assert current.trainers[0].still_s > 25
+
+
+def test_a_chronicle_knows_nothing_before_the_first_answer():
+    """And makes nothing up."""
+    chronicle = Chronicle()
+
+    assert chronicle.overview() is None
+    assert chronicle.history()["series"] == []

@@ -1,0 +1,132 @@
+"""The page that the observer serves: its files, and its first state for browsers without JavaScript."""
+
+import os
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from batchd.observer.history import Chronicle
+from batchd.observer.inquiry import Inquiry
+from batchd.observer.pages import STATE_MARK, Pages
+from batchd.observer.sheets import Sheets
+from support.statuses import later, two_looks
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
+
+
+@pytest.fixture
+def chronicle():
+    """Of a daemon whose names are hostile."""
+    found = Chronicle()
+    before, after = two_looks(stream={"name": HOSTILE}, waits={"workers_s": 4.0}, slowest={HOSTILE: 1.0})
+    for status in (before, after):
+        status["streams"][0]["name"] = HOSTILE
+        status["trainers"][0]["name"] = HOSTILE
+    found._looks.add(before)
+    found._looks.add(later(after, 0))
+    return found
+
+
+@pytest.fixture
+def make_pages(tmp_path):
+    """Makes pages of a chronicle."""
+    inquiries = []
+
+    def make(chronicle: Chronicle) -> Pages:
+        inquiries.append(Inquiry())
+        return Pages(inquiries[-1], chronicle, Sheets(f"ipc://{tmp_path}"))
+
+    yield make
+    for inquiry in inquiries:
+        os.close(inquiry._wake)
+
+
+def test_names_are_text_in_the_page_for_browsers_without_javascript(make_pages, chronicle):
+    """Whatever they say."""
+    body = make_pages(chronicle).routes["/"].answer({}).body.decode()
+
+    assert "<img" not in body
+    assert "&lt;img src=x onerror=alert(1)&gt;" in body
+    assert "1,000" in body
+
+
+def test_the_page_brings_everything_with_it(make_pages, chronicle):
+    """No other host, no inline script or style, which the content security policy would refuse."""
+    pages = make_pages(chronicle)
+    for path in ("/", "/page.css", "/page.js", "/plots.js", "/icon.svg"):
+        text = pages.routes[path].answer({}).body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path
+        assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son[a-z]+=\"", text), path
+
+
+def test_names_are_never_put_in_as_markup():
+    """The script uses nothing that parses text."""
+    for file in (Path(str(files("batchd.observer"))) / "page").glob("*.js"):
+        text = file.read_text()
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", text
+        )
+
+
+def test_before_the_daemon_has_answered_that_is_said(make_pages):
+    """By the page, and by what it asks for."""
+    pages = make_pages(Chronicle())
+
+    assert b"has not answered yet" in pages.routes["/"].answer({}).body
+    assert STATE_MARK.encode() not in pages.routes["/"].answer({}).body
+    assert pages.routes["/overview.json"].answer({}).status == 503
+    assert pages.routes["/history.json"].answer({}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/bad.json", "/sheet.png"])
+@pytest.mark.parametrize("query", [{}, {"stream": "other"}, {"stream": "--address"}])
+def test_streams_that_there_are_not_have_no_sheets(make_pages, chronicle, path, query):
+    """Nothing is started for them."""
+    assert make_pages(chronicle).routes[path].answer(query).status == 404
+
+
+def test_what_names_details_is_private_and_what_costs_something_is_for_our_page_alone(make_pages, chronicle):
+    """Files of the page are for everybody."""
+    routes = make_pages(chronicle).routes
+
+    assert {path for path, route in routes.items() if not route.is_private} == {
+        "/page.css",
+        "/page.js",
+        "/plots.js",
+        "/icon.svg",
+    }
+    assert {path for path, route in routes.items() if route.has_effect} == {"/sheet.png"}
+
+
+def luminance(colour: str) -> float:
+    """As WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """1 for the same colour, 21 for black on white."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_words_can_be_read_and_colours_be_seen(scheme):
+    """Text has a contrast of 4.5, what lines are drawn with of 3."""
+    style = (Path(str(files("batchd.observer"))) / "page/page.css").read_text()
+    found = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6});", style.split(":root {")[1 + scheme].partition("}")[0]))
+
+    for text, grounds in (
+        ("ink", ("ground", "surface", "plain-ground")),
+        ("soft", ("ground", "surface")),
+        ("accent", ("ground", "surface")),
+        ("good", ("good-ground",)),
+        ("bad", ("bad-ground",)),
+    ):
+        for ground in grounds:
+            assert contrast(found[text], found[ground]) >= 4.5, (text, ground)
+    for line in ("c0", "c1", "c2", "c3", "c4", "c5"):
+        assert contrast(found[line], found["surface"]) >= 3, line

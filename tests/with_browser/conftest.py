@@ -1,0 +1,54 @@
+"""A headless Chromium of the system, driven by Playwright; where either is missing, the tests say so and are skipped."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PICTURES = Path(__file__).parents[2] / "build/page"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for the tests of a module."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-page")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[object]:
+    """Opens the page of an observer; whatever the browser complains of fails the test, unless it is expected."""
+    contexts, complaints = [], []
+
+    def open_page(address: str, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        return page
+
+    open_page.complaints = complaints
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+@pytest.fixture
+def picture():
+    """Draws what a page shows into ``build/page``, for people."""
+
+    def draw(page, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        (PICTURES / f"{name}.png").write_bytes(page.screenshot(full_page=True))
+
+    return draw
