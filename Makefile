@@ -14,8 +14,8 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd check format docs bench wheels clean
-.PHONY: help install uninstall wheelhouse deb test-packages setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels check format docs bench wheels clean
+.PHONY: help setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd check format docs site bench wheels clean
+.PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -86,10 +86,19 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## Write the pages that are made from the code: docs/configuration.md, docs/protocol.md, docs/metrics.md
+docs: setup ## Write the pages of docs/ that are made from the code (configuration, commands, errors, metrics, protocol)
 	$(BIN)/batchd config --reference > docs/configuration.md
 	$(BIN)/python docs/make_protocol.py > docs/protocol.md
 	$(BIN)/python docs/make_metrics.py > docs/metrics.md
+	$(BIN)/python docs/make_commands.py > docs/commands.md
+	$(BIN)/python docs/make_errors.py > docs/errors.md
+
+site: setup ## Build the documentation as a site: build/site/index.html
+	@$(BIN)/python -m pip install -qq --group docs
+	@rm -rf build/site build/site-source
+	$(BIN)/python docs/site/stage.py build/site-source
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site build/site-source build/site
+	@echo "the site: build/site/index.html"
 
 bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
 	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')

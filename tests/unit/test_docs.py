@@ -1,0 +1,347 @@
+"""What stands in Markdown is so: links, commands, configurations and programs; and pages that are made are current."""
+
+import ast
+import re
+import shlex
+import textwrap
+import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path, PurePosixPath
+
+import click
+import pytest
+
+from batchd.cli.main import cli
+from batchd.config.load import read_config
+from batchd.errors import EXIT_CODE_MEANINGS
+from batchd_client import errors
+from batchd_wire.codes import ErrorCode
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LEFT_OUT = {"build", "dist", "demo", "node_modules"}
+FRAGMENTS = {"metrics_head.md"}
+"""What `make docs` puts into other pages."""
+NOT_GIVEN = {"missing", "required"}
+"""What is missing in a part of a configuration is not wrong with it."""
+
+
+def load(path):
+    """A script of docs/ as a module."""
+    spec = spec_from_file_location(path.stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+stage = load(DOCS / "site" / "stage.py")
+
+
+def pages():
+    """Every Markdown file of the repository, but those that are installed or made."""
+    for path in sorted(ROOT.rglob("*.md")):
+        parts = path.relative_to(ROOT).parts
+        if not any(part.startswith(".") or part in LEFT_OUT or part.endswith(".egg-info") for part in parts):
+            yield path
+
+
+PAGES = [path.relative_to(ROOT).as_posix() for path in pages()]
+
+
+def blocks(name, language):
+    """The blocks of code in a language, each with the number of its first line."""
+    block = None
+    for number, line, is_code in stage.numbered((ROOT / name).read_text()):
+        fence = stage.FENCE.match(line)
+        if block is None and fence and line.strip().strip("`~") == language:
+            block = (number + 1, [])
+        elif block is not None and fence:
+            yield block[0], textwrap.dedent("\n".join(block[1])) + "\n"
+            block = None
+        elif block is not None:
+            assert is_code
+            block[1].append(line)
+
+
+def anchors(path):
+    """The anchors of a page, as code hosts and the site make them of its headings."""
+    seen = {}
+    for _number, line, is_code in stage.numbered(path.read_text()):
+        heading = None if is_code else re.match(r"#{1,6} (.+?)\s*#*$", line)
+        if heading:
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "")
+            slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            seen[slug] = seen.get(slug, -1) + 1
+            yield slug if not seen[slug] else f"{slug}-{seen[slug]}"
+
+
+# --- links ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_of_a_page_leads_somewhere(name):
+    """To a file or folder that is there, and to a heading that it has."""
+    page = ROOT / name
+    for link in stage.links_of(page.read_text()):
+        goal = (page.parent / link.path).resolve() if link.path else page
+        assert goal.exists(), f"{name}:{link.line}: there is no {link.path}"
+        assert goal.is_relative_to(ROOT), f"{name}:{link.line}: {link.path} is not in the repository"
+        if link.anchor:
+            assert link.anchor in anchors(goal), f"{name}:{link.line}: {link.path} has no heading #{link.anchor}"
+
+
+def test_every_page_is_in_the_index():
+    """Whoever looks for something finds it there, and the site's sidebar is made of it."""
+    index = (DOCS / "README.md").read_text()
+    linked = {link.path for link in stage.links_of(index)}
+
+    there = {path.name for path in DOCS.glob("*.md")} - FRAGMENTS - {"README.md"}
+
+    assert there <= linked, f"say in docs/README.md what these pages are about: {sorted(there - linked)}"
+
+
+def test_every_page_begins_with_its_title():
+    """One, of the first level, in its first line."""
+    for path in DOCS.glob("*.md"):
+        titles = [
+            line for _, line, is_code in stage.numbered(path.read_text()) if line.startswith("# ") and not is_code
+        ]
+        assert [path.read_text().splitlines()[0]] == titles, path.name
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_site_has_every_page_and_all_that_pages_link_to():
+    """Pages of docs/ at the top, others where they are, files as pages; no link of any leads nowhere."""
+    staged = dict(stage.Stage().pages())
+
+    assert {PurePosixPath(path.name) for path in DOCS.glob("*.md")} - {
+        PurePosixPath("README.md"),
+        PurePosixPath("metrics_head.md"),
+    } <= set(staged)
+    assert PurePosixPath("SECURITY.md") in staged
+    assert "[Unit]" in staged[PurePosixPath("files/deploy/batchd.service.md")]
+    for place, text in staged.items():
+        for link in stage.links_of(text):
+            assert not link.path or stage.target_of(place, link.path) in staged, f"{place}: {link.path}"
+
+
+def test_a_link_that_says_a_file_name_says_the_title_on_the_site():
+    """A reader of the site sees no files."""
+    page = dict(stage.Stage().pages())[PurePosixPath("quickstart.md")]
+
+    assert "[why.md](why.md)" in (DOCS / "quickstart.md").read_text()
+    assert "[Why is my GPU waiting?](why.md) has all verdicts" in page
+
+
+def test_the_sidebar_has_the_headings_of_the_index():
+    """With the pages under them, each once."""
+    index = dict(stage.Stage().pages())[PurePosixPath("index.md")]
+
+    captions = re.findall(r":caption: (.+)", index)
+    titles = re.findall(r"^## (.+)$", (DOCS / "README.md").read_text(), re.MULTILINE)
+    assert captions == titles
+    assert index.count("\nquickstart\n") == 1
+
+
+def test_a_link_that_leads_nowhere_is_no_page_of_the_site(tmp_path):
+    """It is named, with the page."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "README.md").write_text("# Title\n\n[gone](gone.md)\n")
+
+    with pytest.raises(stage.LinkBroken, match=r"docs/README.md links to gone.md"):
+        list(stage.Stage(tmp_path).pages())
+
+
+def test_links_in_code_are_none():
+    """Neither in blocks, of any fence, nor where the text is not followed by a target."""
+    text = "```sh\n[a](b)\n```\n~~~~\n[c](d)\n~~~\n[e](f)\n~~~~\n[g](h#i) and [j] (k) and [`l[m]`](n)\n"
+
+    assert [(link.line, link.path, link.anchor) for link in stage.links_of(text)] == [(9, "h", "i"), (9, "n", "")]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------------
+
+BEFORE_A_COMMAND = re.compile(
+    r"^(?:\w+=\S+\s+|(?:sudo|docker exec|kubectl exec|srun|runuser)(?:\s+-\S+(?:\s+(?!batchd\b)[a-z]+)?)*\s+(?:batchd\s+)?)*"
+)
+SPAN = re.compile(r"`([^`]+)`")
+
+
+def typed(name):
+    """Everything on a page that somebody may type, by line: lines of shell blocks, and code in the text."""
+    for first, text in blocks(name, "sh"):
+        for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), first):
+            yield number, line.strip()
+    for number, line, is_code in stage.numbered((ROOT / name).read_text()):
+        if not is_code:
+            yield from ((number, span) for span in SPAN.findall(line))
+
+
+def commands_of(line):
+    """The calls of batchd in a line, each as its words behind ``batchd``."""
+    for part in re.split(r"&&|\|\||[|;&]|\$\(|\s#\s", line):
+        words = BEFORE_A_COMMAND.sub("", part.strip()).rstrip(")").split()
+        if len(words) > 1 and words[0] in ("batchd", ".venv/bin/batchd"):
+            yield words[1:]
+
+
+def complaint(words):
+    """What is wrong with the words behind ``batchd``; None where nothing is."""
+    command, context = cli, click.Context(cli, info_name="batchd")
+    for word in words:
+        if word.startswith("-"):
+            name = word.rstrip("…,.:").partition("=")[0]
+            known = {option for one in command.get_params(context) for option in [*one.opts, *one.secondary_opts]}
+            if name not in known:
+                return f"{context.command_path} has no option {name}"
+        elif isinstance(command, click.Group) and word.isalpha() and word.islower():
+            inner = command.get_command(context, word)
+            if inner is None:
+                return f"{context.command_path} has no command {word}"
+            command, context = inner, click.Context(inner, info_name=word, parent=context)
+    return None
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_command_and_option_on_a_page_exists(name):
+    """What somebody copies into a shell is understood there."""
+    for number, line in typed(name):
+        for words in commands_of(line):
+            wrong = complaint(words)
+            assert wrong is None, f"{name}:{number}: {line}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("batchd serve --config batchd.toml", None),
+        ("BATCHD_TCP=0.0.0.0:7070 batchd serve --confg batchd.toml", "batchd serve has no option --confg"),
+        ("sudo -u batchd batchd keys nwe --name x", "batchd keys has no command nwe"),
+        ("docker exec batchd batchd stauts", "batchd has no command stauts"),
+        ("batchd check && batchd serv -c x", "batchd has no command serv"),
+        ("usermod -aG batchd alice", None),
+    ],
+)
+def test_what_is_not_understood_is_found(line, wrong):
+    """The test above sees commands behind others, too."""
+    assert [found for words in commands_of(line) if (found := complaint(words))] == ([wrong] if wrong else [])
+
+
+def test_there_are_commands_to_look_at():
+    """The reading of the pages finds them."""
+    found = sum(1 for name in PAGES for _number, line in typed(name) for _words in commands_of(line))
+
+    assert found > 60
+
+
+# --- configurations and programs --------------------------------------------------------------------------------------------
+
+
+def wrong_with(text, tmp_path):
+    """What is wrong with a configuration, or a part of one, but for what it leaves out."""
+    data = tomllib.loads(text)
+    file = tmp_path / "batchd.toml"
+    if not ({"streams", "daemon"} & set(data)):
+        text = f"[streams.shown]\n{text}"
+    file.write_text(text)
+    reading = read_config(file, environment={})
+    return [one for one in reading.located(reading.problems) if not any(word in one.message for word in NOT_GIVEN)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_configuration_on_a_page_is_understood(name, tmp_path):
+    """Its keys are known and their values fit. A part may leave out what the text around it is not about."""
+    for number, text in blocks(name, "toml"):
+        assert not wrong_with(text, tmp_path), f"{name}:{number}"
+
+
+def test_what_is_wrong_with_a_configuration_is_found(tmp_path):
+    """Unknown keys, also in a part of one, and values that do not fit."""
+    assert "bath_size" in str(wrong_with("[streams.a]\nbath_size = 1\n", tmp_path))
+    assert "sise" in str(wrong_with('pipeline = [ { op = "resize", sise = [1, 1] } ]', tmp_path))
+    assert wrong_with("[daemon]\nworkers = -1\n", tmp_path)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_program_on_a_page_is_python(name):
+    """It compiles."""
+    for number, text in blocks(name, "python"):
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            pytest.fail(f"{name}:{number}: {error}")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_line_for_a_shell_can_be_split(name):
+    """No quotation mark is left open."""
+    for number, text in blocks(name, "sh"):
+        try:
+            shlex.split(text, comments=True)
+        except ValueError as error:
+            pytest.fail(f"{name}:{number}: {error}")
+
+
+# --- pages that are made ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def errors_page():
+    """The page as it should be."""
+    return load(DOCS / "make_errors.py").errors_markdown()
+
+
+def test_the_pages_of_errors_and_commands_are_current(errors_page):
+    """They are what the code says."""
+    assert (DOCS / "errors.md").read_text() == errors_page, "run `make docs`"
+    assert (DOCS / "commands.md").read_text() == load(DOCS / "make_commands.py").commands_markdown(), "run `make docs`"
+
+
+def test_every_exception_of_the_client_is_on_the_page_with_what_helps(errors_page):
+    """All that have a remedy in their docstring, which is all but the branches."""
+    for kind in vars(errors).values():
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, errors.BatchdClientError)
+            and kind is not errors.BatchdClientError
+        ):
+            _, found, rest = errors_page.partition(f"# `{kind.__name__}`\n")
+            assert found, kind
+            section = rest.partition("\n#")[0]
+            is_branch = kind.__mro__[1] is errors.BatchdClientError and bool(kind.__subclasses__())
+            assert "**What helps:**" in section or is_branch, kind
+
+
+@pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.name)
+def test_every_number_is_on_the_page_of_errors(errors_page, code):
+    """With when it is sent, and what it becomes."""
+    (row,) = [line for line in errors_page.splitlines() if line.startswith(f"| {code.value} | `{code.name}` |")]
+    assert all(cell.strip() for cell in row.strip("|").split("|"))
+
+
+def test_every_exit_code_is_on_both_pages(errors_page):
+    """By its number."""
+    for code, meaning in EXIT_CODE_MEANINGS.items():
+        assert f"| {int(code)} | {meaning} |" in errors_page
+        assert f"| {int(code)} | {meaning} |" in (DOCS / "commands.md").read_text()
+
+
+def commands_below(group, path):
+    """Every command, as it is typed."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield f"{path} {name}", command
+        if isinstance(command, click.Group):
+            yield from commands_below(command, f"{path} {name}")
+
+
+def test_every_command_is_on_its_page_with_all_of_its_options():
+    """Those of commands below commands, too."""
+    page = (DOCS / "commands.md").read_text()
+    for path, command in commands_below(cli, "batchd"):
+        section = page.partition(f"# `{path}`\n")[2].partition("\n#")[0]
+        for option in (one for one in command.params if isinstance(one, click.Option) and not one.hidden):
+            assert f"`{option.opts[-1]}`" in section, (path, option.opts)
