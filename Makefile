@@ -98,6 +98,7 @@ site: setup ## Build the documentation as a site: build/site/index.html
 	@rm -rf build/site build/site-source
 	$(BIN)/python docs/site/stage.py build/site-source
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site build/site-source build/site
+	@! grep -rnoE '(<(script|link|img|iframe)[^>]*(src|href)="|url\(["'"'"']?)(https?:)?//[^" )]*' build/site --include='*.html' --include='*.css' || { echo "the site asks other hosts for these"; exit 1; }
 	@echo "the site: build/site/index.html"
 
 bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
