@@ -10,23 +10,48 @@ LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| (.+?) \|(.*)\|$")
 
 
+SPEAKERS = ("speak", "say")
+"""What a choice between two levels is called; the higher one counts."""
+
+
 def events_of(tree):
-    """Each event of a module with its level. One that is rationed is logged by ``speak``, at the level of its assignment."""
-    spoken = None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            for assigned in ast.walk(node):
-                if isinstance(assigned, ast.Assign) and getattr(assigned.targets[0], "id", "") == "speak":
-                    spoken = assigned.value.body.attr
-            for call in ast.walk(node):
-                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "speak":
-                    yield call, spoken
-            spoken = None
+    """Each call that logs an event of a module, with its level."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        yield from chosen(function)
+    logged = {call: call.func.attr for call in ast.walk(tree) if logs(call)}
+    passing_on = {}
+    for function in functions:
+        for call in [one for one in ast.walk(function) if one in logged and is_parameter(one.args[0], function)]:
+            passing_on[function.name] = logged.pop(call)
+    yield from logged.items()
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-            continue
-        if call.func.attr in LEVELS and getattr(call.func.value, "id", "") == "_log":
-            yield call, call.func.attr
+        name = getattr(call.func, "attr", getattr(call.func, "id", "")) if isinstance(call, ast.Call) else ""
+        if name in passing_on:
+            yield call, passing_on[name]
+
+
+def chosen(function):
+    """Events that are logged at one of two levels: rationed ones, and those that are expected now and then."""
+    level = None
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in SPEAKERS:
+            level = max(node.value.body.attr, node.value.orelse.attr, key=LEVELS.index)
+    for call in ast.walk(function):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in SPEAKERS:
+            yield call, level
+
+
+def logs(node):
+    """Is it a call of the module's logger?"""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr in LEVELS and getattr(node.func.value, "id", "") == "_log"
+
+
+def is_parameter(node, function):
+    """Does the caller say what it is?"""
+    return isinstance(node, ast.Name) and node.id in {one.arg for one in function.args.args}
 
 
 def events_in_the_code():
@@ -73,12 +98,17 @@ def test_an_event_has_one_level():
 
 
 def test_the_reading_of_the_code_finds_an_event_that_is_rationed():
-    """As well as a plain one: what this module does not see, it cannot ask for."""
+    """As well as a plain one, and one that is passed on: what this module does not see, it cannot ask for."""
     module = ast.parse(
         "def f():\n    speak = _log.warning if allowed else _log.debug\n    speak('rationed')\n    _log.error('plain')\n"
+        "def g():\n    say = _log.info if expected else _log.warning\n    say('expected now and then')\n    h('passed on')\n"
+        "def h(event):\n    _log.warning(event)\n    self.h('passed on by a method')\n"
     )
 
     assert {(call.args[0].value, level) for call, level in events_of(module)} == {
         ("rationed", "warning"),
         ("plain", "error"),
+        ("expected now and then", "warning"),
+        ("passed on", "warning"),
+        ("passed on by a method", "warning"),
     }
