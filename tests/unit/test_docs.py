@@ -13,6 +13,7 @@ import pytest
 
 from batchd.cli.main import cli
 from batchd.config.load import read_config
+from batchd.diagnosis import verdicts
 from batchd.errors import EXIT_CODE_MEANINGS
 from batchd_client import errors
 from batchd_wire.codes import ErrorCode
@@ -282,6 +283,31 @@ def test_every_line_for_a_shell_can_be_split(name):
             shlex.split(text, comments=True)
         except ValueError as error:
             pytest.fail(f"{name}:{number}: {error}")
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_verdict_of_batchd_why_is_on_its_page_and_no_other():
+    """With what it means and what helps."""
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \| (.+) \|$", (DOCS / "why.md").read_text(), re.MULTILINE)
+
+    assert sorted(kind for kind, _meaning, _remedy in rows) == sorted(kind.value for kind in verdicts.Kind)
+
+
+def test_the_shares_by_which_verdicts_are_made_are_those_of_the_code():
+    """In the words of the page."""
+    rules = (DOCS / "why.md").read_text().partition("## How it decides")[2]
+    for words, share in (
+        ("less than {} % of the time", verdicts.WAIT_SHARE_MIN),
+        ("from {} % bad samples on", verdicts.BAD_SHARE_MIN),
+        ("for {} % or more", verdicts.IDLE_SHARE_MIN),
+        ("took {} % of it", verdicts.SLOW_SHARE_MIN),
+        ("for less than {} % of the time in which they wanted one", verdicts.CPU_SHARE_MIN),
+        ("more than {} % takes", verdicts.ENDLESS_SHARE),
+    ):
+        assert words.format(round(100 * share)) in " ".join(rules.split())
+    assert (verdicts.MAIN_SHARE, verdicts.SLOW_ROWS_SHARE_MAX) == (0.5, 0.25), "half, and a quarter, stand in words"
 
 
 # --- pages that are made ----------------------------------------------------------------------------------------------------
