@@ -23,7 +23,7 @@ COMMANDS = {
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show what the daemon, its workers and its trainers are doing.",
     "top": "Watch streams, trainers and workers, live.",
-    "reload": "Have the daemon read its configuration again, and say what has changed.",
+    "reload": "Have the daemon read its configuration again.",
     "why": "Say what each trainer waits for, and what helps.",
     "peek": "Draw the next batch of a stream, with labels.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",

@@ -32,7 +32,13 @@ class Reloading:
         return folder_stream(self.photos, **{"batch_size": 4, "memory": "1MiB", **changes})
 
     def write(self, streams, **daemon):
-        settings = {"runtime_dir": str(self.daemon.runtime_dir), "workers": 2, "memory": "64MiB", **daemon}
+        settings = {
+            "runtime_dir": str(self.daemon.runtime_dir),
+            "workers": 2,
+            "memory": "64MiB",
+            "http": "off",
+            **daemon,
+        }
         write_settings(self.daemon.config, streams, settings)
 
     def reload(self, streams, status=0, **daemon):

@@ -30,7 +30,7 @@ def test_constants_are_on_the_device_before_a_stream_reads_them_and_as_long_as_i
     """They are made by the side stream, behind which every batch comes, and adopted with each by the loop's own stream."""
     cuda.patience = NEVER
     loader = load(daemon, normalize=(MEAN, STD))
-    (constants,) = [recipe.constants for recipe in loader._opened.recipes if recipe.constants]
+    (constants,) = [recipe.constants for recipe in loader._recipes if recipe.constants]
     assert len(cuda.queue) == len(constants) == 2
     places = {constant.untyped_storage().data_ptr() for constant in constants}
     host = BatchdLoader("photos", address=daemon.address, normalize=(MEAN, STD), as_dict=True)
@@ -43,7 +43,7 @@ def test_constants_are_on_the_device_before_a_stream_reads_them_and_as_long_as_i
 def test_without_normalisation_there_are_no_constants(daemon, cuda, load):
     """Nothing is made that nobody reads."""
     loader = load(daemon, dtype=torch.float32)
-    assert not any(recipe.constants for recipe in loader._opened.recipes)
+    assert not any(recipe.constants for recipe in loader._recipes)
     assert not cuda.queue
 
 
