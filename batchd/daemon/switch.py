@@ -8,7 +8,7 @@ Invariant: either everything of a document is in force, or nothing, and its desc
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -56,17 +56,22 @@ class Switch:
     """Of any stream that there ever was."""
     imported: Code
     """Which version of which module workers may have imported."""
+    _numbers: dict[str, int] = field(init=False)
+    """Of the streams that are served once the core has come to the last event of ours: the next reload may begin before that."""
+
+    def __post_init__(self) -> None:
+        self._numbers = dict(self.state.numbers)
 
     def errand(self, version: str, file: str, overrides: dict[str, str]) -> Errand:
         """What ``rescan`` must know of what is served now."""
-        served = [self.streams[number] for number in self.state.numbers.values()]
+        served = [self.streams[number] for number in self._numbers.values()]
         signatures = {stream.name: stream.signature for stream in served}
         slots = {stream.name: stream.spec.slots_max for stream in served}
         return Errand(version, file, overrides, self.daemon, signatures, slots)
 
     def perform(self, document: dict[str, Any], descriptors: Descriptors) -> str:
         """Put a document into force; what has changed, for people. Raises ``OSError``, and then nothing has."""
-        before = dict(self.state.numbers)
+        before = self._numbers
         made = self._streams(document["streams"], descriptors)
         code = code_in(made)
         renews_workers = any(self.imported.get(name, one) != one for name, one in code.items())
@@ -78,6 +83,8 @@ class Switch:
         names = {stream.name for stream in made}
         replaced = [number for name, number in before.items() if name in names]
         removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
+        self._numbers = {name: number for name, number in before.items() if name in document["same"]}
+        self._numbers |= {stream.name: stream.number for stream in made}
         self._limit(document)
         chunk_rows = self.daemon["chunk_rows"]
         self.enqueue(

@@ -1,5 +1,6 @@
 """The configuration is read again while trainers read: what stays is not touched, what goes is told, and nothing is left."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -24,9 +25,9 @@ BATCHES_A_CYCLE = 10
 class Reloading:
     """A daemon whose configuration is changed. ``others`` come beside the stream ``photos``."""
 
-    def __init__(self, start_daemon, photos, **options):
+    def __init__(self, start_daemon, photos, others=None, **options):
         self.photos = photos
-        self.daemon = start_daemon({"photos": self.stream()}, **options)
+        self.daemon = start_daemon({"photos": self.stream(), **(others or {})}, **options)
 
     def stream(self, **changes):
         return folder_stream(self.photos, **{"batch_size": 4, "memory": "1MiB", **changes})
@@ -186,6 +187,22 @@ def test_signals_that_come_together_are_done_one_after_the_other(reloading):
         it.daemon.send(signal.SIGHUP)
     wait_until(lambda: it.serves() == {"photos", "more"}, "the stream is there")
     wait_until(lambda: not it.daemon.status()["daemon"]["reloading"], "all are done")
+
+
+def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, photos):
+    """The second reading begins in the moment in which the first one ends, and knows what that one has changed."""
+    it = reloading(others={"more": folder_stream(photos, seed=5)}, faults={"rescan.sent": "stop"})
+    it.write({"photos": it.stream()})
+    it.daemon.send(signal.SIGHUP)
+    reader = it.daemon.wait_for_fault("rescan.sent")
+    it.write({"photos": it.stream(), "more": folder_stream(photos, seed=5)})
+    it.daemon.send(signal.SIGHUP)
+    it.daemon.status()  # the loop has come to the signal when it answers
+    os.kill(reader, signal.SIGCONT)
+    wait_until(lambda: len(it.daemon.log_lines("configuration reloaded")) == 2, "both are done")
+    changes = [(line["added"], line["removed"]) for line in it.daemon.log_lines("configuration reloaded")]
+    assert changes == [("", "more"), ("more", "")]
+    assert it.serves() == {"photos", "more"}
 
 
 def test_the_end_of_the_daemon_wins_over_a_reload(reloading):
