@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, floor
@@ -77,7 +78,8 @@ class Errand:
 def main() -> int:
     """Do one errand; the exit status."""
     channel_descriptor, errand_descriptor = map(int, sys.argv[1:])
-    os.nice(NICENESS)
+    with suppress(PermissionError):  # the filter of a container may refuse it, and then the scan just competes
+        os.nice(NICENESS)
     with socket.socket(fileno=channel_descriptor) as channel, os.fdopen(errand_descriptor, "rb") as errand_file:
         Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
         errand = Errand(**json.load(errand_file))
