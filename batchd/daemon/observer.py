@@ -7,6 +7,7 @@ Invariant: the observer has exactly the socket that it accepts from and its life
 while there is none is answered by the next one.
 """
 
+import errno
 import os
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +38,9 @@ BACKLOG = 128
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
 END_TIMEOUT_S = 1.0
+BIND_PATIENCE_S = 2.0
+"""The observer of a daemon that was killed has the address until it has noticed, and the next daemon is there before that."""
+BIND_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
     if place is None:
         return Door()
     try:
-        return Door(_bind(*place), place[0], daemon.http_details)
+        return Door(_bind_soon(*place), place[0], daemon.http_details)
     except OSError as error:
         reason = f"{daemon.http} cannot be had: {error.strerror or error}"
         advice = 'set http in [daemon] to another address, or to "off"'
@@ -81,6 +85,18 @@ def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
             ) from None
         _log.warning("no HTTP", reason=reason, advice=advice)
         return Door()
+
+
+def _bind_soon(host: str, port: int) -> socket.socket:
+    """Take an address that somebody may be about to let go. Raises ``OSError``."""
+    deadline_s = monotonic() + BIND_PATIENCE_S
+    while True:
+        try:
+            return _bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or monotonic() >= deadline_s:
+                raise
+            sleep(BIND_PAUSE_S)
 
 
 def _bind(host: str, port: int) -> socket.socket:

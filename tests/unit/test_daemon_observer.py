@@ -15,6 +15,12 @@ from batchd.errors import ConfigInvalid
 from batchd_wire.runtime import RuntimeDirectory
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch):
+    """An address that is taken stays taken."""
+    monkeypatch.setattr(observer, "BIND_PATIENCE_S", 0.0)
+
+
 @pytest.fixture
 def taken():
     """An address that somebody else has."""
@@ -46,6 +52,19 @@ def test_an_address_that_was_asked_for_is_had_or_it_is_an_error(taken):
         open_door(DaemonConfig(http=taken), is_embedded=False)
     with pytest.raises(ConfigInvalid, match=r"no-such-host\.invalid"):
         open_door(DaemonConfig(http="no-such-host.invalid:7071"), is_embedded=False)
+
+
+def test_an_address_that_is_let_go_in_a_moment_is_waited_for(monkeypatch):
+    """The daemon before was killed, and its observer has not noticed yet."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        http = f"127.0.0.1:{holder.getsockname()[1]}"
+        monkeypatch.setattr(observer, "BIND_PATIENCE_S", 60.0)
+        monkeypatch.setattr(observer, "sleep", lambda _seconds: holder.close())
+        door = open_door(DaemonConfig(http=http), is_embedded=False)
+    try:
+        assert door.address == f"http://{http}"
+    finally:
+        door.close()
 
 
 def test_nobody_comes_in_where_nobody_wants_it():
