@@ -271,7 +271,9 @@ class DaemonState:
             worker.state = WorkerState.READY
 
     def _parts_named(self, event: PartsNamed, _now: float, _actions: list[Action]) -> None:
-        self.streams[event.stream].work.name_parts(event.parts)
+        stream = self.streams.get(event.stream)
+        if stream is not None:  # a worker that says nonsense shall not end the daemon
+            stream.work.name_parts(event.parts)
 
     def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]

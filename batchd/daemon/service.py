@@ -107,7 +107,7 @@ def status_line(statistics: DaemonStatistics, samples_per_s: float) -> str:
     """Say in one line what the daemon does: "2 streams, 8 workers, 3 trainers, 5,120 samples/s"."""
     sessions = {one.session for stream in statistics.streams for one in stream.subscriptions}
     ready = sum(worker.state == "ready" for worker in statistics.workers)
-    starting = len(statistics.workers) - ready
+    starting = sum(worker.state == "starting" for worker in statistics.workers)
     parts = [
         counted(len(statistics.streams), "stream"),
         counted(ready, "worker") + (f" and {starting} more to come" if starting else ""),

@@ -14,7 +14,7 @@ from typing import Any
 TRAINERS_MAX = 200
 """Further trainers are counted together, as ``OTHER``."""
 OTHER = "other"
-WORKER_STATES = ("starting", "ready", "ending")
+WORKER_STATES = ("starting", "ready", "leaving", "ending")
 TRANSPORTS = ("shared memory", "tcp")
 
 Labels = tuple[str, ...]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from batchd.core.fleet import WorkerState
 from batchd.core.statistics import (
     DaemonStatistics,
     LiveStatistics,
@@ -31,7 +32,7 @@ NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, 
 NO_METRIC = {
     "DaemonStatistics": {"workers", "streams"},
     "WorkerStatistics": {"number", "place", "state"},
-    "StreamStatistics": {"name", "fingerprint", "live", "subscriptions", "work"},
+    "StreamStatistics": {"number", "name", "fingerprint", "live", "subscriptions", "work"},
     "WorkStatistics": {"parts", "slowest"},
     "PartStatistics": {"name"},
     "SubscriptionStatistics": {"number", "session", "rank", "world_size", "waits"},
@@ -122,6 +123,11 @@ def test_every_number_of_the_statistics_is_a_metric(kind):
     missing = {field.name for field in fields(kind)} - shown - NO_METRIC[kind.__name__]
 
     assert not missing, f"give {missing} of {kind.__name__} a line in batchd/observer/metrics.py"
+
+
+def test_workers_are_counted_in_every_state_that_there_is():
+    """Those that leave after a reload are some, too."""
+    assert set(scopes.WORKER_STATES) == {state.value for state in WorkerState}
 
 
 def test_names_say_unit_and_kind():

@@ -236,6 +236,13 @@ def test_a_reload_ends_with_ready(service: Service, manager: NotifySocket) -> No
     assert second == ["READY=1", "STATUS=refused: batchd.toml line 3"]
 
 
+def test_workers_that_leave_are_not_to_come(world: CheckedWorld) -> None:
+    """After a reload with fewer of them."""
+    world.start_workers()
+    world.reconfigure(workers=1)
+    assert "1 worker, 0 trainers" in status_line(world.state.statistics(), 0.0)
+
+
 def test_a_stream_that_has_stopped_is_named(world: CheckedWorld) -> None:
     """It is what the operator looks for."""
     world.start_workers()

@@ -122,6 +122,13 @@ def test_workers_are_renewed_where_they_have_imported_what_is_not_right_any_more
     assert len(pick(act.DismissWorker, actions)) == 2
 
 
+def test_a_worker_that_speaks_of_a_stream_that_there_is_not_is_not_heard():
+    """It may be damaged; the daemon is not."""
+    world = started()
+    world.state.handle(ev.PartsNamed(99, ("read",)), world.now)
+    assert set(world.state.streams) == {1, 2}
+
+
 def test_a_dismissed_worker_that_does_not_go_is_killed():
     """It has ten seconds, of those in which anybody ran."""
     world = started(workers=2)
