@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """One worker. ``place`` is 0 to workers-1 and outlives it; ``state`` is starting, ready or ending."""
+    """One worker. ``place`` is 0 to workers-1 and outlives it; ``state`` is starting, ready, leaving or ending."""
 
     number: int
     place: int
@@ -118,12 +118,13 @@ class WorkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatistics:
-    """One stream and its ring.
+    """One stream and its ring. ``number``: a stream that a reload has changed is another one under the same name.
 
     ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer other than they were written.
     ``live``: its mailbox, where producers push its samples; such a stream has no end, and ``samples`` and ``steps`` say nothing.
     """
 
+    number: int
     name: str
     fingerprint: str
     samples: int

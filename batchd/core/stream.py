@@ -122,6 +122,7 @@ class Stream:
         delivery, plan = self.delivery, self.spec.plan
         slots = delivery.ring.slots.values()
         return StreamStatistics(
+            number=self.spec.number,
             name=self.spec.name,
             fingerprint=self.spec.fingerprint,
             samples=plan.samples,

@@ -1,6 +1,7 @@
 """What happened between two looks at a daemon: differences of its totals. Pure; runs in whichever process asks.
 
-A stream or a trainer that came in between, or whose numbers began anew, is left out: there is nothing yet to compare.
+A stream or a trainer that came in between is left out, also where a reload has put it in another's place: there is nothing yet to
+compare.
 """
 
 from collections.abc import Mapping
@@ -29,8 +30,13 @@ class WorkReading:
 
     @property
     def storage_s(self) -> float:
-        """Waiting for files, or reading them."""
+        """Waiting for files, or reading them, whatever that takes."""
         return self.waited_s + dict(self.parts).get("read", 0.0)
+
+    @property
+    def storage_wait_s(self) -> float:
+        """What of it was waiting: sources that decode while they read, as of videos or compressed tables, have a CPU for it."""
+        return min(self.storage_s, max(0.0, self.total_s - self.cpu_s))
 
     @property
     def total_s(self) -> float:
@@ -87,7 +93,10 @@ class TrainerReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All of it. ``workers`` take orders; ``work_s`` is what they had to do in ``seconds``, all streams together."""
+    """All of it. ``workers`` take orders; ``work_s`` is what they had to do in ``seconds``, all streams together.
+
+    Work is counted when it is done; a worker that did nothing else than what it had in hand already was busy all the time.
+    """
 
     seconds: float
     workers: int
@@ -106,14 +115,17 @@ def compare(before: Plain, after: Plain) -> Reading | None:
     seconds = after["daemon"]["uptime_s"] - before["daemon"]["uptime_s"]
     if seconds <= 0 or before["daemon"]["pid"] != after["daemon"]["pid"]:
         return None
-    known = {stream["name"]: stream for stream in before["streams"]}
+    known = {stream["number"]: stream for stream in before["streams"]}
     trainers = {trainer["session"]: trainer for trainer in after["trainers"]}
     streams, found = [], []
+    work_s = seconds * _stuck(before, after)
     for stream in after["streams"]:
-        former = known.get(stream["name"])
-        if former is None or former["decoded_samples"] > stream["decoded_samples"]:
+        former = known.get(stream["number"])
+        if former is None:
+            work_s += stream["work"]["busy_s"] + stream["work"]["waited_s"]
             continue
         reading = _stream(former, stream)
+        work_s += reading.work.total_s
         streams.append(reading)
         subscriptions = {one["number"]: one for one in former["subscriptions"]}
         found += [
@@ -122,8 +134,16 @@ def compare(before: Plain, after: Plain) -> Reading | None:
             if one["number"] in subscriptions and one["session"] in trainers
         ]
     workers = sum(worker["state"] == "ready" for worker in after["workers"])
-    work_s = sum(stream.work.total_s for stream in streams)
     return Reading(seconds, workers, work_s, tuple(streams), tuple(found))
+
+
+def _stuck(before: Plain, after: Plain) -> int:
+    """How many workers had orders at both looks, and finished none in between."""
+    former = {worker["number"]: worker for worker in before["workers"] if worker["orders"]}
+    return sum(
+        worker["orders"] > 0 and worker["number"] in former and former[worker["number"]]["chunks"] == worker["chunks"]
+        for worker in after["workers"]
+    )
 
 
 def _stream(before: Plain, after: Plain) -> StreamReading:

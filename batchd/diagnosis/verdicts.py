@@ -5,7 +5,8 @@
          workers or memory, and
              samples are bad                                       -> bad-data
              workers had time, and the ring or the window was full -> memory-bound
-             files were waited for half of the workers' time       -> storage-bound
+             files were waited for half of the workers' time,
+             without a CPU                                         -> storage-bound
              few samples took much of it                           -> slow-samples
              workers had no CPU for much of it                     -> cpu-starved
              else                                                  -> decode-bound
@@ -132,7 +133,8 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
         return Kind.STANDS_STILL, f"{took}: {counted(trainer.ready_ahead, 'batch')} ready for it", ""
     step_ms = 1000 * (trainer.seconds - trainer.wait_s) / trainer.batches
     waits = f"it waits {trainer.wait_share:.1%} of the time"
-    if trainer.ready_ahead < min(trainer.window, trainer.stream.slots_max - 1):
+    most = min(trainer.window, trainer.stream.slots_max - 1)
+    if trainer.ready_ahead < max(1, most - 1):  # the batch behind what was taken last is always being filled
         return Kind.FED, f"{waits}; {step_ms:.0f} ms of its own for each batch", ""
     idle = f"workers idle {1 - reading.utilisation:.0%}"
     ahead = f"{trainer.ready_ahead} of {counted(trainer.window, 'batch')} ready ahead"
@@ -210,11 +212,11 @@ def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
 
 def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
-    if not work.samples or work.storage_s < MAIN_SHARE * work.total_s:
+    if not work.samples or work.storage_wait_s < MAIN_SHARE * work.total_s:
         return None
     rate = f"{work.read_bytes / trainer.seconds / 1e6:.1f} MB/s"
-    share = f"workers wait for files {work.storage_s / work.total_s:.0%} of their time"
-    proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_s, work)} a sample, {rate}"
+    share = f"workers wait for files {work.storage_wait_s / work.total_s:.0%} of their time"
+    proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_wait_s, work)} a sample, {rate}"
     return (
         Kind.STORAGE_BOUND,
         proof,
@@ -260,7 +262,8 @@ def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
 def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
     work = trainer.stream.work
     if not work.samples:
-        return Kind.DECODE_BOUND, f"{_waits(trainer)} for workers that finished nothing in {trainer.seconds:.0f} s", ""
+        proof = f"{_waits(trainer)} for workers that finished nothing in {trainer.seconds:.0f} s"
+        return Kind.DECODE_BOUND, proof, "look for longer (--seconds 60): what is in hand is counted when it is done"
     name, spent_s = _slowest_part(work)
     proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.busy_s, work)} a sample"
     return Kind.DECODE_BOUND, f"{proof}, workers busy {reading.utilisation:.0%}", _cores(trainer, reading, work)

@@ -41,6 +41,7 @@ _SUBSCRIPTION = SubscriptionStatistics(
     short_of_memory_s=0.0,
 )
 _STREAM = StreamStatistics(
+    number=1,
     name="photos",
     fingerprint="f" * 32,
     samples=100_000,
@@ -95,6 +96,8 @@ def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counte
     one = replace(_SUBSCRIPTION, waits=WaitStatistics(**(waits or {})), **(trainer or {}))
     ended = _status(replace(_STREAM, work=done, subscriptions=(one,), **(stream or {})), workers, sent_bytes_per_s)
     ended["daemon"]["uptime_s"] += SECONDS
+    for worker in ended["workers"]:
+        worker["chunks"] += 100
     if trainer and "ready_ahead" in trainer:
         begun["streams"][0]["subscriptions"][0]["ready_ahead"] = trainer["ready_ahead"]
     return begun, ended

@@ -1,5 +1,7 @@
 """Why a trainer waits: each verdict from numbers that prove it, and none from numbers that do not."""
 
+from copy import deepcopy
+
 import pytest
 
 from batchd.diagnosis.readings import compare
@@ -28,6 +30,11 @@ def test_a_full_ring_is_the_trainers_own_pace() -> None:
     assert found.kind is Kind.TRAINER_BOUND
     assert "4 of 4 batches ready ahead, workers idle 50%; 250 ms of its own for each batch" in str(found)
     assert str(found).startswith("train-01 on photos: trainer-bound: it waits 0.0% of the time")
+
+
+def test_a_ring_that_is_full_but_for_the_batch_behind_the_last_one_is_full() -> None:
+    """At each moment one is being filled, unless nobody has taken any for a while."""
+    assert verdict(trainer={"ready_ahead": 3}).kind is Kind.TRAINER_BOUND
 
 
 def test_nothing_is_wrong_where_nobody_waits_and_the_ring_is_not_full() -> None:
@@ -70,6 +77,29 @@ def test_slow_storage_is_told_from_slow_decoding(work: dict[str, float], parts: 
     assert found.kind is Kind.STORAGE_BOUND
     assert "workers wait for files 74% of their time, 1.4" in found.proof
     assert "100.0 MB/s" in found.proof
+
+
+def test_reading_that_takes_a_cpu_is_no_slow_storage() -> None:
+    """A video is decoded while it is read, and a faster disk would not help."""
+    found = verdict(work=BUSY, parts={"read": 15.0, "resize": 4.0}, waits=WAITING)
+
+    assert found.kind is Kind.DECODE_BOUND
+    assert "read takes 1.50 ms of 1.90 ms a sample, workers busy 95%" in found.proof
+
+
+def test_workers_that_finish_nothing_are_not_idle() -> None:
+    """Their storage hangs, or their chunks take longer than anybody looks: what is in hand is not counted yet."""
+    before, _after = two_looks()
+    after = later(before)
+    after["streams"][0]["subscriptions"][0]["waits"]["workers_s"] = 10.0
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert reading.utilisation == 1.0
+    (found,) = judge(reading)
+    assert found.kind is Kind.DECODE_BOUND
+    assert "for workers that finished nothing in 10 s" in found.proof
+    assert "--seconds 60" in found.remedy
 
 
 def test_a_ring_that_is_too_small_leaves_workers_idle_while_somebody_waits() -> None:
@@ -206,6 +236,22 @@ def test_a_trainer_that_came_in_between_is_left_out() -> None:
     assert reading is not None
 
     assert judge(reading) == []
+
+
+def test_a_stream_that_a_reload_has_replaced_is_another_one_and_its_work_is_work() -> None:
+    """What it counts began anew, under the same name; the workers were busy with it all the same."""
+    before, after = two_looks(work=BUSY, waits=WAITING)
+    replaced = deepcopy(before["streams"][0]) | {"number": 2, "name": "other", "subscriptions": []}
+    replaced["work"]["busy_s"] = 500.0
+    before["streams"].append(replaced)
+    after["streams"].append(deepcopy(replaced) | {"number": 3})
+    after["streams"][1]["work"]["busy_s"] = 12.0
+    after["streams"][0]["work"]["busy_s"] = 7.0
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert [stream.name for stream in reading.streams] == ["photos"]
+    assert reading.work_s == 19.0
 
 
 def test_a_quiet_daemon_divides_by_nothing() -> None:
