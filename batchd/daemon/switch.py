@@ -85,7 +85,8 @@ class Switch:
         removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
         self._numbers = {name: number for name, number in before.items() if name in document["same"]}
         self._numbers |= {stream.name: stream.number for stream in made}
-        self._limit(document)
+        kept = [number for name, number in before.items() if name in document["same"]]
+        self._limit(document, sum(len(self.state.streams[number].delivery.ring.slots) for number in kept))
         chunk_rows = self.daemon["chunk_rows"]
         self.enqueue(
             Reconfigured(
@@ -125,8 +126,8 @@ class Switch:
             raise
         return made
 
-    def _limit(self, document: dict[str, Any]) -> None:
-        """What sessions, slots and servers of files are held to."""
+    def _limit(self, document: dict[str, Any], slots_kept: int) -> None:
+        """What sessions, slots and servers of files are held to. ``slots_kept`` stay; all others are to be made."""
         limits = StorageLimits(*document["storage"])
         if limits != storage.limits():
             storage.use(limits)
@@ -136,7 +137,7 @@ class Switch:
         if self.remote is not None:
             self.remote.limit(RemoteLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
             mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values())
-        self.memory.expect(max(0, document["reserved"] - len(self.memory)), mapped_bytes)
+        self.memory.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
 
 
 def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> ServedStream:

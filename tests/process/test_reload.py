@@ -8,6 +8,7 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.daemon.reserve import SLOT_DESCRIPTORS
 from batchd_client.errors import StreamChanged, StreamRemoved
 from support.commands import batchd as command
 from support.expected import Expected
@@ -117,6 +118,21 @@ def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloa
         assert stream.window == 7
         assert (held["image"] == before).all()
         assert stream.statistics().resubscribed == 1
+
+
+def test_descriptors_are_kept_for_the_slots_of_a_stream_that_has_changed(reloading):
+    """The old ring's slots are on their way out, so they are none of the new one's."""
+    it = reloading()
+    with batchd_client.connect(it.daemon.address) as connection:
+        read_on(connection.stream("photos", epochs=2))
+        it.reload({"photos": it.stream(window=3)})
+        read_on(connection.stream("photos", epochs=2))
+    most = it.daemon.stream_status()["slots_max"]
+    wait_until(lambda: slot_descriptors(it.daemon) == SLOT_DESCRIPTORS * most, "each slot has its own, made or not")
+
+
+def slot_descriptors(daemon):
+    return sum("memfd:batchd-slot" in name for name in descriptors_of(daemon.pid).values())
 
 
 def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
