@@ -205,14 +205,8 @@ def test_workers_keep_to_the_cpus_of_the_drop_in(
     assert "Cpus_allowed_list:\t0\n" in machine.run("cat", f"/proc/{worker}/status")
 
 
-def has_reload(machine: Machine) -> bool:
-    return machine.succeeds("batchd", "reload", "--help")
-
-
 def test_a_reload_changes_what_is_asked_for_alone(started: Machine, train: Train) -> None:
     """A second stream comes; the trainer of the first one has no gap."""
-    if not has_reload(started):
-        pytest.skip("this batchd has no `batchd reload`")
     trainer = train(ADDRESS)
     first = trainer.take(3)
     daemon = main_pid(started)
@@ -226,8 +220,6 @@ def test_a_reload_changes_what_is_asked_for_alone(started: Machine, train: Train
 
 def test_a_bad_reload_is_refused_and_the_old_configuration_stays(started: Machine, train: Train) -> None:
     """``systemctl reload`` fails and the unit does not; the journal says what is wrong."""
-    if not has_reload(started):
-        pytest.skip("this batchd has no `batchd reload`")
     trainer = train(ADDRESS)
     first = trainer.take(3)
     started.write(CONFIG_FILE, CONFIG.replace("batch_size = 4", "batch_size = 0"))
@@ -239,8 +231,6 @@ def test_a_bad_reload_is_refused_and_the_old_configuration_stays(started: Machin
 
 def test_the_journal_knows_how_important_a_line_is(started: Machine) -> None:
     """``journalctl -p warning`` has the worker that ended, and not the start."""
-    if "JOURNAL_STREAM" not in (ROOT / "batchd/cli/logs.py").read_text():
-        pytest.skip("this batchd's log has no levels for the journal")
     started.signal(min(workers_of(started)), "KILL")
 
     def priority_of(event: str) -> set[str]:
