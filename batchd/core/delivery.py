@@ -572,6 +572,7 @@ class Delivery:
             assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
             self._withdraw_claims(richest, len(richest.claims) - 1)
             self._stalled.add(richest.number)
+            self._account(richest)
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
         """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""

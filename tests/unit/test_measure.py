@@ -157,6 +157,25 @@ def test_a_remote_trainer_that_asks_for_what_is_being_sent_waits_for_the_network
     assert waits_of(world) == WaitStatistics(network_s=2)
 
 
+def test_whoever_is_taken_a_claim_for_a_newcomer_waits_for_memory_from_then_on() -> None:
+    """The first has two batches on their way and a third one ready, and the ring has no slot that is not somebody's."""
+    world = CheckedWorld([make_spec(window=3, slots_max=6)])
+    world.start_workers()
+    world.subscribe(is_remote=True)
+    world.subscribe(session=2)
+    world.fill_all()
+    world.pull(1)
+    world.pull(1)
+    world.pull(1)
+    pass_time(world, 2)
+    assert waits_of(world) == WaitStatistics(network_s=2)
+
+    world.subscribe(session=3)
+    pass_time(world, 3)
+
+    assert waits_of(world) == WaitStatistics(network_s=2, memory_s=3)
+
+
 def test_what_a_remote_trainer_waits_beyond_what_is_known_here_is_the_network() -> None:
     """Its batch has left and lies in buffers on the way; the trainer's own count has it."""
     world = CheckedWorld([make_spec(window=1)])
