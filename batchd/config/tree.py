@@ -158,6 +158,11 @@ class DaemonConfig(_Branch):
     """How often a request to http, s3 or gs is made again, with growing pauses, when its server says nothing, answers 429 or
     500 and more, or closes the connection too soon."""
 
+    reserve: Literal["demand", "start"] = "demand"
+    """When the memory of the rings is taken. "demand": slot by slot, when a trainer first needs it. "start": all of it before a
+    service manager is told that the daemon is ready; where it cannot be had, the daemon ends with an error. Streams that a
+    reload adds or changes get theirs on demand."""
+
     chunk_rows: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
     """Most samples that a worker gets at once. "auto" measures: about 20 ms of work, so that messages cost nothing and all
     workers end a batch together."""

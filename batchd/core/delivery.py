@@ -232,6 +232,11 @@ class Delivery:
         self.retired = problem
         self.stop(problem[1], actions)
 
+    def extend_ring(self, actions: list[Action]) -> None:
+        """Make a slot before anybody needs it; the ring can grow."""
+        slot = self.ring.add(self._new_slot())
+        actions.append(CreateSlot(self.spec.number, slot.number))
+
     def free_idle(self) -> list[int]:
         """Of a retired stream: forget the slots that nobody reads or writes any more."""
         idle = sorted(self.ring.idle.slots)

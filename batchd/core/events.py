@@ -191,6 +191,11 @@ class Ticked:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotWanted:
+    """One more slot shall be made, of a ring that has not all of its slots, before anybody needs it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reconfigured:
     """The configuration was read again: these streams end, those begin, and there shall be so many workers.
 
@@ -231,6 +236,7 @@ Event = (
     | WorkerGone
     | SlotLost
     | Ticked
+    | SlotWanted
     | Reconfigured
     | DrainAsked
 )

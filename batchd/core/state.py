@@ -28,6 +28,7 @@ from batchd.core.events import (
     SessionCutOff,
     SessionEnded,
     SlotLost,
+    SlotWanted,
     SubscriptionAsked,
     SubscriptionEnded,
     Ticked,
@@ -100,6 +101,7 @@ class DaemonState:
             WorkerObserved: self._worker_observed,
             WorkerGone: self._worker_gone,
             SlotLost: self._slot_lost,
+            SlotWanted: self._slot_wanted,
             Ticked: self._ticked,
             Reconfigured: self._reconfigure,
             DrainAsked: self._drain,
@@ -122,6 +124,11 @@ class DaemonState:
     def is_drained(self) -> bool:
         """Nothing new is begun, and nothing is under way."""
         return self.draining and not self.fleet.has_orders
+
+    @property
+    def has_all_slots(self) -> bool:
+        """Has every ring all the slots that it can have?"""
+        return self._growing() is None
 
     def statistics(self) -> DaemonStatistics:
         """Everything that can be counted."""
@@ -307,6 +314,16 @@ class DaemonState:
         for order in stream.slot_lost(event.slot, event.reason, actions):
             for worker in self.fleet.workers.values():
                 worker.orders.pop(order, None)
+
+    def _growing(self) -> Delivery | None:
+        """A stream that is served and whose ring can grow."""
+        deliveries = (self.streams[number].delivery for number in self._numbers.values())
+        return next((one for one in deliveries if one.verdict is None and one.ring.can_grow), None)
+
+    def _slot_wanted(self, _event: SlotWanted, _now: float, actions: list[Action]) -> None:
+        delivery = self._growing()
+        if delivery is not None:
+            delivery.extend_ring(actions)
 
     def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
         if self._last_tick_s is not None and now - self._last_tick_s > GAP_S:

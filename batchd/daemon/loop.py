@@ -69,9 +69,9 @@ class Loop:
     """Owns the queue and the clock. Everything it works on is given to it, open; it closes nothing."""
 
     def __init__(self, state: DaemonState, streams: dict[int, ServedStream], memory: SlotMemory, watch: Watch) -> None:
-        self._state = state
+        self.state = state
         self._streams = streams
-        self._memory = memory
+        self.memory = memory
         self._watch = watch
         self._queue: deque[Event] = deque()
         self._seldom = Seldom()
@@ -79,6 +79,8 @@ class Loop:
         self._guestbook = Guestbook()
         self._next_tick_s = 0.0
         self._deadline_s: float | None = None
+        self.lack: str | None = None
+        """Why there was no memory for a slot, the last time that there was none."""
         self.after_round: Callable[[], None] = _nothing
         """Called when a round has ended, with everything done that it had to do."""
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -146,23 +148,23 @@ class Loop:
                 self._watch.dispatch()
             self._tick()
             self._handle_queue()
-            more = self._memory.free_some() or more
+            more = self.memory.free_some() or more
             self.after_round()
 
     def _handle_queue(self) -> None:
         while self._queue:
             event = self._queue.popleft()
             self._guestbook.observe(event)
-            for action in self._state.handle(event, monotonic()):
+            for action in self.state.handle(event, monotonic()):
                 self._perform(action)
 
     def _is_over(self) -> bool:
-        return self._deadline_s is not None and (self._state.is_drained or monotonic() >= self._deadline_s)
+        return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
 
     def _patience_ms(self) -> int:
         """How long nothing has to be done unless something happens."""
         due_s = self._next_tick_s
-        spawn_s = self._state.fleet.next_spawn_s
+        spawn_s = self.state.fleet.next_spawn_s
         if spawn_s is not None:
             due_s = min(due_s, spawn_s)
         if self._network is not None:
@@ -172,7 +174,7 @@ class Loop:
     def _tick(self) -> None:
         """Let time pass for the core, and show it what the workers have in hand."""
         now = monotonic()
-        spawn_s = self._state.fleet.next_spawn_s
+        spawn_s = self.state.fleet.next_spawn_s
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
             return
         self._next_tick_s = now + TICK_S
@@ -206,17 +208,18 @@ class Loop:
     def _create_slot(self, action: CreateSlot) -> None:
         stream = self._streams[action.stream]
         try:
-            self._memory.create(action.slot, stream.layout.slot_bytes)
+            self.memory.create(action.slot, stream.layout.slot_bytes)
             failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
+            self.lack = f"no memory for a slot of stream {stream.name!r}: {error}"
             if self._seldom.now(f"no memory {action.stream}"):
                 advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
             self._queue.append(SlotLost(action.stream, action.slot, str(error)))
 
     def _reserve_slot(self, action: ReserveSlot) -> None:
-        if action.slot in self._memory:
-            self._memory.reserve(action.slot)
+        if action.slot in self.memory:
+            self.memory.reserve(action.slot)
             failpoints.passing("daemon.slot.reserved")
 
     def _commit_slot(self, action: CommitSlot) -> None:
@@ -224,13 +227,13 @@ class Loop:
         layout = self._streams[action.stream].layout
         payload_bytes = action.samples * layout.row_bytes
         epoch, step = action.position
-        self._memory.commit(
+        self.memory.commit(
             action.slot, SlotHeader(action.generation, action.slot, epoch, step, action.samples, payload_bytes)
         )
 
     def _order_chunk(self, action: OrderChunk) -> None:
         """Send an order, behind whatever the worker must know for it."""
-        if action.slot not in self._memory:
+        if action.slot not in self.memory:
             return  # its memory could not be had; SlotLost is in the queue
         stream, worker = self._streams[action.stream], action.worker
         if not self._workers.knows(worker, stream=action.stream):
@@ -239,8 +242,8 @@ class Loop:
                 part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
                 self._workers.tell(worker, Quarantine(action.stream, part))
         if not self._workers.knows(worker, slot=action.slot):
-            message = UseSlot(action.slot, self._memory.slot_bytes(action.slot))
-            self._workers.tell_slot(worker, action.slot, message, self._memory.writable(action.slot))
+            message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
+            self._workers.tell_slot(worker, action.slot, message, self.memory.writable(action.slot))
         epoch, step = action.position
         rows = action.first, action.count
         places = list(action.places)
@@ -295,7 +298,7 @@ class Loop:
             failpoints.passing("daemon.parcel.sent")
             return
         slot = action.slot
-        self._sessions.share_slot(action.session, slot, self._memory)
+        self._sessions.share_slot(action.session, slot, self.memory)
         self._sessions.send(
             action.session,
             Handle(
@@ -370,7 +373,7 @@ class Loop:
     def _free_slots(self, action: FreeSlots) -> None:
         self._workers.forget_slots(action.slots)
         self._sessions.withdraw_slots(action.slots)
-        self._memory.free(action.slots)
+        self.memory.free(action.slots)
         failpoints.passing("daemon.slots.freed")
 
     def _end_stream(self, action: EndStream) -> None:

@@ -22,6 +22,7 @@ from batchd.daemon.clerk import Clerk
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.opening import Opening, Progress
 from batchd.daemon.reload import Origin, Outcome, Reloader
+from batchd.daemon.reservation import Reservation
 from batchd.daemon.runtime import hold
 from batchd.daemon.service import Service
 from batchd.daemon.speech import Desk, Numbers
@@ -102,11 +103,20 @@ def serve(config: Config, options: ServeOptions) -> None:
         )
         options.ready(held.names.address)
         observer.start(sessions.adopt)
-        loop.after_round = partial(service.round_ended, state)
+        reservation = Reservation(state, loop.enqueue, is_wanted=config.daemon.reserve == "start")
+        loop.after_round = partial(_round_ended, loop, service, reservation)
         loop.run()
         service.stopping()
         drained = state.is_drained
     _log.info("stopped", drained=drained)
+
+
+def _round_ended(loop: Loop, service: Service, reservation: Reservation) -> None:
+    memory_bytes = loop.memory.total_bytes
+    reservation.round_ended(loop.lack, memory_bytes)
+    if not reservation.is_complete:
+        service.reserved(memory_bytes)
+    service.round_ended(loop.state, has_memory=reservation.is_complete)
 
 
 def _reload_ended(service: Service, switch: Switch, outcome: Outcome) -> None:

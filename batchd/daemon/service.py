@@ -7,10 +7,12 @@ that would go on while the loop does not.
 """
 
 from collections.abc import Callable
+from math import floor
 from time import monotonic
 
 import structlog
 
+from batchd.config.sizes import round_bytes
 from batchd.core.state import DaemonState
 from batchd.core.statistics import DaemonStatistics
 from batchd.daemon.notify import Notifier
@@ -35,6 +37,7 @@ class Service:
         self._told_s = float("-inf")
         self._fed_s = float("-inf")
         self._scanned_s = float("-inf")
+        self._reserved_s = float("-inf")
         self._delivered_samples = 0
         self._is_stopping = False
 
@@ -45,8 +48,18 @@ class Service:
             self._scanned_s = now
             self.notifier.scanning(f"scanning {stream}: {counted(found, 'sample')} so far")
 
-    def round_ended(self, state: DaemonState) -> None:
-        """The loop has waited, heard everybody and done what followed. Called after each of its rounds."""
+    def reserved(self, memory_bytes: int) -> None:
+        """So much memory of the rings is taken, and more is to come; told at most once a second."""
+        now = self._clock()
+        if now - self._reserved_s >= SCANNING_EVERY_S:
+            self._reserved_s = now
+            self.notifier.scanning(f"reserving memory: {round_bytes(memory_bytes, floor)} so far")
+
+    def round_ended(self, state: DaemonState, *, has_memory: bool = True) -> None:
+        """The loop has waited, heard everybody and done what followed. Called after each of its rounds.
+
+        ``has_memory``: the rings have what they shall have before the daemon is ready.
+        """
         if not self.notifier.is_heard:
             return
         now = self._clock()
@@ -54,7 +67,8 @@ class Service:
         if state.draining:
             self.stopping()
         elif not self.is_ready:
-            self._begin(state, now)
+            if has_memory:
+                self._begin(state, now)
         elif now - self._told_s >= STATUS_EVERY_S:
             statistics = state.statistics()
             self.notifier.status(status_line(statistics, self._samples_per_s(statistics, now)))

@@ -56,6 +56,21 @@ def test_a_daemon_tells_of_its_life(
     assert re.fullmatch(r"STATUS=1 stream, 2 workers, 0 trainers, 0 samples/s", ready[1])
 
 
+def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
+    manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
+) -> None:
+    """And says how far it is before that; a trainer gets what was made ahead."""
+    daemon = start_daemon(environment=variables(manager), reserve="start")
+    wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
+    stream = daemon.stream_status()
+    assert stream["slots"] == stream["slots_max"] > 2
+    (line,) = daemon.log_lines("memory reserved")
+    assert line["bytes"] == daemon.status()["daemon"]["memory_bytes"]
+    assert manager.has_heard("STATUS=reserving memory: ")
+    start_trainer(daemon.address).take(2)
+    assert daemon.stream_status()["slots"] == stream["slots_max"]
+
+
 def test_workers_cannot_speak_for_the_daemon(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
     """They do not know where the service manager listens."""
     daemon = start_daemon(environment=variables(manager))

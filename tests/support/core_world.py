@@ -62,6 +62,8 @@ class ModelSlot:
     committed: Position | None = None
     spoilt: bool = False
     """Somebody got something else out of it than was written: nobody shall be given that again."""
+    is_ahead: bool = False
+    """It was made before anybody needed it, and nobody has needed it yet."""
     rows: set[tuple[Position, int]] = field(default_factory=set)
 
 
@@ -129,6 +131,7 @@ class World:
         self.slots_max = {spec.number: spec.slots_max for spec in specs}
         self._asked: ev.SubscriptionAsked | None = None
         self._numbers = count(1)
+        self._is_ahead = False
         self._orders_seen: set[int] = set()
         self._workers_seen: set[int] = set()
 
@@ -136,6 +139,7 @@ class World:
 
     def do(self, event: ev.Event) -> list[act.Action]:
         """Let one event happen; perform and check what follows."""
+        self._is_ahead = isinstance(event, ev.SlotWanted)
         actions = self.state.handle(event, self.now)
         for action in actions:
             getattr(self, f"_perform_{type(action).__name__}")(action)
@@ -357,7 +361,7 @@ class World:
 
     def _perform_CreateSlot(self, action: act.CreateSlot) -> None:  # noqa: N802
         assert action.slot not in self.slots, "a slot's number comes twice"
-        slot = self.slots[action.slot] = ModelSlot(action.stream)
+        slot = self.slots[action.slot] = ModelSlot(action.stream, is_ahead=self._is_ahead)
         assert sum(one.stream == action.stream for one in self.slots.values()) <= self.slots_max[action.stream]
         if self.slots_left is not None:
             slot.lost = self.slots_left == 0
@@ -371,7 +375,7 @@ class World:
         assert not self.orders_for(action.slot), f"slot {action.slot} is reserved under its writers"
         slot.generation += 1
         slot.committed = None
-        slot.spoilt = False
+        slot.spoilt = slot.is_ahead = False
         slot.rows.clear()
 
     def _perform_OrderChunk(self, order: act.OrderChunk) -> None:  # noqa: N802

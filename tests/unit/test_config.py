@@ -99,6 +99,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "sessions_per_peer": ("4", 4),
         "storage_timeout_s": ("2.5", 2.5),
         "storage_retries": ("7", 7),
+        "reserve": ("start", "start"),
         "chunk_rows": ("16", 16),
         "writable_slots": ("true", True),
     }

@@ -95,6 +95,11 @@ class CoreMachine(RuleBasedStateMachine):
             spec.number, session, rank=rank, world_size=world_size, window=window, is_remote=remote, **at
         )
 
+    @rule()
+    def reserve(self):
+        """A slot is made before anybody needs it."""
+        self.world.do(ev.SlotWanted())
+
     @precondition(lambda self: self._sending())
     @rule(who=st.integers(0, 9))
     def send(self, who):
