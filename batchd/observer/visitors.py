@@ -12,6 +12,7 @@ import pwd
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -41,8 +42,12 @@ class Visitors:
         try:
             ip_address(name)
         except ValueError:
-            return not in_brackets and name.removesuffix(".") in self._names
+            return not in_brackets and self._is_ours(name.removesuffix("."))
         return True
+
+    def _is_ours(self, name: str) -> bool:
+        """Is it a name of this machine? Its whole one is asked for only where no other will do, as that may take a moment."""
+        return name in self._names or name == _whole_name()
 
     def may_see_details(self, connection: socket.socket) -> bool:
         """May who is at the other end see process ids, users and paths?"""
@@ -64,6 +69,12 @@ class Visitors:
             return True
         group = self._directory.stat().st_gid
         return group != unmapped_id("gid") and group in groups_of(user)
+
+
+@cache
+def _whole_name() -> str:
+    """The name of this machine with its domain, as its own resolver has it: nobody else can choose that."""
+    return socket.getfqdn().lower()
 
 
 def user_of(theirs: Place, ours: Place, tables: Iterable[Path] = _TABLES) -> int | None:

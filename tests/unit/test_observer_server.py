@@ -213,3 +213,13 @@ def test_a_user_without_an_entry_is_in_no_group():
 def test_addresses_and_our_names_are_ours(tmp_path, header, is_ours):
     """Only a name can be made to mean another machine."""
     assert Visitors(tmp_path, "bigbox").knows_host(header) is is_ours
+
+
+def test_the_whole_name_of_the_machine_is_one_of_its_names(tmp_path, monkeypatch):
+    """As its resolver has it, whatever domain a visitor thinks up."""
+    monkeypatch.setattr(visitors, "_whole_name", lambda: "bigbox.example.org")
+    known = Visitors(tmp_path, "127.0.0.1").knows_host
+
+    assert known("bigbox.example.org:7071")
+    assert known("BIGBOX.example.org.")
+    assert not known("bigbox.evil.example")
