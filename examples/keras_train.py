@@ -78,7 +78,9 @@ def train(address: str, epochs: int, *, py_dataset: bool) -> None:
             model = make_model(len(photos.classes))
         else:
             print(f"going on in epoch {photos.epoch + 1}, behind {photos.step} of its {len(photos)} batches")
-            model = keras.models.load_model(MODEL)  # its optimizer too
+            saved = keras.models.load_model(MODEL)  # its optimizer too
+            assert isinstance(saved, keras.Model)
+            model = saved
         progress = Progress(photos)
         try:
             if photos.step:  # the rest of the epoch that was interrupted

@@ -123,7 +123,8 @@ def _column(name: str, schema: FieldSchema) -> _Column:
             "made where only their first one varies: let the step pad_batch take the place of ragged, or leave it out of fields="
         )
     spec = tf.RaggedTensorSpec(shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
-    return _Column(name, spec, lambda batch: tf.RaggedTensor.from_row_splits(*batch.ragged(name).compact()))
+    ragged_tensor: Any = tf.RaggedTensor  # whose types lack its constructors
+    return _Column(name, spec, lambda batch: ragged_tensor.from_row_splits(*batch.ragged(name).compact()))
 
 
 def _at_most(rest: tf.data.Dataset, length: int) -> tf.data.Dataset:
