@@ -234,7 +234,7 @@ def test_an_error_ahead_is_told_when_the_loop_gets_there():
 
 def test_it_counts_how_long_the_loop_was_inside_next():
     """Waiting for the stream, the copy and what the loop is held up for at the end; not what the loop does in between."""
-    clock, stream, placement = Clock(), Stream(come=0), Placement()
+    clock, stream, placement = Clock(), Stream(come=2), Placement()
     stream.take = clock.during(stream.take, 1.0)
     placement.begin = clock.during(placement.begin, 0.25)
     feed = Feed(stream, placement, 0, clock)
@@ -256,7 +256,7 @@ def test_what_is_begun_ahead_is_counted_where_it_is_begun():
         return transfer
 
     placement.begin = begin_slow_transfer
-    feed = Feed(Stream(come=1), placement, 1, clock)
+    feed = Feed(Stream(come=2), placement, 1, clock)
     feed.take(0)
     assert feed.next_s == 2.5
     feed.take(0)
