@@ -77,9 +77,11 @@ def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
     """Wait for the line that says where the daemon is."""
     assert child.stdout is not None
     deadline = monotonic() + timeout_s
+    poller = select.poll()  # a script may have more descriptors than ``select`` takes
+    poller.register(child.stdout, select.POLLIN)
     line = b""
     while not line.endswith(b"\n"):
-        if not select.select([child.stdout], [], [], max(0.0, deadline - monotonic()))[0]:
+        if not poller.poll(max(0.0, 1000 * (deadline - monotonic()))):
             raise BatchdError(
                 f"the daemon was not ready within {timeout_s:g} s; give it longer with start_timeout_s, or see what it "
                 "scans with `batchd serve`"

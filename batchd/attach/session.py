@@ -109,7 +109,9 @@ class Attachment:
 
     def _is_deserted(self) -> bool:
         """Has the daemon closed the lifeline? What else there is to read stays there."""
-        if not select.select([self.lifeline], [], [], 0)[0]:
+        poller = select.poll()  # which takes any descriptor, and an observer's may have a high number
+        poller.register(self.lifeline, select.POLLIN)
+        if not poller.poll(0):
             return False
         try:
             return not self.lifeline.recv(1, socket.MSG_PEEK)

@@ -100,7 +100,10 @@ def _bind_soon(host: str, port: int) -> socket.socket:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Take an address; who connects before ``listen`` is refused. Raises ``OSError``."""
+    """Take an address. Who connects before there is an observer waits for one. Raises ``OSError``.
+
+    It listens at once: two daemons that start together can both bind an address on which nobody listens yet.
+    """
     if host == EVERYWHERE:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  somebody wrote the star
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -111,6 +114,7 @@ def _bind(host: str, port: int) -> socket.socket:
         if host == "::":
             door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         door.bind(address)
+        door.listen(BACKLOG)
     except OSError:
         door.close()
         raise
@@ -156,11 +160,10 @@ class ObserverProcess:
         self._forget()
 
     def start(self, adopt: Adopt) -> None:
-        """Let people in, and start the first one."""
+        """Start the first one: from now on people are answered."""
         if self._door.listener is None:
             return
         self._adopt = adopt
-        self._door.listener.listen(BACKLOG)
         self._spawn()
         _log.info("observing", http=self.address)
 

@@ -26,8 +26,9 @@ def is_active(machine: Machine, unit: str = "batchd") -> bool:
 
 
 def workers_of(machine: Machine) -> set[str]:
-    """The process ids of the daemon's children."""
-    return machine.children(main_pid(machine))
+    """The process ids of those of the daemon's children that decode."""
+    children = machine.children(main_pid(machine))
+    return {pid for pid in children if "batchd.worker" in machine.run("cat", f"/proc/{pid}/cmdline", check=False)}
 
 
 def test_the_start_is_over_when_trainers_can_be_served(started: Machine, train: Train) -> None:

@@ -125,3 +125,13 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
         process._put_off("observer ended")
         assert process._due_s == now[0] + PAUSE_FIRST_S
     watch.close()
+
+
+def test_an_address_is_nobody_elses_from_the_first_moment() -> None:
+    """Two daemons that start together do not both think that it is theirs."""
+    first = open_door(DaemonConfig(http="127.0.0.1:0"), is_embedded=False)
+    assert first.address is not None
+    same = first.address.removeprefix("http://")
+    with pytest.raises(ConfigInvalid, match="cannot be had"):
+        open_door(DaemonConfig(http=same), is_embedded=False)
+    first.close()
