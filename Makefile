@@ -37,7 +37,7 @@ demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-test: setup ## Run the tests (some ten minutes on 2 cores; ARGS for pytest)
+test: setup ## Run the tests (some fifteen minutes on 2 cores; ARGS for pytest)
 	$(BIN)/python tests/run.py $(ARGS)
 
 test-slow: setup ## Run the long tests too (soak, big fuzz)
