@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from batchd.cli.duration import duration
 from batchd.cli.logs import escaped
 from batchd.config.sizes import round_bytes
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
@@ -81,17 +82,6 @@ def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Te
         drawn = end
     text.append(FREE[0] * (cells - drawn), FREE[1])
     return text
-
-
-def duration(seconds: float) -> str:
-    """One or two units: 0.4 s, 12 s, 3 min 20 s, 5 h 2 min."""
-    if seconds < 10:  # noqa: PLR2004  below it tenths tell something
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

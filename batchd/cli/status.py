@@ -11,6 +11,7 @@ from rich.table import Table
 
 from batchd.attach.find import find_daemon
 from batchd.attach.session import Attachment
+from batchd.cli.duration import duration
 from batchd.cli.options import address_option
 from batchd.config.sizes import round_bytes
 from batchd_wire.messages import AskStatus, Status
@@ -61,7 +62,7 @@ def _headline(status: Any) -> str:
     ending = f", {counted(daemon['ending_slots'], 'slot')} of streams that have ended" if daemon["ending_slots"] else ""
     reloading = ", reading its configuration" if daemon["reloading"] else ""
     return (
-        f"batchd {daemon['version']}, pid {daemon['pid']}, up {_duration(daemon['uptime_s'])}, "
+        f"batchd {daemon['version']}, pid {daemon['pid']}, up {duration(daemon['uptime_s'])}, "
         f"{round_bytes(daemon['memory_bytes'])} in slots, {daemon['decoders'] or 'no worker ready yet'}"
         f"{ending}{deaths}{reloading}{draining}{http}"
     )
@@ -132,7 +133,7 @@ def _trainers(status: Any) -> Table:
                 str(one["held_slots"]),
                 f"{one['ready_ahead']} of {one['window']}",
                 "waiting" if one["waiting"] else "busy",
-                _duration(one["wait_s"]),
+                duration(one["wait_s"]),
                 "-" if trainer["sent_bytes_per_s"] is None else f"{trainer['sent_bytes_per_s'] / 1e6:.1f}",
             )
     return table
@@ -156,7 +157,7 @@ def _workers(status: Any) -> Table:
             str(worker["orders"]),
             f"{worker['chunks']:,}",
             f"{worker['samples']:,}",
-            _duration(worker["busy_s"]),
+            duration(worker["busy_s"]),
         )
     return table
 
@@ -166,14 +167,3 @@ def _table(*columns: str) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     return table
-
-
-def _duration(seconds: float) -> str:
-    """Two units at most: 0.4 s, 12 s, 3 min 20 s, 5 h 2 min."""
-    if seconds < 10:  # noqa: PLR2004  below it tenths tell something
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

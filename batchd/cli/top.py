@@ -26,7 +26,8 @@ from rich.text import Text
 
 from batchd.attach.find import find_daemon
 from batchd.attach.session import ANSWER_TIMEOUT_S, Attachment
-from batchd.cli.frame import duration, frame
+from batchd.cli.duration import duration
+from batchd.cli.frame import frame
 from batchd.cli.options import address_option
 from batchd.cli.status import PIPED_COLUMNS
 from batchd.diagnosis.overview import Looks

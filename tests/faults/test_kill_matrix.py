@@ -103,7 +103,7 @@ def test_a_worker_stopped_at_every_step_goes_on_where_it_stood(start_pair):
 def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
     """Each time at another sample, so that none of them is hung twice and taken for poison."""
     hangs = {step: f"hang@{passage}" for passage, step in enumerate(WORKER_STEPS[1:], 2)}
-    daemon, trainer = start_pair(faults=hangs, workers=1, sample_timeout_s=0.2, chunk_rows=2)
+    daemon, trainer = start_pair(faults=hangs, workers=1, sample_timeout_s=1, chunk_rows=2)
 
     assert_exact(daemon, trainer)
     victims = {daemon.wait_for_fault(step) for step in hangs}
