@@ -399,3 +399,21 @@ def test_a_daemon_of_another_version_is_a_warning():
     assert surroundings.check_daemon({"version": "1.0", "pid": 7}, "", "1.0").level is Level.OK
     assert surroundings.check_daemon({"version": "0.9", "pid": 7}, "", "1.0").level is Level.WARNING
     assert surroundings.check_daemon(None, "no daemon was found", "1.0").level is Level.NOTE
+
+
+def test_a_core_that_was_slow_for_a_moment_does_not_make_a_decoder_one_without_simd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best of several rounds counts, of both."""
+    rounds = iter([{"simplejpeg": 8.0}, {"simplejpeg": 7.3}, {"simplejpeg": 7.9}, {"simplejpeg": 3.8}])
+    monkeypatch.setattr(decoding, "_measured", lambda _environment: next(rounds))
+
+    assert decoding.measure_decoders() == [DecoderSpeed("simplejpeg", 3.8, 7.9)]
+
+
+def test_a_decoder_without_simd_stays_one_however_often_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is not measured for ever."""
+    monkeypatch.setattr(decoding, "_measured", lambda _environment: {"simplejpeg": 7.5})
+
+    (speed,) = decoding.measure_decoders()
+    assert not speed.has_simd
