@@ -8,13 +8,19 @@ FRAMEWORKS := build/frameworks-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
 FRAMEWORK_TESTS := $(filter-out tests/with_browser,$(wildcard tests/with_*))
+TESTS := tests/faults tests/with_torch tests/process tests/unit # the longest files first
+LANES ?= 4
+SECONDS ?= 60
+SEED ?= 1
+ROUNDS ?= 3
+LIBJPEG ?= -ljpeg
 PREFIX ?= /usr/local
 DEB_PYTHON ?= /usr/bin/python3
 PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)'
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd check format docs site bench wheels clean
+.PHONY: help setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg check format docs site bench bench-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -22,7 +28,7 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 
-$(STAMP): pyproject.toml client/pyproject.toml
+$(STAMP): pyproject.toml client/pyproject.toml setup.py $(wildcard batchd/pipeline/_jpeg*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
@@ -37,8 +43,8 @@ demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-test: setup ## Run the tests (some fifteen minutes on 2 cores; ARGS for pytest)
-	$(BIN)/python tests/run.py $(ARGS)
+test: setup ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
+	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder)
 
 test-slow: setup ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -73,6 +79,13 @@ test-wheels: wheels ## Run the process and fault tests against the installed whe
 	build/wheel-venv/bin/python -m pip install --quiet --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
 	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' process faults $(ARGS)
 
+fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer (SECONDS, SEED, LIBJPEG=/path/to/libjpeg.a)
+	$(BIN)/python tests/fuzz/jpeg_files.py build/fuzz/jpeg
+	gcc -std=gnu11 -O1 -g -Wall -Wextra -fno-pie -no-pie -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+		-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -Wl,--unresolved-symbols=ignore-all,-z,lazy \
+		tests/fuzz/jpeg.c batchd/pipeline/_jpeg_cut.c batchd/pipeline/_jpeg_transcode.c $(LIBJPEG) -o build/fuzz/jpeg-fuzz
+	cd build/fuzz && ./jpeg-fuzz $(SECONDS) $(SEED) jpeg/*.jpg
+
 test-systemd: wheels ## Run the unit under a real systemd, in a container (as root; needs systemd-container and debootstrap)
 	$(BIN)/python -m pytest -m systemd tests/systemd $(ARGS)
 
@@ -86,7 +99,8 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## Write the pages of docs/ that are made from the code (configuration, commands, errors, metrics, protocol)
+docs: setup ## Write what is made from the code: the JSON Schema, and pages of docs/ (configuration, commands, errors, metrics, protocol)
+	$(BIN)/python docs/make_schema.py > batchd/config/schema.json
 	$(BIN)/batchd config --reference > docs/configuration.md
 	$(BIN)/python docs/make_protocol.py > docs/protocol.md
 	$(BIN)/python docs/make_metrics.py > docs/metrics.md
@@ -104,11 +118,18 @@ site: setup ## Build the documentation as a site: build/site/index.html
 bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
 	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')
 
-wheels: setup ## Build the wheels of both distributions into dist/
-	rm -rf dist
+bench-peers: setup ## Measure batchd beside its peers (DATA=/path/to/photographs, ONLY=names, ROUNDS=3)
+	@test -n '$(DATA)' || { echo "bench-peers wants photographs: make bench-peers DATA=/path/to/photographs"; exit 1; }
+	@$(BIN)/python -m pip install -qq --group peers
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/peers/run.py --data '$(DATA)' --rounds '$(ROUNDS)' --only '$(ONLY)'
+
+wheels: setup ## Build the wheels of both distributions into dist/, with libjpeg-turbo where it is installed
+	rm -rf dist build/wheel build/lib build/lib.* build/temp.*
+	@$(BIN)/python -m pip install -qq --group wheels || echo "without the tools for wheels"
 	$(BIN)/python -m build --quiet --wheel --outdir dist client
-	$(BIN)/python -m build --quiet --wheel --outdir dist .
-	rm -rf client/build build/lib build/bdist.*
+	$(BIN)/python -m build --quiet --wheel --outdir build/wheel .
+	rm -rf client/build build/lib build/lib.* build/bdist.* build/temp.*
+	@$(BIN)/python deploy/finish_wheel.py build/wheel dist
 	@ls dist
 
 install: ## Install the server (PREFIX, SYSCONFDIR, DESTDIR; EXTRAS=arrow,cloud; WHEELS=dir without an index)
@@ -130,3 +151,4 @@ test-packages: setup ## Install, package and boot it in roots of their own (as r
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
+	rm -f batchd/pipeline/*.so

@@ -6,6 +6,7 @@ run, each round gives one ratio, and the median of the ratios is reported with t
 
 import multiprocessing
 import os
+import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -66,7 +67,8 @@ class Bench:
         """The part of a configuration about a stream over the photographs ``repeats`` times; ``keys`` are more of it."""
         files = sorted(path for path in self.photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
         listing = self.scratch / f"list-{repeats}.txt"
-        listing.write_text("".join(f"{path} 0\n" for path in files * repeats))
+        if not listing.exists():  # whoever reads it again while it serves shall find it as it was
+            listing.write_text("".join(f"{path} 0\n" for path in files * repeats))
         return (
             f'[streams.{name}]\nsource = {{ type = "list", path = "{listing}", allow_outside_root = true }}\n'
             f"batch_size = {batch_size}\npipeline = {pipeline}\n"
@@ -168,3 +170,11 @@ def cpu_s(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text()
     user, system = text.rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def processor() -> str:
+    """What the machine says of its processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

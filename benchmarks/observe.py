@@ -1,17 +1,25 @@
 """What does it cost to be observed? CPU time of daemon and observer with ten trainers and a scrape each second, and memory.
 
+An open page and `batchd top` have rows of their own: the page asks as a browser does (the overview each second, the history every
+five), and `top` runs in a pseudo-terminal of 140 columns; what it costs is its own process's time and the daemon's for its looks.
+
 Trainers read at a fixed pace that is far below what workers can do, so that the daemon does the same work in all rounds. What a
 question costs it is little, so it is measured with as many scrapes as the observer allows (ten a second), against rounds without
 an observer; a scrape each second makes two questions a second at most, as the observer asks by itself too.
 """
 
+import os
+import pty
+import sys
+import termios
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from threading import Event, Thread
 from typing import NamedTuple
 
 from harness import Bench, Figure, Player, anonymous_bytes, cpu_s, orders, private_bytes, served, spread
@@ -20,6 +28,7 @@ import batchd_client
 
 TRAINERS = 10
 ROUND_S = 15.0
+WARM_S = 3.0
 QUESTIONS = 2
 PACE_S = 0.1
 SCRAPES = 500
@@ -39,7 +48,105 @@ def run(bench: Bench) -> None:
     daemon_s = QUESTIONS * median(each)
     bench.report(Figure("observe-daemon-percent-of-a-core", 100 * daemon_s, "<=", 1))
     bench.report(Figure("observe-all-percent-of-a-core", 100 * (daemon_s + median(own)), "<=", 1))
+    _watchers(bench)
     _memory(bench)
+
+
+def _watchers(bench: Bench) -> None:
+    """What a page that is open costs the observer beside scrapes, and `batchd top` by itself; rounds by turns."""
+    alone, pages, tops = [], [], []
+    for _ in range(min(bench.rounds, 3)):
+        alone.append(_watched(bench, _nobody))
+        pages.append(_watched(bench, _page))
+        tops.append(_watched(bench, _top))
+    base = median(one.observer_s for one in alone)
+    print(f"observer that nobody asks, CPU ms a second: {spread([1000 * one.observer_s for one in alone])}")
+    print(f"observer with a page open, CPU ms a second: {spread([1000 * one.observer_s for one in pages])}")
+    print(f"batchd top, CPU ms a second: {spread([1000 * one.watcher_s for one in tops])}")
+    page_s = median(one.observer_s for one in pages) - base
+    bench.report(Figure("observe-page-percent-of-a-core", 100 * page_s, "<=", 1))
+    bench.report(Figure("observe-top-percent-of-a-core", 100 * median(one.watcher_s for one in tops), "<=", 3))
+
+
+class Watched(NamedTuple):
+    """CPU seconds in one second: of the observer, and of a program that watches."""
+
+    observer_s: float
+    watcher_s: float
+
+
+Watcher = Callable[[str, str], "AbstractContextManager[int | None]"]
+"""Watches for as long as it is open, by (address of the daemon, of the observer); gives its process where it has one."""
+
+
+def _watched(bench: Bench, watcher: Watcher) -> Watched:
+    with _ten_trainers(bench, "127.0.0.1:0") as (url, daemon, observer):
+        assert url is not None
+        assert observer is not None
+        with watcher(_address_of(daemon), url) as pid:
+            time.sleep(WARM_S)
+            began_s, before = time.monotonic(), (cpu_s(observer), cpu_s(pid) if pid else 0.0)
+            time.sleep(ROUND_S)
+            lasted_s = time.monotonic() - began_s
+            return Watched(
+                (cpu_s(observer) - before[0]) / lasted_s, ((cpu_s(pid) if pid else 0.0) - before[1]) / lasted_s
+            )
+
+
+@contextmanager
+def _nobody(_address: str, _url: str) -> Iterator[None]:
+    yield None
+
+
+@contextmanager
+def _page(_address: str, url: str) -> Iterator[None]:
+    """As ``page.js`` asks."""
+    over = Event()
+
+    def ask(path: str, every_s: float) -> None:
+        while not over.wait(every_s):
+            with urllib.request.urlopen(url + path, timeout=10) as response:
+                response.read()
+
+    threads = [Thread(target=ask, args=one) for one in (("/overview.json", 1.0), ("/history.json", 5.0))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield None
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def _top(address: str, _url: str) -> Iterator[int]:
+    """In a terminal that somebody reads."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "batchd", "top", "--address", address])
+    termios.tcsetwinsize(terminal, (50, 140))
+    reader = Thread(target=_read_away, args=(terminal,))
+    reader.start()
+    try:
+        yield pid
+    finally:
+        os.write(terminal, b"q")
+        os.waitpid(pid, 0)
+        reader.join()
+        os.close(terminal)
+
+
+def _read_away(terminal: int) -> None:
+    with suppress(OSError):  # the other end has gone
+        while os.read(terminal, 1 << 16):
+            pass
+
+
+def _address_of(daemon: int) -> str:
+    """Where trainers find it: its runtime directory is the argument of its observer."""
+    observer = _observer_of(daemon)
+    return "ipc://" + Path(f"/proc/{observer}/cmdline").read_text().split("\0")[6]
 
 
 class Used(NamedTuple):

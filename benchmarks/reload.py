@@ -24,6 +24,7 @@ ROUNDS = 10
 TRAINERS = 2
 PERCENTILE = 0.99
 STEP_S = 0.005
+WARM_UP_S = 3.0
 
 
 def run(bench: Bench) -> None:
@@ -34,7 +35,7 @@ def run(bench: Bench) -> None:
         players = [Player(_trainer, address) for _ in range(TRAINERS)]
         try:
             for player in players:
-                player.ask(0.5)  # the ring is full, and everything was imported
+                player.ask(WARM_UP_S)  # the whole epoch is in the ring, and everything was imported
             for _ in range(ROUNDS):
                 seconds = _reload(bench, config, process, daemon, players, gaps[True])
                 for player in players:

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from harness import benchmark
+from harness import benchmark, processor
 
 from batchd.config.cpus import available_cpus
 
@@ -28,10 +28,13 @@ BENCHMARKS = (
     "connections",
     "verify",
     "sources",
+    "cache",
     "call",
+    "crops",
     "index",
     "torch_loader",
     "reload",
+    "scaling",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
 
@@ -43,7 +46,7 @@ def main() -> int:
     parser.add_argument("--only", choices=BENCHMARKS, help="run one")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison (default: 7)")
     options = parser.parse_args()
-    print(f"{available_cpus()} CPUs, {_processor()}, {platform.platform()}, Python {platform.python_version()}")
+    print(f"{available_cpus()} CPUs, {processor()}, {platform.platform()}, Python {platform.python_version()}")
     print(", ".join(f"{name} {version(name)}" for name in PACKAGES))
     data = Path(options.data).resolve() if options.data else None
     if data is not None and not data.is_dir():
@@ -57,13 +60,6 @@ def main() -> int:
     for figure in bench.figures:
         print(figure.line)
     return 0
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 #
 #   PREFIX/lib/batchd           a virtual environment of its own, with both distributions, and the list of all that was installed
 #   PREFIX/bin/batchd           a link into it
-#   PREFIX/share/...            completion for bash, zsh and fish
+#   PREFIX/share/...            completion for bash, zsh and fish, and the pages of docs/
 #   PREFIX/lib/systemd, ...     units, sysusers and tmpfiles; below SYSCONFDIR where systemd does not look into PREFIX
 #   SYSCONFDIR/batchd           batchd.toml, which is never overwritten
 #
@@ -89,7 +89,7 @@ pip_in() { # VENV COMMAND ...: from the directory WHEELS alone, where one is giv
 
 build_wheels() { # VENV FOLDER: from a copy, so that root leaves nothing in somebody's tree
     mkdir "$2/source"
-    cp -R "$TREE/client" "$TREE/batchd" "$TREE/pyproject.toml" "$TREE/README.md" "$TREE/LICENSE" "$2/source"
+    cp -R "$TREE/client" "$TREE/batchd" "$TREE/pyproject.toml" "$TREE/setup.py" "$TREE/README.md" "$TREE/LICENSE" "$TREE/LICENSE.libjpeg-turbo" "$2/source"
     rm -rf "$2/source/client/build" "$2/source/client"/*.egg-info
     pip_in "$1" wheel --no-deps --wheel-dir "$2" "$2/source/client" "$2/source"
     CLIENT_WHEEL=$(echo "$2"/batchd_client-*.whl)
@@ -157,7 +157,7 @@ put_for_systemd() { # NAME-IN-DEPLOY PLACE, with the paths of this installation
         return
     fi
     sed -e "s|/usr/\(local/\)\{0,1\}bin/batchd|$PREFIX/bin/batchd|g" -e "s|/etc/batchd|$SYSCONFDIR/batchd|g" \
-        "$TREE/deploy/$1" >"$WORK/system-file"
+        -e "s|/usr/share/doc/batchd|$PREFIX/share/doc/batchd|g" "$TREE/deploy/$1" >"$WORK/system-file"
     put "$WORK/system-file" "$SYSTEM/$2"
 }
 
@@ -170,6 +170,15 @@ put_config() { # the only file that is the operator's, so it is in no manifest
         install -m 644 "$WORK/batchd.toml" "$CONFIG.new"
         say "$CONFIG stays as it is; what this version would begin with is in $CONFIG.new"
     fi
+}
+
+put_documents() { # as they are; what they say of deploy/ and examples/ is in the tree
+    for page in "$TREE"/docs/*.md; do
+        case ${page##*/} in
+        *_head.md) ;; # the beginning of a page that is made
+        *) put "$page" "$PREFIX/share/doc/batchd/${page##*/}" ;;
+        esac
+    done
 }
 
 put_link() {
@@ -243,6 +252,7 @@ install_all() {
     VERSION=${VERSION#batchd }
     put_config
     put_completion
+    put_documents
     put_link
     if ! is_personal; then put_system_files; fi
     take_over

@@ -23,8 +23,9 @@ def metrics_markdown() -> str:
 def _reference() -> Iterator[str]:
     yield "## All metrics\n"
     yield "Totals count from the daemon's start, and what has a `worker` or `trainer` in its labels from that one's start."
-    yield f"The first {TRAINERS_MAX} trainers have labels of their own; all others of a stream are counted together as"
-    yield f'`trainer="{OTHER}"`. Trainers whose labels are the same are counted together too.\n'
+    yield "`session` tells trainers of one name apart: the number that `batchd status` has, new each time that one connects. The"
+    yield f"{TRAINERS_MAX} trainers that came first have labels of their own; all others of a stream are counted together as"
+    yield f'`trainer="{OTHER}"`, in gauges alone: a counter of those who come and go would fall. The stream\'s have them all.\n'
     yield "### Of the observer\n"
     yield from TABLE
     for name, meaning in OWN:

@@ -97,7 +97,7 @@ def way_of(module: ModuleType, name: str) -> Way:
     words = name.lower().split("_")
     assert words[0] == "to", f"the vocabulary {name} does not say who receives it"
     receiver, more = words[1], words[2:]
-    is_workers = module.__name__.endswith(".orders")
+    is_workers = module.__name__.endswith((".orders", ".forks"))
     others = {"daemon": "worker" if is_workers else "trainer"}
     sender = others.get(receiver, "daemon")
     if "from" in more:

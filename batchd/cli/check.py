@@ -3,7 +3,7 @@
 Six things are looked at: the file by itself, the runtime directory, whether there are keys for TCP beyond loopback, whether
 sources are there, whether functions and steps fit, and whether the memory holds two slots of each stream. Where the file by
 itself is wrong, the others are looked at as far as it can be read, but for the memory. Sources are not scanned, so a check is
-fast for any number of files.
+fast for any number of files, but with ``--explain``.
 
 Invariant: what passes here starts, unless the machine has too little memory or hardly any descriptors, or a source turns out
 empty or malformed.
@@ -13,15 +13,17 @@ from pathlib import Path
 
 import click
 
+from batchd.cli.logs import escaped
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.table import aligned
 from batchd.config.load import read_config
 from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config
+from batchd.daemon.cache_memory import budgets_bytes
 from batchd.daemon.checkup import check_reading
 from batchd.daemon.rings import RingSize
 from batchd.sources import storage
-from batchd.sources.storage import CHECK_LIMITS
+from batchd.sources.storage import CHECK_LIMITS, StorageLimits
 from batchd_wire.fields import PlacedField, length_texts
 from batchd_wire.wording import counted
 
@@ -29,7 +31,12 @@ from batchd_wire.wording import counted
 @click.command("check")
 @click.argument("config_file", metavar="[FILE]", type=click.Path(path_type=Path), default=DEFAULT_CONFIG_FILE)
 @set_option
-def command(config_file: Path, overrides: dict[str, str]) -> None:
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it.",
+)
+def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
     """Check FILE (batchd.toml) and print all that is wrong with it: where, what, and what the key is for.
 
     If nothing is, print what would be served. Exit code 2 if something must be corrected, 5 if only the memory is too small.
@@ -41,11 +48,25 @@ def command(config_file: Path, overrides: dict[str, str]) -> None:
     click.echo()
     for line in _table(config, rings):
         click.echo(line)
+    if explain:
+        _explain(config)
+
+
+def _explain(config: Config) -> None:
+    from batchd.cli.explain import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
+
+    storage.use(StorageLimits(*config.daemon.storage_limits()))
+    for name, stream in config.streams.items():
+        click.echo()
+        for line in explained(name, stream, config.daemon):
+            click.echo(escaped(line))
 
 
 def _memory(config: Config, rings: dict[str, RingSize]) -> str:
     used = sum(ring.ring_bytes for ring in rings.values())
-    return f"up to {round_bytes(used)} of {round_bytes(config.daemon.memory)} shared memory"
+    caches = budgets_bytes(config)
+    beside = f", and up to {round_bytes(caches)} for caches" if caches else ""
+    return f"up to {round_bytes(used)} of {round_bytes(config.daemon.memory)} shared memory{beside}"
 
 
 def _table(config: Config, rings: dict[str, RingSize]) -> list[str]:

@@ -6,8 +6,9 @@ Invariant: each finding is one line, with its remedy under it, and is written as
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -22,7 +23,7 @@ from batchd.cli.options import address_option, config_options
 from batchd.config.load import load_config
 from batchd.doctor.examine import Patient, examine
 from batchd.doctor.finding import Finding, Level
-from batchd.doctor.machine import Machine
+from batchd.doctor.machine import Machine, Running
 from batchd.doctor.surroundings import check_daemon
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
 from batchd_wire.messages import AskStatus, Status
@@ -67,8 +68,10 @@ def command(
 
 
 def _findings(patient: Patient, address: str | None) -> Iterator[Finding]:
-    yield from examine(patient)
-    yield _daemon(address)
+    """A daemon is asked first: what it has taken is not what somebody else lacks."""
+    status, why_not = _ask_daemon(address)
+    yield from examine(replace(patient, running=_held_by(status)) if status is not None else patient)
+    yield check_daemon(status["daemon"] if status is not None else None, why_not, __version__)
 
 
 def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patient:
@@ -83,15 +86,18 @@ def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patien
         return Patient(machine, file, None, why, is_broken=True)
 
 
-def _daemon(address: str | None) -> Finding:
+def _ask_daemon(address: str | None) -> tuple[Any, str]:
+    """The status of the daemon of this host; None where there is none, and why."""
     try:
         with Attachment(find_daemon(address)) as attachment:
-            status = attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status
+            return attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status, ""
     except BatchdError as error:
-        return check_daemon(None, str(error), __version__)
-    daemon = status["daemon"]
-    assert isinstance(daemon, dict)
-    return check_daemon(daemon, "", __version__)
+        return None, str(error)
+
+
+def _held_by(status: Any) -> Running:
+    pids = {status["daemon"]["pid"], *(worker["pid"] for worker in status["workers"])} - {None}
+    return Running(status["daemon"]["memory_bytes"], frozenset(pids))
 
 
 def _show(console: Console, finding: Finding) -> None:

@@ -88,13 +88,13 @@ def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Te
 
 
 def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
-    cells = RING_CELLS if width >= MIDDLE else RING_CELLS // 3
+    cells = RING_CELLS if width >= WIDE else RING_CELLS // 2 if width >= MIDDLE else RING_CELLS // 3
     columns = (
         Column("stream"),
         Column("ring"),
         Column("leased", MIDDLE),
         Column("ready", MIDDLE),
-        Column("filling", MIDDLE),
+        Column("filling", WIDE),
         Column("of", MIDDLE),
         Column("decoded/s"),
         Column("delivered/s"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from batchd.config.names import suggestion
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
 
 COMMANDS = {
@@ -25,7 +26,7 @@ COMMANDS = {
     "top": "Watch streams, trainers and workers, live.",
     "reload": "Have the daemon read its configuration again.",
     "why": "Say what each trainer waits for, and what helps.",
-    "peek": "Draw the next batch of a stream, with labels.",
+    "peek": "Draw a batch of a stream, with labels.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",
     "bad": "List the bad samples of a stream, with reasons.",
     "keys": "Make, list and revoke the keys of trainers on other hosts.",
@@ -46,6 +47,15 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"batchd.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was called; help with one that there is not."""
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{name}'; {suggestion(name, list(COMMANDS))}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's interface
         """Write the overview without importing anything."""

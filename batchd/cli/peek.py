@@ -1,8 +1,9 @@
-"""``batchd peek``: a picture of a stream's first batch, as a trainer that begins now would get it. Runs in the user's shell.
+"""``batchd peek``: a picture of one batch of a stream, as a trainer that begins there would get it. Runs in the user's shell.
 
 A batch without images is printed as a table instead. Whoever waits because a live stream has no samples is told so.
 """
 
+import re
 from pathlib import Path
 
 import click
@@ -14,6 +15,16 @@ from batchd.cli.peephole import Peephole
 from batchd.cli.table import batch_table
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted
+
+POSITION = re.compile(r"\d{1,9}:\d{1,9}")
+
+
+def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """The two numbers of EPOCH:STEP, both from 0; a usage error where they are none."""
+    if not POSITION.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is no position: EPOCH:STEP, as in 0:250, both counted from 0")
+    epoch, step = value.split(":")
+    return int(epoch), int(step)
 
 
 @click.command("peek")
@@ -27,14 +38,25 @@ from batchd_wire.wording import counted
     show_default=True,
     help="The PNG file.",
 )
+@click.option(
+    "--at",
+    "position",
+    callback=_position,
+    default="0:0",
+    show_default=True,
+    metavar="EPOCH:STEP",
+    help="Which batch; of a live stream, the first from there on that can still be had.",
+)
 @click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@click.option("--bgr", is_flag=True, help='The pipeline decodes with color = "bgr".')
-def command(stream: str, address: str | None, output: Path, field: str | None, bgr: bool) -> None:
-    """Draw the next batch of STREAM with its labels; where it has no images, print its fields and first samples."""
+@click.option("--bgr", is_flag=True, help="Colours are blue first though no step says so, as of pushed frames.")
+def command(  # noqa: PLR0917  one for each option
+    stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
+) -> None:
+    """Draw a batch of STREAM with its labels; where it has no images, print its fields and first samples."""
     from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
     with Peephole(find_daemon(address)) as attachment:
-        batch = attachment.peek(stream, _say)
+        batch = attachment.peek(stream, _say, *position)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)
     if field is not None and field not in images:
@@ -46,7 +68,8 @@ def command(stream: str, address: str | None, output: Path, field: str | None, b
         for line in batch_table(batch):
             click.echo(line)
         return
-    write_sheet(batch, output, field or images[0], is_bgr=bgr)
+    drawn = field or images[0]
+    write_sheet(batch, output, drawn, is_bgr=bgr or drawn in batch.bgr_fields)
     click.echo(f"{output}: {where}")
 
 

@@ -6,9 +6,10 @@ Invariant: leaving the context ends the lifeline, which gives back whatever was 
 import mmap
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class PeekedBatch:
     """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty.
 
     ``varying``: the fields of which samples differ in shape, by name. Their arrays have room for the largest there may be.
+    ``bgr_fields``: images that the pipeline makes with their colours blue first.
     """
 
     epoch: int
@@ -45,6 +47,7 @@ class PeekedBatch:
     classes: list[str]
     arrays: dict[str, np.ndarray]
     varying: dict[str, PlacedField] = field(default_factory=dict)
+    bgr_fields: Sequence[str] = ()
 
     @property
     def rows(self) -> int:
@@ -73,8 +76,8 @@ class PeekedBatch:
 class Peephole(Attachment):
     """A session that can look at one batch. Use as a context manager."""
 
-    def peek(self, stream: str, say: Callable[[str], None]) -> PeekedBatch:
-        """Wait for the first batch of the stream and copy it, as a trainer that begins now would get it.
+    def peek(self, stream: str, say: Callable[[str], None], epoch: int = 0, step: int = 0) -> PeekedBatch:
+        """Wait for a batch of the stream and copy it, as a trainer that begins there would get it.
 
         Where it does not come soon, and it is known why, ``say`` is called with that, once.
         """
@@ -84,12 +87,13 @@ class Peephole(Attachment):
             rank=0,
             world_size=1,
             window=1,
-            epoch=0,
-            step=0,
+            epoch=epoch,
+            step=step,
             end_epoch=None,
             fingerprint=None,
             is_spectator=True,
         )
+        bgr_fields = _bgr_fields(self.ask(AskStatus(3), Status).status, stream)
         told = self.ask(subscribe, Subscribed)
         self.dealer.send(Pull(told.subscription, 0, True, 0, []).encode())
         handle = self._first_handle(stream, say)
@@ -100,7 +104,7 @@ class Peephole(Attachment):
         layout = layout_from_wire(told.layout)
         arrays = {name: array[rows].copy() for name, array in slot_arrays(memory, layout).items()}
         varying = {placed.name: placed for placed in layout.sample_fields if placed.varying}
-        return PeekedBatch(handle.epoch, handle.step, told.classes, arrays, varying)
+        return PeekedBatch(handle.epoch, handle.step, told.classes, arrays, varying, bgr_fields)
 
     def _first_handle(self, stream: str, say: Callable[[str], None]) -> Handle:
         """Wait for what a pull brings. Whoever waits for long is told why, if it is for samples; that is asked for once."""
@@ -135,3 +139,9 @@ class Peephole(Attachment):
             if isinstance(message, SlotShared) and message.slot == slot and maps:
                 return maps[0]
         raise BatchdError(f"the memory of slot {slot} did not come within {ANSWER_TIMEOUT_S:g} s")
+
+
+def _bgr_fields(status: Any, stream: str) -> Sequence[str]:
+    """Which images of a stream are blue first, as the status has it; none where it has no word of that."""
+    streams = status.get("streams", [])
+    return next((one.get("bgr_fields", []) for one in streams if one["name"] == stream), [])

@@ -16,15 +16,22 @@ from rich.progress import Progress as Bar
 from batchd.cli.complete import configured_streams
 from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
+from batchd.config.image_steps import Decode, Resize
 from batchd.config.load import load_config
 from batchd.config.names import suggestion
 from batchd.config.runtime import default_cache_dir
 from batchd.config.sizes import round_bytes
+from batchd.config.sources import Source
+from batchd.config.step import SIDE_PIXELS_MAX
+from batchd.config.steps import Step
+from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.prepare.run import Output, Prepared, Progress, Work, prepare
-from batchd.prepare.source_table import source_table
+from batchd.pipeline import jpeg_box
+from batchd.prepare.run import FILE_SOURCES, Output, Prepared, Progress, Work, prepare
+from batchd.prepare.source_table import files_table, source_table
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
+from batchd.sources.kinds import kind_of
 from batchd.sources.storage import StorageLimits
 from batchd_wire.wording import counted
 
@@ -47,6 +54,24 @@ from batchd_wire.wording import counted
     help="How pixels are encoded. Images that the pipeline does not decode stay as they are.",
 )
 @click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True, help="Of jpg and webp.")
+@click.option(
+    "--seekable",
+    is_flag=True,
+    help="Write the source's JPEGs again with restart markers, so that crops of them decode faster, and run no pipeline: the "
+    "pixels stay the same, bit for bit.",
+)
+@click.option(
+    "--short-side",
+    type=click.IntRange(1, SIDE_PIXELS_MAX),
+    metavar="PIXELS",
+    help="With --seekable: resize images so that their shorter side has so many pixels, and encode them with --quality.",
+)
+@click.option(
+    "--files",
+    "as_files",
+    is_flag=True,
+    help="With --seekable: write files with the paths that they have below their source's root, instead of shards.",
+)
 def command(
     *,
     stream: str,
@@ -56,21 +81,34 @@ def command(
     shard_samples: int,
     image_format: str,
     quality: int,
+    seekable: bool,
+    short_side: int | None,
+    as_files: bool,
 ) -> None:
     """Run the pipeline of STREAM once over all its samples, and write what it makes into shards in DIR, in WebDataset format.
 
     For work that need not be done in every epoch: photographs resized to 400 pixels, say. Samples need not have one size. Bad
     samples are left out and listed in DIR/bad.tsv. Interrupted, or killed, the same command goes on where it was. At the end it
     prints the source that reads all of it again.
+
+    With --seekable it is the source's JPEGs that are written, so that crops of them decode in less time.
     """
     set_up_logs("warning")
     config = load_config(config_file, overrides)
     if stream not in config.streams:
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
+    stream_config = config.streams[stream]
+    if seekable:
+        stream_config = stream_config.model_copy(
+            update={"pipeline": _seekable_pipeline(stream_config, short_side, image_format)}
+        )
+    elif short_side is not None or as_files:
+        given = "--files" if as_files else "--short-side"
+        raise click.UsageError(f"{given} is for --seekable: without it, the pipeline says what is done and made")
     storage.use(StorageLimits(*config.daemon.storage_limits()))
     work = Work(
         name=stream,
-        config=config.streams[stream],
+        config=stream_config,
         cache=IndexCache(config.daemon.cache_dir or default_cache_dir()),
         workers=config.daemon.worker_count(),
         sample_timeout_s=config.daemon.sample_timeout_s,
@@ -85,10 +123,31 @@ def command(
                 bad = f"{progress.bad} bad" if progress.bad else ""
                 bar.update(task, total=progress.samples, completed=progress.done, bad=bad)
 
-            prepared = prepare(work, Output(folder, shard_samples, image_format, quality), show)
+            output = Output(folder, shard_samples, image_format, quality, is_seekable=seekable, as_files=as_files)
+            prepared = prepare(work, output, show)
     except KeyboardInterrupt:
         raise BatchdError("interrupted; the same command goes on where it was") from None
-    _summarise(folder, stream, prepared)
+    _summarise(folder, stream, stream_config.source, prepared)
+
+
+def _seekable_pipeline(stream: StreamConfig, short_side: int | None, image_format: str) -> tuple[Step, ...]:
+    """What is done to each sample where its JPEGs are to be seekable. Raises ``BatchdError`` where that cannot be."""
+    if not jpeg_box.IS_BUILT:
+        raise BatchdError(
+            "--seekable needs the extension that decodes crops, which was not built: apt install gcc libjpeg62-turbo-dev, and "
+            "install batchd again"
+        )
+    if short_side is None:
+        return ()
+    if image_format != "jpg":
+        raise click.UsageError(f"--seekable makes JPEGs: --short-side cannot encode them with --format {image_format}")
+    images = [column.name for column in kind_of(stream.source).columns(stream.source) if column.kind == "encoded"]
+    if len(images) != 1:
+        raise BatchdError(
+            f"--short-side is for samples of one image, and these have {counted(len(images), 'image')}: give the stream a "
+            "pipeline that resizes them, prepare it, and then what that made with --seekable"
+        )
+    return Decode(field=images[0]), Resize(field=images[0], shorter_side=short_side)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -107,14 +166,21 @@ def _bar() -> Bar:
     )
 
 
-def _summarise(folder: Path, stream: str, prepared: Prepared) -> None:
+def _summarise(folder: Path, stream: str, source: Source, prepared: Prepared) -> None:
     """What is there now, and how to serve it."""
     count = len(prepared.shards)
     bad = len(prepared.left_out)
-    click.echo(
-        f"{counted(prepared.samples - bad, 'sample')} in {counted(count, 'shard')} of {round_bytes(prepared.shard_bytes)}"
-        + (f"; {counted(bad, 'bad one')} left out, see {folder / 'bad.tsv'}" if bad else "")
-    )
+    good = prepared.samples - bad
+    if prepared.files is not None:
+        made = f"{counted(good, 'file')} of {round_bytes(prepared.files.total_bytes)}"
+    else:
+        made = f"{counted(good, 'sample')} in {counted(count, 'shard')} of {round_bytes(prepared.shard_bytes)}"
+    click.echo(made + (f"; {counted(bad, 'bad one')} left out, see {folder / 'bad.tsv'}" if bad else ""))
+    if good and prepared.files is not None:
+        assert isinstance(source, FILE_SOURCES)
+        click.echo("serve them:")
+        click.echo(f"  source = {files_table(source, prepared.files)}")
+        return
     if prepared.empty:
         click.echo(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")
     if prepared.columns and len(prepared.empty) < count:

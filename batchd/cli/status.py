@@ -47,6 +47,8 @@ def command(address: str | None, as_json: bool) -> None:
     for stream in status["streams"]:
         if stream["live"]:
             console.print(f"stream {stream['name']}: {_mailbox(stream['live'])}", soft_wrap=True)
+        if stream["cache"]:
+            console.print(f"stream {stream['name']}: {_cache(stream)}", soft_wrap=True)
         if stream["mismatched_batches"]:
             text = f"{counted(stream['mismatched_batches'], 'batch')} came to trainers other than they were written"
             console.print(f"stream {stream['name']}: {text}", style="bold red", soft_wrap=True)
@@ -112,6 +114,20 @@ def _mailbox(live: Any) -> str:
     if live["lost_batches"]:
         facts.append(f"{counted(live['lost_batches'], 'batch')} that not all trainers got")
     return ", ".join(facts)
+
+
+def _cache(stream: Any) -> str:
+    """How much of the source is in the cache, and how often that was of use."""
+    cache, work = stream["cache"], stream["work"]
+    asked = work["cache_hits"] + work["cache_misses"]
+    found = f", {work['cache_hits'] / asked:.0%} of {counted(asked, 'read')} found there" if asked else ""
+    sharers = f", shared by {counted(cache['streams'], 'stream')}" if cache["streams"] > 1 else ""
+    place = f" on disk ({cache['folder']})" if cache["folder"] else ""
+    spoilt = f", {counted(cache['spoilt_samples'], 'record')} damaged" if cache["spoilt_samples"] else ""
+    return (
+        f"cache of {cache['kind']} samples{place} has {cache['held_samples']:,} of {stream['samples']:,} in "
+        f"{round_bytes(cache['used_bytes'])} of {round_bytes(cache['budget_bytes'])}{found}{sharers}{spoilt}"
+    )
 
 
 def _trainers(status: Any) -> Table:

@@ -1,6 +1,6 @@
 """``batchd top``: what the daemon does, live, in a terminal. Runs in the user's shell.
 
-    look --> draw --> wait for the next look, a key, or another size of the terminal
+    look --> draw what is news --> wait for an answer, the next look, a key, or another size of the terminal
 
 A daemon that goes away is said to be gone, with its last numbers, and is looked for until it is back.
 
@@ -151,15 +151,16 @@ def _print_once(address: str | None, interval_s: float) -> None:
 
 def _watch(source: Source, live: Live, wake: int, interval_s: float) -> None:
     """Until somebody has had enough."""
-    due_s = monotonic()
+    due_s, shown = monotonic(), None
     while True:
         now = monotonic()
         if now >= due_s:
             source.ask()
             due_s = now + interval_s
-        source.take()
-        size = live.console.size
-        live.update(_drawn(source.looks, size.width, size.height, source.notice), refresh=True)
+        is_news, size = source.take(), live.console.size
+        if is_news or shown != (source.notice, size):
+            live.update(_drawn(source.looks, size.width, size.height, source.notice), refresh=True)
+            shown = source.notice, size
         ready = select.select([sys.stdin, wake, *source.sources()], [], [], max(0.0, due_s - monotonic()))[0]
         if wake in ready:
             os.eventfd_read(wake)

@@ -3,7 +3,7 @@
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -21,13 +21,12 @@ NUMBER_MAX = (1 << 63) - 1
 class AnySource:
     """Says of a field that it is a source of any kind; those are known only when all of them are defined."""
 
-    def __get_pydantic_core_schema__(self, _source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Tell pydantic, where it is there, in its own plain words."""
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Tell pydantic, where it is there."""
+        from batchd.config.kinds import OneOf  # noqa: PLC0415  workers have no pydantic
         from batchd.config.sources import SOURCE_KINDS  # noqa: PLC0415  it knows this module
 
-        generate: Callable[[Any], dict[str, Any]] = handler.generate_schema  # type: ignore[attr-defined]
-        choices = {name: generate(kind) for name, kind in SOURCE_KINDS.items()}
-        return {"type": "tagged-union", "choices": choices, "discriminator": "type"}
+        return OneOf(SOURCE_KINDS, "type").__get_pydantic_core_schema__(source, handler)
 
 
 Part: TypeAlias = Annotated[SourceOptions, AnySource()]

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from batchd.config.checks import OptionsInvalid
 from batchd.config.composed_sources import UnreadSource
+from batchd.config.kinds import OneOf
 from batchd.config.lines import KeyPath
 from batchd.config.live_sources import CAPACITY_MAX
 from batchd.config.names import nearest
@@ -24,12 +25,12 @@ from batchd.config.source import SourceOptions
 from batchd.config.sources import SOURCE_KINDS, Source
 from batchd.config.step import UnreadStep
 from batchd.config.steps import STEP_KINDS, Step
-from batchd.config.tree import DaemonConfig, StreamConfig
+from batchd.config.tree import CACHE_KEYS, DaemonConfig, StreamConfig
 
 _LATER = ConfigDict(defer_build=True)
 """Made when it is first used: a daemon whose configuration is right never does."""
-_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[Source, Field(discriminator="type")], config=_LATER)
-_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, Field(discriminator="op")], config=_LATER)
+_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[Source, OneOf(SOURCE_KINDS, "type")], config=_LATER)
+_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, OneOf(STEP_KINDS, "op")], config=_LATER)
 _MADE_WITH = ("", "_mask", "_length", "_shape")
 """How the names of fields end that a step makes beside the one that it names."""
 _NAMING = ("field", "to", "mask", "boxes", "points")
@@ -96,6 +97,8 @@ def _wrong_together(table: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
     wrong = {key[0] for key in _wrong_keys(StreamConfig.model_validate_json, table)}
     if "lag" in wrong or not _is_kind(table.get("source")):
         table.pop("max_skew", None)
+    if any(key in wrong for key in CACHE_KEYS):
+        table = {key: value for key, value in table.items() if key not in CACHE_KEYS}
     stand_ins: dict[str, Any] = {"batch_size": 1, "source": _like(table.get("source"))}
     kept = {key: value for key, value in table.items() if key not in wrong}
     return _found_by(
@@ -123,7 +126,7 @@ def _hidden_in_source(key: KeyPath, source: object) -> list[tuple[KeyPath, str]]
     """What a source would say of its keys if others were not unknown, or of a wrong type, or missing; and so its parts."""
     if not isinstance(source, dict):
         return []
-    wrong = {inner[1] for inner in _wrong_keys(_SOURCE.validate_json, source) if len(inner) > 1}
+    wrong = {inner[0] for inner in _wrong_keys(_SOURCE.validate_json, source)}
     kept = {name: value for name, value in source.items() if name not in wrong}
     stand_ins = {name: value for name, value in _STAND_INS.items() if name in wrong}
     found = _found_by(_SOURCE.validate_json, {**kept, **stand_ins}) if wrong else []

@@ -18,12 +18,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from batchd.config.checks import Checks
 from batchd.config.cpus import available_cpus
-from batchd.config.http import DEFAULT, parse_http
+from batchd.config.http import DEFAULT, host_name, parse_http
+from batchd.config.kinds import OneOf
 from batchd.config.live_sources import PushSource
 from batchd.config.location import check_local
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
-from batchd.config.sources import Source
-from batchd.config.steps import Step
+from batchd.config.sources import SOURCE_KINDS, Source
+from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tcp import parse_tcp
 
 GIBIBYTE = 1 << 30
@@ -41,6 +42,9 @@ PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
 
 OnError = Literal["substitute", "mask", "fail"]
 Lag = Literal["independent", "lockstep"]
+CacheKind = Literal["off", "encoded", "seekable", "decoded"]
+CACHE_KEYS = ("cache", "cache_memory", "cache_dir", "cache_size", "cache_short_side")
+SHORT_SIDE_MAX = 4_096
 
 
 def _bytes_from_text(value: object) -> object:
@@ -125,8 +129,14 @@ class DaemonConfig(_Branch):
     on without."""
 
     http_details: bool = False
-    """Whether everybody who reaches the HTTP port may see process ids, users and paths (/status.json). false: only users of this
-    machine who may connect to the daemon anyway, over loopback."""
+    """Whether everybody who reaches the HTTP port may see everything there is: the page, contact sheets (pictures of the training
+    data), names and paths of bad files, process ids and users (/status.json). false: only users of this machine who may connect
+    to the daemon anyway, over loopback and not through a proxy."""
+
+    http_names: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
+    """Further names by which people ask for this machine over HTTP, such as ["batchd.example.org"] for a proxy's. Its addresses,
+    its own name with and without domain, and what http says are known anyway; a request for any other name is refused, as a web
+    page may have made it (DNS rebinding)."""
 
     cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
     """Directory where indexes of large sources are kept, so that only what has changed is scanned again. When not set,
@@ -165,7 +175,7 @@ class DaemonConfig(_Branch):
 
     chunk_rows: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
     """Most samples that a worker gets at once. "auto" measures: about 20 ms of work, so that messages cost nothing and all
-    workers end a batch together."""
+    workers end a batch together; more with more than 64 workers."""
 
     sessions_max: Annotated[int, Field(ge=1, le=65_536)] = 256
     """How many trainers may be connected at once; further ones are refused with a message."""
@@ -191,10 +201,10 @@ class DaemonConfig(_Branch):
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
-    source: Annotated[Source, Field(discriminator="type")]
+    source: Annotated[Source, OneOf(SOURCE_KINDS, "type")]
     """Where the samples come from."""
 
-    pipeline: Annotated[tuple[Annotated[Step, Field(discriminator="op")], ...], Field(max_length=STEPS_MAX)] = ()
+    pipeline: Annotated[tuple[Annotated[Step, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
     """What is done to each sample, step by step. What is the bytes of an image file at first needs "decode"."""
 
     batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
@@ -237,6 +247,31 @@ class StreamConfig(_Branch):
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set, streams share equally what the
     others leave."""
 
+    cache: CacheKind = "off"
+    """What of a sample is kept in memory once it was read, for all epochs. "encoded": what the source gave, such as the bytes of
+    an image file, so that slow storage is read once. "seekable": the same, with restart markers in JPEGs, so that crops of them
+    take less time; to write them takes as long as some four decodes, once. "decoded": what the steps in front of the first
+    random one make of it, as pixels of 8 bits, so that each image is decoded once; `batchd check --explain` says which steps
+    these are. Streams with the same source, the same such steps and the same cache_memory share one cache. What has changed on
+    the storage since is not seen before the daemon is restarted, or a reload finds another source; with cache_dir, not before
+    the file of the cache is removed."""
+
+    cache_memory: Memory | None = None
+    """With a cache in memory: the most memory that it takes, in bytes or as "200GiB"; no part of [daemon] memory, which is
+    for rings. Where it is less than all samples have, those that were read first are kept, and none of them makes room."""
+
+    cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
+    """Folder in which the cache is a file, which outlives the daemon; it has to be there, better on a local disk. When not set,
+    the cache is in memory, and gone with the daemon."""
+
+    cache_size: Memory | None = None
+    """With cache_dir: the most space that the file of the cache takes there, in bytes or as "200GiB"; in memory it is
+    cache_memory."""
+
+    cache_short_side: Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None = None
+    """With cache = "decoded": the shorter side of the images that are kept, in pixels, as if a resize to shorter_side stood
+    behind "decode". Images of their full size take many times the memory of their files."""
+
     @property
     def is_shuffled(self) -> bool:
         """Has each epoch an order of its own? Samples that come as they come have none to begin with."""
@@ -256,8 +291,42 @@ class StreamConfig(_Branch):
             self._check_push(checks, self.source)
         elif "max_skew" in self.model_fields_set and self.lag != "lockstep":
             checks.say('max_skew counts only with lag = "lockstep"', "max_skew")
+        self._check_cache(checks)
         checks.done()
         return self
+
+    def _check_cache(self, checks: Checks) -> None:
+        """Refuse a cache of what never comes again, one without a budget, and a budget without a cache."""
+        if self.cache == "off":
+            for key in CACHE_KEYS[1:]:
+                if getattr(self, key) is not None:
+                    checks.say(f'{key} counts only with a cache: cache = "encoded", "seekable" or "decoded"', key)
+        elif self.source.is_live:
+            text = (
+                f'samples of type "{self.source.type}" come once, so there is nothing to keep of them; leave cache out'
+            )
+            checks.say(text, "cache")
+        elif self.cache_dir is None:
+            self._check_budget(checks, "cache_memory", "cache_size", "cache_size counts only with cache_dir")
+        else:
+            self._check_budget(checks, "cache_size", "cache_memory", "the cache is a file in cache_dir: say cache_size")
+        self._check_short_side(checks)
+
+    def _check_short_side(self, checks: Checks) -> None:
+        if self.cache in {"encoded", "seekable"} and self.cache_short_side is not None:
+            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" files keep their size'
+            checks.say(text, "cache_short_side")
+
+    def _check_budget(self, checks: Checks, needed: str, other: str, why_not: str) -> None:
+        if getattr(self, other) is not None:
+            checks.say(f"{why_not}, not {other}" if other == "cache_memory" else why_not, other)
+        if getattr(self, needed) is None:
+            checks.say(f'cache = "{self.cache}" needs {needed}, the most that it may take, such as "8GiB"', "cache")
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """The budget of the cache, in memory or on disk."""
+        return self.cache_memory if self.cache_dir is None else self.cache_size
 
     def _check_push(self, checks: Checks, source: PushSource) -> None:
         """What is pushed comes once: refuse what needs samples that can be had again; it is not the default either."""

@@ -2,18 +2,7 @@
 
     Subscribe -> admit -> [ claim -> place in a slot -> (filled) -> grant a lease -> release ]*  -> end
 
-A claim is a promise of memory, so it is made only if the ring can keep it whatever the others do. With U(i) the leases and
-claims of subscription i, each claim and each admission keeps
-
-    sum over i of max(2, U(i))  <=  slots of the ring
-
-Slots that several trainers share are counted once for each, so the slots in use are never more than that sum, and every
-claim finds a slot that is idle, or will be as soon as the workers' present orders end. A subscription below its two
-slots may always claim. So each admitted subscription goes on, even if all the others stand still: no deadlock.
-
-In a live stream a position has no content until its samples are there (see ``mailbox``), and what is evicted can never be had
-again. So there nobody claims what is so far from the slowest that the ring could not hold all positions between them beside
-what is leased behind it; and a subscription begins behind all that is gone, and so near to the others that this stays so.
+``promises`` has the rule for memory, ``live_window`` that for what is gone for ever, ``pace`` that for lockstep.
 """
 
 from collections.abc import Callable
@@ -31,10 +20,12 @@ from batchd.core.actions import (
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
+from batchd.core.live_window import LiveWindow
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment, Spells, WaitCause, Waits
-from batchd.core.pace import Pace, place_of
+from batchd.core.pace import Pace
 from batchd.core.plan import Position
+from batchd.core.promises import Promises
 from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
@@ -45,6 +36,9 @@ from batchd_wire.wording import counted
 REFILL_INTERVAL_S = 1.0
 """How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
 replaced; and nobody can keep others from their batches by saying so."""
+
+
+_BEFORE_ALL = Position(-1, 0)
 
 
 class Delivery:
@@ -66,14 +60,12 @@ class Delivery:
         self.mismatched_batches = 0
         self.mailbox = None if spec.live is None else Mailbox(spec.number, spec.live, spec.plan.batch_size)
         self.lost_batches = 0
-        self._kept_from = self._claimed_to = 0
-        """Of a live stream, counted in its batches: from where on what any trainer has got is in the ring, and the end of what
-        was claimed."""
         self._has_released = False
         self._new_slot = new_slot
-        self._committed = 0
         self._refilled_s = -REFILL_INTERVAL_S
+        self._promises = Promises(self.ring, self.subscriptions)
         self._pace = Pace(spec.max_skew, spec.slots_max)
+        self._live = None if spec.live is None else LiveWindow(spec.plan, self.ring, self._pace)
         self._unplaced: set[int] = set()
         """Subscriptions with a claim that waits for a slot to be idle."""
         self._stalled: set[int] = set()
@@ -87,10 +79,10 @@ class Delivery:
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
         """Admit a claim or refuse it with a reason; a refused one leaves nothing behind."""
-        start = self._beginning(asked)
+        start = Position(asked.epoch, asked.step) if self._live is None else self._live.beginning(asked)
         course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
         problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
-            self.spec.name, self.ring.slots_max, len(self._active()), self._promised()
+            self.spec.name, self.ring.slots_max, len(self._active()), self._promises.promised
         )
         if self.verdict is not None:
             problem = self.verdict
@@ -113,7 +105,7 @@ class Delivery:
         self._make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
         self._next_is(subscription)
-        self._recount(subscription)
+        self._promises.recount(subscription)
         self._stands(subscription)
         actions.append(
             AdmitSubscription(asked.session, asked.request, asked.subscription, self.spec.number, course, window)
@@ -203,7 +195,7 @@ class Delivery:
         self.ring.remove(slot)
         self._pace.fit(self.ring.slots_max)
         self._claim_elsewhere(slot)
-        needed = max(ENTITLEMENT_SLOTS, self._promised())
+        needed = max(ENTITLEMENT_SLOTS, self._promises.promised)
         if self.ring.slots_max < needed:
             return f"memory for {counted(self.ring.slots_max, 'slot')} could be had, and its trainers need {needed}"
         self._make_room(0)
@@ -274,54 +266,61 @@ class Delivery:
     def let_go(self, slot: Slot) -> None:
         """A lease, a claim, an order or the filling of a slot has ended.
 
-        In a live stream, what nobody has got and nobody claims is not kept: its samples are the next ones again.
+        In a live stream, what no trainer has got and nobody claims is not kept: its samples are the next ones again, though
+        a spectator may still look at them, as long as the ring can do without its slot.
         """
         self.ring.let_go(slot)
-        if self.mailbox is not None and slot.position is not None and not slot.grants and slot.is_idle:
-            self.mailbox.unbind(slot.position)
+        if self._live is None or slot.position is None or slot.grants or slot.is_awaited:
+            return
+        if slot.is_idle or self._live.spares_one():
+            self._take_samples_back(slot)
+
+    def _take_samples_back(self, slot: Slot) -> None:
+        """What is in a slot of a live stream will be given to nobody."""
+        assert self.mailbox is not None
+        assert slot.position is not None
+        self.mailbox.unbind(slot.position)
+        if slot.is_idle:
             self.ring.empty(slot)
+        else:
+            self.ring.spoil(slot)
 
     def wake(self, actions: list[Action]) -> None:
         """Something may have become free: let those who want more try again, whoever is below its fair share first."""
-        free = self._committed < self.ring.slots_max
-        self._try_again(self._unplaced | self._stalled if free else self._unplaced, actions)
-        if self._kept and self._has_spare_slot:
+        self._leave_room_for_who_waits()
+        self._try_again(self._unplaced | self._stalled if self._promises.has_room(1) else self._unplaced, actions)
+        if self._kept and self._promises.newcomer_finds_room:
             self._try_again(self._kept, actions)
         while self._ahead and (self._pace.has_moved() or (self._has_released and self.mailbox is not None)):
             self._has_released = False
             self._try_again(self._ahead, actions)
 
-    # --- live streams -------------------------------------------------------------------------------------------------
+    # --- the steps ----------------------------------------------------------------------------------------------------
 
-    def _beginning(self, asked: SubscriptionAsked) -> Position:
-        """Where a subscription begins: where it asks to, but behind what is gone, and in step with its fellow ranks."""
-        start, steps = Position(asked.epoch, asked.step), self.spec.plan.steps
-        if self.mailbox is None or not 0 < asked.world_size <= steps:
-            return start
-        nearest = self._claimed_to - self.ring.slots_max + self._leased_before(self._claimed_to - self.ring.slots_max)
-        first = max(self._kept_from, nearest)
-        if place_of(self.spec.plan, start) >= first:
-            return start
-        epoch, first_step = divmod(first, steps)
-        base = asked.step if asked.epoch == epoch else 0
-        step = base + -(-(first_step - base) // asked.world_size) * asked.world_size
-        return Position(epoch, step) if step <= steps - asked.world_size else Position(epoch + 1, 0)
+    def _leave_room_for_who_waits(self) -> None:
+        """In a live stream, a trainer that waits for samples is not kept from them by batches for which nobody waits.
 
-    def _fits(self, position: Position) -> bool:
-        """Could a live stream's ring hold this position with all those that the slowest still needs?"""
-        slowest = self._pace.slowest
-        if self.mailbox is None or slowest is None:
-            return True
-        ahead = place_of(self.spec.plan, position) - slowest
-        return ahead <= 0 or ahead + self._leased_before(slowest) < self.ring.slots_max
+        Such a batch takes their room where the one that waited for it is gone, or was a spectator. Its claims are placed anew.
+        """
+        if self.mailbox is None or self.mailbox.has_room_for_one() or not any(map(self._lacks_samples, self._active())):
+            return
+        awaited = {id(one.claims[0].slot) for one in self._active() if one.waiting and one.claims}
+        for slot in sorted(self.ring.slots.values(), key=lambda one: one.position or _BEFORE_ALL, reverse=True):
+            is_bound = slot.position is not None and self.mailbox.is_bound(slot.position)
+            is_written = slot.fill is not None and slot.fill.under_way
+            if is_bound and not is_written and id(slot) not in awaited:
+                self._claim_elsewhere(slot)
+                self._take_samples_back(slot)
+            if self.mailbox.has_room_for_one():
+                return
 
-    def _leased_before(self, place: int) -> int:
-        """How many slots somebody reads that hold what is before a place."""
-        plan = self.spec.plan
-        return sum(
-            slot.leases > 0 and slot.position is not None and place_of(plan, slot.position) < place
-            for slot in self.ring.slots.values()
-        )
+    @property
+    def _has_trainers(self) -> bool:
+        return any(not one.is_spectator for one in self._active())
+
+    def _lacks_samples(self, subscription: Subscription) -> bool:
+        """Does a trainer wait for a batch that has no samples yet?"""
+        return not subscription.is_spectator and self._cause(subscription) is WaitCause.PRODUCERS
 
     def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
         """The nearest claim with rows for a worker; in a live stream, of those that have samples or can get them now."""
@@ -329,23 +328,14 @@ class Delivery:
             if self.mailbox is None:
                 return ahead, slot
             assert slot.position is not None
-            waits = subscription.waiting and ahead == 0
+            waits = subscription.waiting and ahead == 0 and not (subscription.is_spectator and self._has_trainers)
             rows = self.spec.plan.rows(slot.position.step)
             if self.mailbox.is_bound(slot.position) or self.mailbox.may_bind(rows, waits=waits):
                 return ahead, slot
         return None
 
-    def _note_gone(self, slot: Slot) -> None:
-        """What was in a slot is about to be forgotten; in a live stream it can never be filled again."""
-        if self.mailbox is None or slot.position is None or not slot.grants:
-            return
-        self._kept_from = max(self._kept_from, place_of(self.spec.plan, slot.position) + 1)
-        self.lost_batches += self._readers.nearest(slot.position) is not None
-
-    # --- the steps ----------------------------------------------------------------------------------------------------
-
     def _try_again(self, numbers: set[int], actions: list[Action]) -> None:
-        fair_slots = self._fair_slots
+        fair_slots = self._promises.fair_slots
         subscriptions = [self.subscriptions[number] for number in numbers]
         for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
             self._advance(subscription, actions)
@@ -373,18 +363,29 @@ class Delivery:
             share = subscription.course.at(subscription.next_sequence)
             if share is None:
                 return
-            if not self._pace.allows(subscription.course, share.position) or not self._fits(share.position):
+            if not self._may_go(subscription, share.position):
                 self._ahead.add(subscription.number)
                 return
-            if not self._may_claim(subscription):
+            if not self._promises.may_claim(subscription, self._stalled):
                 self._stalled.add(subscription.number)
                 return
             claim = Claim(subscription.next_sequence, share)
-            self._claimed_to = max(self._claimed_to, place_of(self.spec.plan, share.position) + 1)
+            if self._live is not None and not subscription.is_spectator:
+                self._live.claimed(share.position)
             subscription.claims.append(claim)
             self._next_is(subscription)
-            self._recount(subscription)
+            self._promises.recount(subscription)
             self._place(subscription, claim, actions)
+
+    def _may_go(self, subscription: Subscription, position: Position) -> bool:
+        """Are the slower ones near enough? A spectator keeps pace with nobody, and gets one look at a live stream."""
+        is_kept = self._live is None or self._live.fits(position)
+        if not subscription.is_spectator:
+            return is_kept and self._pace.allows(subscription.course, position)
+        if self._live is None:
+            return True
+        is_needless = self._live.is_behind_all(position) and self.ring.find(position) is None
+        return is_kept and not subscription.next_sequence and (not is_needless or self._live.spares_one())
 
     def _account(self, subscription: Subscription) -> None:
         """Note what it waits for from now on, and whether it has as much ahead as it wants. After whatever may change that."""
@@ -407,17 +408,6 @@ class Delivery:
         is_empty = self.mailbox is not None and slot.position is not None and not self.mailbox.is_bound(slot.position)
         return WaitCause.PRODUCERS if is_empty else WaitCause.WORKERS
 
-    def _may_claim(self, subscription: Subscription) -> bool:
-        """Can the ring promise one more slot, and is nobody with less than a fair share in want of it?"""
-        if subscription.usage < ENTITLEMENT_SLOTS:
-            return True
-        if self._committed >= self.ring.slots_max:
-            return False
-        fair_slots = self._fair_slots
-        if subscription.usage < fair_slots:
-            return True
-        return all(self.subscriptions[number].usage >= fair_slots for number in self._stalled)
-
     def _may_grant(self, subscription: Subscription) -> bool:
         """May a claim become a lease, which cannot be taken back?
 
@@ -429,19 +419,10 @@ class Delivery:
             return True
         if subscription.is_remote:
             return False
-        share = self.ring.slots_max // (len(self.subscriptions) + 1)
-        if subscription.waiting or (leases < share and self._has_spare_slot):
+        if subscription.waiting or self._promises.may_read_ahead(leases):
             return True
         self._kept.add(subscription.number)
         return False
-
-    @property
-    def _has_spare_slot(self) -> bool:
-        return self._promised() + 1 + ENTITLEMENT_SLOTS <= self.ring.slots_max
-
-    @property
-    def _fair_slots(self) -> int:
-        return max(ENTITLEMENT_SLOTS, self.ring.slots_max // max(1, len(self.subscriptions)))
 
     def _place(self, subscription: Subscription, claim: Claim, actions: list[Action]) -> None:
         """Find the slot that has, gets or shall get the claimed position."""
@@ -455,7 +436,9 @@ class Delivery:
             if slot is None:
                 self._unplaced.add(subscription.number)
                 return
-            self._note_gone(slot)
+            if self._live is not None and slot.grants and slot.position is not None:
+                self._live.is_gone(slot.position)
+                self.lost_batches += self._readers.nearest(slot.position) is not None
             self.ring.take(slot, position, self.spec.plan.rows(position.step))
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
@@ -466,7 +449,6 @@ class Delivery:
         claim = subscription.claims.popleft()
         slot.unclaim(subscription.number)
         slot.leases += 1
-        slot.grants += 1
         subscription.leases[claim.sequence] = Lease(slot, slot.generation)
         subscription.granted += 1
         if subscription.waiting:
@@ -477,7 +459,6 @@ class Delivery:
         subscription.delivered_samples += count
         self.delivered_batches += 1
         self.delivered_samples += count
-        self.shared_batches += slot.grants == 2  # noqa: PLR2004  the second reader makes it shared
         actions.append(
             GrantLease(
                 self.spec.number,
@@ -493,6 +474,11 @@ class Delivery:
                 subscription.is_remote,
             )
         )
+        if subscription.is_spectator:
+            self.let_go(slot)
+            return
+        slot.grants += 1
+        self.shared_batches += slot.grants == 2  # noqa: PLR2004  the second reader makes it shared
         if self.mailbox is not None and slot.grants == 1:
             self.mailbox.release(claim.share.position, actions)
 
@@ -527,7 +513,7 @@ class Delivery:
         del subscription.leases[sequence]
         if subscription.awaited == sequence:
             subscription.awaited = None
-        self._recount(subscription)
+        self._promises.recount(subscription)
         lease.slot.leases -= 1
         self._has_released = True
         self.let_go(lease.slot)
@@ -539,7 +525,7 @@ class Delivery:
             subscription.ended = True
             subscription.waiting = False
             subscription.awaited = None
-            self._recount(subscription)
+            self._promises.recount(subscription)
             self._pace.forget(subscription.number)
             self._readers.forget(subscription.number)
             self.ring.idle.forget(subscription.number)
@@ -558,21 +544,13 @@ class Delivery:
             self._next_is(subscription)
             if claim.slot is not None:
                 claim.slot.unclaim(subscription.number)
+                self._has_released = True
                 self.let_go(claim.slot)
-        self._recount(subscription)
-
-    def _recount(self, subscription: Subscription) -> None:
-        """Keep the sum of what is committed, whenever a subscription's leases or claims have changed."""
-        self._committed += subscription.committed - subscription.counted
-        subscription.counted = subscription.committed
-
-    def _promised(self) -> int:
-        """Slots that cannot be taken back from those who are admitted: their entitlements, and what they hold beyond."""
-        return sum(one.promised for one in self.subscriptions.values())
+        self._promises.recount(subscription)
 
     def _make_room(self, slots: int) -> None:
         """Take claims back, the farthest one of whoever has most, until the ring can promise ``slots`` more."""
-        while self._committed + slots > self.ring.slots_max:
+        while not self._promises.has_room(slots):
             richest = max((one for one in self._active() if one.claims), key=lambda one: one.usage)
             assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
             self._withdraw_claims(richest, len(richest.claims) - 1)
@@ -617,5 +595,6 @@ class Delivery:
         return Position(0, position.step) if self.spec.repeats else position
 
     def _next_is(self, subscription: Subscription) -> None:
-        """Keep what each reads next, whenever a claim was made or taken back."""
-        self._readers.move(subscription.number, subscription.course, subscription.next_sequence)
+        """Keep what each reads next, whenever a claim was made or taken back; nothing is kept for a spectator."""
+        if not subscription.is_spectator:
+            self._readers.move(subscription.number, subscription.course, subscription.next_sequence)

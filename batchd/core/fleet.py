@@ -89,6 +89,8 @@ class Fleet:
         self.sample_timeout_s = sample_timeout_s
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
+        self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(ORDERS_MAX))
+        """Those that take one more order, by how many they have; who has had them for longest comes first."""
         self._last_number = 0
 
     def spawn_due(self, now: float, actions: list[Action]) -> None:
@@ -111,6 +113,7 @@ class Fleet:
                 self._surplus.add(worker.number)
                 if worker.state is WorkerState.READY:
                     worker.state = WorkerState.LEAVING
+                    self._sort(worker)
         if renews:
             self._places = []
         del self._places[places:]
@@ -125,6 +128,7 @@ class Fleet:
             self._surplus.discard(number)
             if worker.state is not WorkerState.ENDING:
                 worker.state, worker.dismissed_s = WorkerState.LEAVING, now
+                self._sort(worker)
                 actions.append(DismissWorker(number))
 
     @property
@@ -136,8 +140,13 @@ class Fleet:
 
     @property
     def ready(self) -> int:
-        """Workers that take orders."""
+        """Workers that have started and take orders."""
         return sum(worker.state is WorkerState.READY for worker in self.workers.values())
+
+    @property
+    def idle(self) -> int:
+        """Workers that take orders and have none."""
+        return len(self._takers[0])
 
     @property
     def has_orders(self) -> bool:
@@ -146,19 +155,21 @@ class Fleet:
 
     def free(self) -> Worker | None:
         """The worker that will be done first, if any takes one more order."""
-        best: Worker | None = None
-        for worker in self.workers.values():
-            if worker.state is WorkerState.READY and len(worker.orders) < ORDERS_MAX:
-                if not worker.orders:
-                    return worker
-                best = best or worker
-        return best
+        return next((worker for takers in self._takers for worker in takers.values()), None)
+
+    def is_up(self, number: int) -> None:
+        """A worker has started, and takes orders if it is wanted still."""
+        worker = self.workers[number]
+        if worker.state is WorkerState.STARTING:
+            worker.state = WorkerState.READY
+            self._sort(worker)
 
     def give(self, worker: Worker, order: Order, now: float) -> None:
-        """The worker gets an order. Paired with ``done`` or ``gone``."""
+        """The worker gets an order. Paired with ``done``, ``recall`` or ``gone``."""
         if not worker.orders:
             worker.note, worker.noted_s = None, now
         worker.orders[order.number] = order
+        self._sort(worker)
 
     def done(self, worker: Worker, number: int, busy_us: int) -> Order:
         """The worker has carried out an order."""
@@ -166,12 +177,28 @@ class Fleet:
         worker.chunks += 1
         worker.samples += order.rows
         worker.busy_us += busy_us
+        self._sort(worker)
         return order
+
+    def recall(self, number: int) -> None:
+        """Nobody waits for this order any more; whoever has it never got it."""
+        for worker in self.workers.values():
+            if worker.orders.pop(number, None) is not None:
+                self._sort(worker)
+
+    def _sort(self, worker: Worker) -> None:
+        """Keep who takes orders, whenever a worker's state or orders have changed."""
+        for takers in self._takers:
+            takers.pop(worker.number, None)
+        if worker.state is WorkerState.READY and len(worker.orders) < ORDERS_MAX:
+            self._takers[len(worker.orders)][worker.number] = worker
 
     def gone(self, number: int, now: float) -> Worker:
         """The kernel says that the worker is dead; its place is filled again after the back-off."""
         worker = self.workers.pop(number)
         self._surplus.discard(number)
+        for takers in self._takers:
+            takers.pop(number, None)
         if self.is_ending:
             return worker
         if worker.dismissed_s is not None and worker.state is WorkerState.LEAVING:
@@ -213,6 +240,7 @@ class Fleet:
         """Have a worker killed and give it no more orders. ``gone`` follows."""
         if worker.state is not WorkerState.ENDING:
             worker.state = WorkerState.ENDING
+            self._sort(worker)
             actions.append(KillWorker(worker.number, reason))
 
     def forgive(self, gap_s: float, now: float) -> None:

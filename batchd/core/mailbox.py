@@ -8,10 +8,13 @@
       +--- who waits for a place gets the next one that is free, in the order in which they asked
 
 A sample is bound to a row of a batch when a worker is first ordered to fill it, and that binding stays, whatever workers do,
-until some trainer has got the batch. Where nobody wants it any more before that, its samples go back to the head of the queue.
+until some trainer has got the batch. Where nobody wants it any more before that, its samples go back to the head of the queue;
+a spectator has had its look by then, and that uses nothing up.
 
 Who does not wait for its batch (it is read ahead) leaves a batch's worth of places unbound, so that whoever does wait finds room
 for its own: else what is ready for one rank could take every place, while it waits for another rank, and that one for samples.
+Where the one that waited for a batch is gone, and was all that waited for it, the batch gives its samples back when that room
+is needed (``Delivery``).
 
 While there is plenty of room a producer is lent its next place with the word that the last one was taken, which saves it from
 asking. "Plenty" leaves so much that producers who then never write cannot keep a batch from being filled.
@@ -130,6 +133,10 @@ class Mailbox:
         if len(self._queued) < rows:
             return False
         return waits or self._bound_places + rows + self._batch_size <= self._spec.capacity
+
+    def has_room_for_one(self) -> bool:
+        """Could a batch get its samples beside all that are bound?"""
+        return self._bound_places + self._batch_size <= self._spec.capacity
 
     def is_bound(self, position: Position) -> bool:
         """Has the batch its samples?"""

@@ -22,6 +22,8 @@ from batchd.core.statistics import PartStatistics, SlowSample, WaitStatistics, W
 from batchd_wire.orders import Work
 
 SLOWEST_LISTED_MAX = 32
+SLOW_ROWS_KEPT = 256
+"""After so many further slow rows, or twice as many, a sample is no more among the slowest, however slow it was."""
 
 
 class WaitCause(Enum):
@@ -35,7 +37,7 @@ class WaitCause(Enum):
 
 
 class Moment:
-    """The time of the event that is being handled, in seconds; ``DaemonState`` alone sets it."""
+    """The time of the event that is being handled, or of a look at the numbers, in seconds; ``DaemonState`` alone sets it."""
 
     __slots__ = ("now_s",)
 
@@ -100,6 +102,43 @@ class Waits:
         return WaitStatistics(**totals)
 
 
+class SlowList:
+    """Samples that were slow of late: the slowest of the last hundreds of slow rows, and the newest, however slow they were.
+
+    So neither hides the other: what was slow once, or for as long as somebody copied a disk, is forgotten in time.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[int, SlowSample] = {}
+        self._slowest: dict[int, SlowSample] = {}
+        """Of the last slow rows, no more than ``SLOW_ROWS_KEPT``."""
+        self._slowest_before: dict[int, SlowSample] = {}
+        """Of those before them."""
+        self._begun_row = 0
+
+    def add(self, slow: list[tuple[int, str, int]], row: int) -> None:
+        """Samples as a worker reports them were slow once more; ``row``: how many slow rows there were by now."""
+        if row > self._begun_row + SLOW_ROWS_KEPT:
+            self._slowest_before, self._slowest = self._slowest, {}
+            self._begun_row = row
+        for sample, path, taken_us in slow:
+            self._newest.pop(sample, None)  # so that it comes last
+            self._newest[sample] = self._slowest[sample] = SlowSample(sample, path, taken_us / 1e6, row)
+        for sample in list(self._newest)[: -SLOWEST_LISTED_MAX // 2]:
+            del self._newest[sample]
+        slowest = nlargest(SLOWEST_LISTED_MAX // 4, self._slowest.values(), key=_taken_s)
+        self._slowest = {one.sample: one for one in slowest}
+
+    def listed(self) -> tuple[SlowSample, ...]:
+        """All of them, the slowest first."""
+        known = self._slowest_before | self._slowest | self._newest
+        return tuple(sorted(known.values(), key=_taken_s, reverse=True))
+
+
+def _taken_s(one: SlowSample) -> float:
+    return one.taken_s
+
+
 class WorkDone:
     """What the workers did for one stream."""
 
@@ -109,8 +148,11 @@ class WorkDone:
         self._busy_us = self._waited_us = self._cpu_us = 0
         self._read_bytes = 0
         self._usual_us = 0
+        self._cache_hits = self._cache_misses = 0
+        self._cpu_wait_us: int | None = None
+        self._read_cpu_us = 0
         self._slow_rows = self._slow_us = 0
-        self._slowest: dict[int, SlowSample] = {}
+        self._slow = SlowList()
 
     def name_parts(self, names: tuple[str, ...]) -> None:
         """Learn what the times of parts are about."""
@@ -122,34 +164,35 @@ class WorkDone:
         self._busy_us += work.busy_us
         self._waited_us += work.waited_us
         self._cpu_us += work.cpu_us
+        self._read_cpu_us += work.read_cpu_us
+        if work.cpu_wait_us is not None:
+            self._cpu_wait_us = (self._cpu_wait_us or 0) + work.cpu_wait_us
         self._read_bytes += work.read_bytes
+        self._cache_hits += work.cache_hits
+        self._cache_misses += work.cache_misses
         self._usual_us = work.usual_us or self._usual_us
         if len(work.parts_us) == len(self._parts_us):
             self._parts_us = [total + spent for total, spent in zip(self._parts_us, work.parts_us, strict=True)]
         if work.slow_rows:
             self._slow_rows += work.slow_rows
             self._slow_us += work.slow_us
-            self._list_slow(work.slow)
-
-    def _list_slow(self, slow: list[tuple[int, str, int]]) -> None:
-        for sample, path, taken_us in slow:
-            known = self._slowest.get(sample)
-            if known is None or known.taken_s < taken_us / 1e6:
-                self._slowest[sample] = SlowSample(sample, path, taken_us / 1e6)
-        slowest = nlargest(SLOWEST_LISTED_MAX, self._slowest.values(), key=lambda one: one.taken_s)
-        self._slowest = {one.sample: one for one in slowest}
+            self._slow.add(work.slow, self._slow_rows)
 
     def statistics(self) -> WorkStatistics:
-        """The totals, and the slowest samples."""
+        """The totals, and the slowest samples of late, the slowest first."""
         parts = zip(self._names, self._parts_us, strict=True)
         return WorkStatistics(
             busy_s=self._busy_us / 1e6,
             waited_s=self._waited_us / 1e6,
             cpu_s=self._cpu_us / 1e6,
+            cpu_wait_s=self._cpu_wait_us / 1e6 if self._cpu_wait_us is not None else None,
+            read_cpu_s=self._read_cpu_us / 1e6,
             read_bytes=self._read_bytes,
             parts=tuple(PartStatistics(name, spent / 1e6) for name, spent in parts),
             usual_sample_s=self._usual_us / 1e6,
             slow_rows=self._slow_rows,
             slow_s=self._slow_us / 1e6,
-            slowest=tuple(self._slowest.values()),
+            slowest=self._slow.listed(),
+            cache_hits=self._cache_hits,
+            cache_misses=self._cache_misses,
         )

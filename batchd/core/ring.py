@@ -73,7 +73,7 @@ class Slot:
     claims: dict[int, int] = field(default_factory=dict)
     """How many claims each subscription has on it: its trainer will read this filling."""
     grants: int = 0
-    """How often this filling was handed out."""
+    """How often this filling was handed to a trainer; who only wants a look does not count."""
 
     @property
     def is_ready(self) -> bool:
@@ -81,9 +81,14 @@ class Slot:
         return self.position is not None and self.fill is None
 
     @property
+    def is_awaited(self) -> bool:
+        """Will somebody be given what is in it, or is it being written?"""
+        return bool(self.claims) or (self.fill is not None and bool(self.fill.under_way))
+
+    @property
     def is_idle(self) -> bool:
         """May it be taken?"""
-        return not self.leases and not self.claims and (self.fill is None or not self.fill.under_way)
+        return not self.leases and not self.is_awaited
 
     def claim(self, subscription: int) -> None:
         """A subscription will read this filling. Paired with ``unclaim``."""

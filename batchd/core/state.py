@@ -36,7 +36,7 @@ from batchd.core.events import (
     WorkerObserved,
     WorkerReady,
 )
-from batchd.core.fleet import Fleet, Order, WorkerState
+from batchd.core.fleet import Fleet, Order
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
 from batchd.core.spec import StreamSpec
@@ -130,8 +130,10 @@ class DaemonState:
         """Has every ring all the slots that it can have?"""
         return self._growing() is None
 
-    def statistics(self) -> DaemonStatistics:
-        """Everything that can be counted."""
+    def statistics(self, now: float | None = None) -> DaemonStatistics:
+        """Everything that can be counted, up to ``now``; up to the last event where nobody says how late it is."""
+        if now is not None:
+            self._moment.now_s = now
         return DaemonStatistics(
             workers=self.fleet.statistics(),
             streams=tuple(self.streams[number].statistics() for number in self._numbers.values()),
@@ -273,9 +275,7 @@ class DaemonState:
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _worker_ready(self, event: WorkerReady, _now: float, _actions: list[Action]) -> None:
-        worker = self.fleet.workers[event.worker]
-        if worker.state is WorkerState.STARTING:
-            worker.state = WorkerState.READY
+        self.fleet.is_up(event.worker)
 
     def _parts_named(self, event: PartsNamed, _now: float, _actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
@@ -312,8 +312,7 @@ class DaemonState:
         if stream is None:
             return  # it has ended meanwhile
         for order in stream.slot_lost(event.slot, event.reason, actions):
-            for worker in self.fleet.workers.values():
-                worker.orders.pop(order, None)
+            self.fleet.recall(order)
 
     def _growing(self) -> Delivery | None:
         """A stream that is served and whose ring can grow."""
@@ -369,7 +368,9 @@ class DaemonState:
             assert position is not None
             stream.delivery.bind(slot)
             self._last_order += 1
-            rows_max = stream.chunk_rows(fill.pending_rows, self.fleet.ready if distance == 0 else None)
+            rows_max = stream.chunk_rows(
+                fill.pending_rows, len(self.fleet.workers), self.fleet.idle if distance == 0 else 0
+            )
             first, rows = fill.cut(self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)

@@ -34,6 +34,7 @@ class WaitStatistics:
 class SubscriptionStatistics:
     """One trainer's claim. ``epoch`` and ``step``: the next batch it has not consumed (None past its end).
 
+    ``last_epoch`` and ``last_step``: the one that it took last (None before its first). ``is_spectator``: it only wants a look.
     ``ready_ahead``: how many batches from there on are ready, handed over already or not. ``wait_s``: how long the trainer says
     that it waited in all; ``waits``: what for. ``short_of_memory_s``: how long it wanted more batches ahead than the ring has
     room for.
@@ -46,6 +47,9 @@ class SubscriptionStatistics:
     window: int
     epoch: int | None
     step: int | None
+    last_epoch: int | None
+    last_step: int | None
+    is_spectator: bool
     consumed_batches: int
     delivered_samples: int
     held_slots: int
@@ -80,8 +84,24 @@ class LiveStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """The cache of a stream, which so many ``streams`` share. ``kind`` is what it keeps of a sample.
+
+    ``folder``: where its file is, None for one in memory. ``spoilt_samples``: records that were not what had been written.
+    """
+
+    kind: str
+    held_samples: int
+    used_bytes: int
+    budget_bytes: int
+    streams: int
+    folder: str | None = None
+    spoilt_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PartStatistics:
-    """One part of a sample's way in a worker: "read", "decode", the names of steps, "store"."""
+    """One part of a sample's way in a worker: "read", "decode", the names of steps, "store"; and "bad samples", all of theirs."""
 
     name: str
     busy_s: float
@@ -89,31 +109,41 @@ class PartStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """A sample that took several times as long as most, and how long at most. ``path``: where it is."""
+    """A sample that took several times as long as most, and how long it took last. ``path``: where it is.
+
+    ``slow_row``: how many slow rows the stream had had by then.
+    """
 
     sample: int
     path: str
     taken_s: float
+    slow_row: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkStatistics:
     """The workers' time for a stream.
 
-    ``busy_s``: with its samples; ``cpu_s`` of it they had a CPU. ``waited_s``: for a server of files, beside that. ``parts``:
-    what ``busy_s`` consists of, but for what is between samples. ``usual_sample_s``: half of the samples stay below.
-    ``slow_rows`` took several times as long, ``slow_s`` together; ``slowest``: some of these.
+    ``busy_s``: with its samples; ``cpu_s`` of it they had a CPU, ``read_cpu_s`` of that for reading; ``cpu_wait_s`` they wanted
+    one and had none, None where the kernel does not say. ``waited_s``: for a server of files, beside ``busy_s``. ``parts``: what
+    ``busy_s`` consists of, but for what is between samples. ``usual_sample_s``: half of the samples stay below. ``slow_rows``
+    took several times as long, ``slow_s`` together; ``slowest``: some of these, of late. ``cache_hits`` samples were in the
+    stream's cache, ``cache_misses`` were not; none where it has no cache.
     """
 
     busy_s: float
     waited_s: float
     cpu_s: float
+    cpu_wait_s: float | None
+    read_cpu_s: float
     read_bytes: int
     parts: tuple[PartStatistics, ...]
     usual_sample_s: float
     slow_rows: int
     slow_s: float
     slowest: tuple[SlowSample, ...]
+    cache_hits: int = 0
+    cache_misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +152,13 @@ class StreamStatistics:
 
     ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer other than they were written.
     ``live``: its mailbox, where producers push its samples; such a stream has no end, and ``samples`` and ``steps`` say nothing.
+    ``own_source``: its source is somebody's own code.
+    ``bgr_fields``: images whose colours are blue first.
     """
 
     number: int
     name: str
+    own_source: bool
     fingerprint: str
     samples: int
     batch_size: int
@@ -146,6 +179,7 @@ class StreamStatistics:
     sample_s: float
     work: WorkStatistics
     stopped: str | None
+    bgr_fields: tuple[str, ...]
     live: LiveStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...]
 

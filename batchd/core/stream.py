@@ -17,6 +17,8 @@ from batchd_wire.orders import Work
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
+ORDERS_PER_S_MAX = 3_200
+"""From 64 workers on, orders are longer, so that there are no more of them than half of a core can handle (see benchmarks/)."""
 FIRST_CHUNK_ROWS = 8
 """Before anything was measured."""
 BLANK_DEATHS_MAX = 20
@@ -40,11 +42,17 @@ class Stream:
         self._blank_deaths = 0
         self._is_empty = False
 
-    def chunk_rows(self, pending_rows: int, workers: int | None) -> int:
-        """How many rows the next order gets; where a trainer waits, ``workers`` share what is left of its batch."""
-        rows = int(CHUNK_TARGET_S / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
-        if workers is not None:
-            rows = min(rows, -(-pending_rows // workers))
+    def chunk_rows(self, pending_rows: int, workers: int, idle: int) -> int:
+        """How many rows the next order gets, of ``workers`` in all.
+
+        Where a trainer waits, ``idle`` workers share what is left of its batch: it is there sooner, and more orders cost nothing
+        while there is nothing else to do. Of workers that have something in hand none is spared for it: all of them would get
+        ever smaller orders as soon as trainers are faster than they are, which is when orders must be few.
+        """
+        target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX)
+        rows = int(target_s / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
+        if idle > 0:
+            rows = min(rows, -(-pending_rows // idle))
         return max(1, min(rows, self.chunk_rows_max))
 
     def chunk_done(self, order: Order, done: ChunkDone, actions: list[Action]) -> None:
@@ -124,6 +132,7 @@ class Stream:
         return StreamStatistics(
             number=self.spec.number,
             name=self.spec.name,
+            own_source=self.spec.own_source,
             fingerprint=self.spec.fingerprint,
             samples=plan.samples,
             batch_size=plan.batch_size,
@@ -144,6 +153,7 @@ class Stream:
             sample_s=self.sample_s,
             work=self.work.statistics(),
             stopped=delivery.stopped,
+            bgr_fields=self.spec.bgr_fields,
             live=None if delivery.mailbox is None else delivery.mailbox.statistics(delivery.lost_batches),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
@@ -205,6 +215,7 @@ class Stream:
 
 def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:
     share = one.course.at(one.consumed)
+    last = one.course.at(one.consumed - 1) if one.consumed else None
     return SubscriptionStatistics(
         number=one.number,
         session=one.session,
@@ -213,6 +224,9 @@ def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:
         window=one.window,
         epoch=share.position.epoch if share else None,
         step=share.position.step if share else None,
+        last_epoch=last.position.epoch if last else None,
+        last_step=last.position.step if last else None,
+        is_spectator=one.is_spectator,
         consumed_batches=one.consumed,
         delivered_samples=one.delivered_samples,
         held_slots=len(one.leases),

@@ -50,7 +50,7 @@ class Subscription:
     short_of_memory: Spells
     """It wants more ahead than the ring has room for."""
     is_spectator: bool = False
-    """Nobody waits for it."""
+    """It only wants a look: nobody waits for it, nothing is kept for it, and what it gets counts as got by nobody."""
     is_remote: bool = False
     """Its leases last until its batches are sent, so two at a time keep its connection full."""
     served_s: float = 0.0

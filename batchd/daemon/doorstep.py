@@ -134,6 +134,9 @@ class Doorstep:
     def __len__(self) -> int:
         return len(self._connections)
 
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._connections
+
     def host_of(self, descriptor: int) -> str:
         """Where the connection comes from; "" where it went before it was looked at."""
         connection = self._connections.get(descriptor)

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -44,9 +45,12 @@ from batchd.core.actions import (
 )
 from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
+from batchd.daemon.cache_file import CacheOnDisk
+from batchd.daemon.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.guestbook import Guest, Guestbook
 from batchd.daemon.limits import peer_network
+from batchd.daemon.memory import available_bytes
 from batchd.daemon.network import Network
 from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.seldom import Ration, Seldom
@@ -182,9 +186,22 @@ class Loop:
         if self._network is not None:
             self._network.remote.tick()
         self._observer.tick()
+        self._allow_caches()
         self._queue.append(Ticked())
         for worker in self._workers.pids():
             self._queue.append(WorkerObserved(worker, self._workers.note(worker)))
+
+    def _allow_caches(self) -> None:
+        """Let caches fill with what the machine has left, but for what the rings were promised; say what is wrong with files."""
+        every = different(stream.cache for stream in self._streams.values())
+        for cache in every:
+            if isinstance(cache, CacheOnDisk):
+                cache.tell_troubles()
+        caches = [cache for cache in every if isinstance(cache, CacheMemory)]
+        if caches:
+            rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self._streams.values())
+            with suppress(OSError):  # to find out takes a descriptor: where there is none, what was said before counts
+                allow_caches(caches, available_bytes() - max(0, rings_bytes - self.memory.total_bytes))
 
     # --- performing ---------------------------------------------------------------------------------------------------
 
@@ -403,15 +420,16 @@ class Signals:
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
             end.setblocking(False)
-        self._before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
+        # The descriptor before the handlers, or a signal between the two would be nobody's.
         self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, _ignore) for number in _SIGNALS}
         watch.add(self._ours.fileno(), self._read)
 
     def close(self) -> None:
         """Put everything back as it was."""
-        signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
         self._watch.remove(self._ours.fileno())
         self._ours.close()
         self._theirs.close()

@@ -59,10 +59,10 @@ class Notifier:
         """Say in a line how things are, for ``systemctl status``."""
         self._tell([_status(text)])
 
-    def reloading(self) -> None:
+    def reloading(self, status: str) -> None:
         """The configuration is being read again; ``ready`` follows, whatever comes of it."""
         now_us = monotonic_ns() // NANOSECONDS_IN_MICROSECOND
-        self._tell(["RELOADING=1", f"MONOTONIC_USEC={now_us}", _status("reading the configuration again")])
+        self._tell(["RELOADING=1", f"MONOTONIC_USEC={now_us}", _status(status)])
 
     def stopping(self, status: str) -> None:
         """Nothing new is begun any more."""
@@ -74,9 +74,12 @@ class Notifier:
             self._tell(["WATCHDOG=1"])
 
     def scanning(self, status: str) -> None:
-        """A scan gets on: a start, or a reload, may take longer than it usually does."""
+        """A scan gets on: a start, or a reload, may take longer than it usually does.
+
+        sd_notify(3) speaks of starting and stopping alone, but the service manager moves the time-out of whatever it is waiting
+        for, ``ExecReload=`` among it, and with it the watchdog's.
+        """
         self._tell([f"EXTEND_TIMEOUT_USEC={int(EXTENSION_S * MICROSECONDS_IN_S)}", _status(status)])
-        self.progressed()
 
     def close(self) -> None:
         """Say nothing any more."""

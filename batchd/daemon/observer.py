@@ -45,10 +45,10 @@ BIND_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A bound socket and how it is called; without a socket nobody comes in."""
+    """A bound socket and how this machine is called; without a socket nobody comes in."""
 
     listener: socket.socket | None = None
-    host: str = ""
+    names: tuple[str, ...] = ()
     details_for_all: bool = False
 
     @property
@@ -75,7 +75,7 @@ def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
     if place is None:
         return Door()
     try:
-        return Door(_bind_soon(*place), place[0], daemon.http_details)
+        return Door(_bind_soon(*place), (place[0], *(daemon.http_names or ())), daemon.http_details)
     except OSError as error:
         reason = f"{daemon.http} cannot be had: {error.strerror or error}"
         advice = 'set http in [daemon] to another address, or to "off"'
@@ -189,7 +189,7 @@ class ObserverProcess:
             until_done.callback(theirs.close)
             lifeline, listener = theirs.fileno(), self._door.listener.fileno()
             details = "all" if self._door.details_for_all else "insiders"
-            arguments = [str(lifeline), str(listener), os.fspath(self._place.path), self._door.host, details]
+            arguments = [str(lifeline), str(listener), os.fspath(self._place.path), details, *self._door.names]
             popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "batchd.observer", *arguments],
                 pass_fds=(lifeline, listener),

@@ -13,13 +13,17 @@ from typing import TypeAlias
 import structlog
 
 from batchd.config.runtime import default_cache_dir
+from batchd.config.sizes import round_bytes
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.state import DaemonState
 from batchd.daemon.authenticator import Authenticator
+from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
+from batchd.daemon.cache_memory import budgets_bytes
 from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.keys import check_tcp_keys
+from batchd.daemon.launch import Launched
 from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
@@ -70,9 +74,9 @@ class Opening:
             notifier.close()
         return Service(notifier, self._daemon.worker_count())
 
-    def workers(self) -> WorkerProcesses:
-        """Start the workers, which import while sources are scanned."""
-        workers = WorkerProcesses(self.watch)
+    def workers(self, launched: Launched | None) -> WorkerProcesses:
+        """Have the workers started, while sources are scanned. ``launched``: what they are forked from, where it was started."""
+        workers = WorkerProcesses(self.watch, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))
         for number in range(1, self._daemon.worker_count() + 1):
             workers.spawn(number)
@@ -86,8 +90,10 @@ class Opening:
     def rings(self) -> dict[str, RingSize]:
         """Divide the memory. Raises where there is less of it than that."""
         rings = plan_rings(self._config)
-        problem = shortage(sum(ring.ring_bytes for ring in rings.values()), available_bytes())
+        caches_bytes = budgets_bytes(self._config)
+        problem = shortage(sum(ring.ring_bytes for ring in rings.values()) + caches_bytes, available_bytes())
         if problem is not None:
+            problem += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
             raise MemoryTooSmall([Problem("daemon.memory", problem)])
         return rings
 
@@ -114,7 +120,16 @@ class Opening:
         for number, (name, stream) in enumerate(self._config.streams.items(), 1):
             scan = partial(scan_source, progress=partial(progress, name), cache=cache, python_path=python_path)
             streams[number] = open_stream(number, name, stream, rings[name], scan, python_path=python_path)
+            self._provide_cache(streams, number)
+        tell_unwanted({one.cache.path for one in streams.values() if isinstance(one.cache, CacheOnDisk)})
         return streams
+
+    def _provide_cache(self, streams: dict[int, ServedStream], number: int) -> None:
+        try:
+            streams[number].provide_cache(list(streams.values()))
+        except CacheUnusable as error:
+            path, _colon, text = str(error).partition(": ")
+            raise ConfigInvalid([Problem(path, text)]) from None
 
     def state(self, streams: dict[int, ServedStream]) -> DaemonState:
         """What decides."""

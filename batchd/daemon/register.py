@@ -57,6 +57,8 @@ class RemoteSession:
     """By subscription: those that were asked for, and neither refused nor given up."""
     questions: int = 0
     """Asked since the last tick."""
+    ticks_adrift: int = 0
+    """For how many ticks one of its connections has not been there."""
 
     def may_read(self, stream: str) -> bool:
         """Does its key open this stream?"""

@@ -3,10 +3,14 @@
     asked -> process of ``rescan`` -> document -> ``switch``: all at once -> outcome: log, status, whoever asked
                   |                      |
                   +--- died -------------+--- problems: the old configuration stays, with everything that is wrong in the outcome
+                  +--- silent for too long: killed, and the same
 
 Who asks while a configuration is being read may mean a later version of it, so it is read once more afterwards, for all of them.
 
-Invariant: one process at a time, and none is left; every question is answered once.
+A process that hangs in a call of the kernel lives on after it was killed. Nobody waits for it: it is buried when the kernel says
+that it has ended, and the next one may begin before that.
+
+Invariant: one process reads at a time; the loop never waits for one; every question is answered once.
 """
 
 import json
@@ -15,22 +19,24 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import structlog
 
 from batchd import __version__, failpoints
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.rescan import SILENCE_MAX_S
+from batchd.daemon.reserve import ADVICE
 from batchd.daemon.switch import Descriptors, Switch
 from batchd.errors import ExitCode
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded
-from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, StreamScanned
+from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 
 _log = structlog.get_logger()
 
@@ -38,6 +44,10 @@ NO_FILE = (
     "this daemon serves one script, which gave it its configuration and ends with it: end the script's `batchd.serve` and begin "
     "another one"
 )
+NICENESS = 5
+"""Of the process that reads: workers and trainers come first, from its first moment on."""
+KILL_TIMEOUT_S = 2.0
+LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +74,19 @@ class _Reading:
     popen: "subprocess.Popen[bytes]"
     pidfd: int
     channel: socket.socket
+    heard_s: float
+    """When it last got on."""
+    patience_s: int = SILENCE_MAX_S
+    """By its own word: after so long without another one it hangs."""
+    stream: str = ""
+    """Which one it is scanning."""
     descriptors: Descriptors = field(default_factory=dict)
     document: dict[str, Any] | None = None
+    problem: str = ""
+    """Why nothing that it sends counts any more."""
 
     def close(self) -> None:
-        """Let go of everything that has found no other owner. The process must have ended."""
-        os.close(self.pidfd)
+        """Let go of everything but the process that has found no other owner."""
         self.channel.close()
         for descriptors in self.descriptors.values():
             for descriptor in descriptors:
@@ -77,21 +94,28 @@ class _Reading:
         self.descriptors.clear()
 
 
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told how a reload goes: that it ``began``, ``progressed`` (stream, samples found so far) and ``ended``."""
+
+    began: Callable[[], None]
+    progressed: Callable[[str, int], None]
+    ended: Callable[[Outcome], None]
+
+
 @dataclass(slots=True)
 class Reloader:
-    """See the drawing above. ``send`` answers who asked; ``began`` and ``ended`` tell a service manager.
-
-    ``origin`` None: there is no file to read again.
-    """
+    """See the drawing above. ``send`` answers who asked. ``origin`` None: there is no file to read again."""
 
     watch: Watch
     switch: Switch
     origin: Origin | None
     send: Callable[[int, Message], None]
-    began: Callable[[], None]
-    ended: Callable[[Outcome], None]
+    watcher: Watcher
     outcome: Outcome | None = None
     _reading: _Reading | None = None
+    _killed: list[_Reading] = field(default_factory=list)
+    """Those that have not ended yet."""
     _is_wanted: bool = False
     _is_over: bool = False
     _askers: list[tuple[int, int]] = field(default_factory=list)
@@ -111,26 +135,50 @@ class Reloader:
         if self._reading is None:
             self._begin()
 
+    def round_ended(self) -> None:
+        """The loop has heard everybody: give a reading up that has made no progress for too long."""
+        reading = self._reading
+        if reading is None:
+            return
+        silent_s = monotonic() - reading.heard_s
+        if silent_s <= reading.patience_s:
+            return
+        self._kill(reading)
+        where = f"scanning stream {reading.stream!r}" if reading.stream else "reading the configuration"
+        self._conclude(
+            ExitCode.FAILED,
+            f"{where} has made no progress for {silent_s:.0f} s, and was given up: is its storage hung? Bring it back, and "
+            "reload again",
+        )
+        self._begin()
+
     def abandon(self) -> None:
         """The daemon is about to end: whatever was asked for comes to nothing."""
         self._is_over = True
         reading = self._reading
         if reading is not None:
-            self._reading = None
-            reading.popen.kill()
-            self._bury(reading)
-            reading.close()
+            self._kill(reading)
         if reading is not None or self._later:
             self._askers += self._later
             self._later = []
             self._conclude(ExitCode.FAILED, "the daemon is shutting down")
+
+    def close(self) -> None:
+        """See that no process is left but one that the kernel does not let go."""
+        self.abandon()
+        for reading in list(self._killed):
+            try:
+                reading.popen.wait(KILL_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                _log.error("reloading process cannot be killed", pid=reading.popen.pid, advice="is its storage hung?")
+            self._bury(reading)
 
     def _begin(self) -> None:
         if self._is_over or not self._is_wanted:
             return
         self._is_wanted = False
         self._askers, self._later = self._later, []
-        self.began()
+        self.watcher.began()
         failpoints.passing("daemon.reloading")
         if self.origin is None:
             self._conclude(ExitCode.FAILED, NO_FILE)
@@ -160,40 +208,58 @@ class Reloader:
                 stdout=2,  # ours is for the address alone
                 process_group=0,
             )
-            reading = _Reading(popen, os.pidfd_open(popen.pid), ours)
+            where_it_fails.callback(popen.wait)
+            where_it_fails.callback(popen.kill)
+            with suppress(PermissionError):  # the filter of a container may refuse it, and then it just competes
+                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+            reading = _Reading(popen, os.pidfd_open(popen.pid), ours, monotonic())
             where_it_fails.pop_all()
         return reading
 
     def _receive(self, reading: _Reading) -> None:
         """Take what the other process sends, until there is nothing."""
         try:
-            while True:
+            while not reading.problem:
                 message, descriptors = receive_message(reading.channel, TO_DAEMON_FROM_RESCAN)
-                if isinstance(message, StreamScanned):
-                    reading.descriptors[message.name] = descriptors
-                else:
-                    (memory,) = descriptors
-                    with os.fdopen(memory, "rb") as document:
-                        reading.document = json.loads(document.read())
+                reading.heard_s = monotonic()
+                self._take(reading, message, descriptors)
         except BlockingIOError:
             return
         except ChannelClosed:
             self.watch.remove(reading.channel.fileno())
-        except MalformedMessage:
+        except MalformedMessage as error:
+            # What follows would be put into force without what was in this one.
+            reading.problem = f"what it sent cannot be read ({error}). If there are no descriptors left: {ADVICE}"
+            self.watch.remove(reading.channel.fileno())
             reading.popen.kill()
+
+    def _take(self, reading: _Reading, message: Message, descriptors: list[int]) -> None:
+        if isinstance(message, ScanProgressed):
+            reading.stream, reading.patience_s = message.name, message.patience_s
+            if message.name:
+                self.watcher.progressed(message.name, message.found)
+        elif isinstance(message, RescanLogged):
+            if message.level in LOG_LEVELS:
+                getattr(_log, message.level)(**{**message.facts, "event": message.event})
+        elif isinstance(message, StreamScanned):
+            reading.descriptors[message.name] = descriptors
+        else:
+            assert isinstance(message, ConfigRead)
+            (memory,) = descriptors
+            with os.fdopen(memory, "rb") as document:
+                reading.document = json.loads(document.read())
 
     def _end(self, reading: _Reading) -> None:
         """The other process has ended: with a document, or without one."""
         self._receive(reading)
-        status = self._bury(reading)
+        self.watch.remove(reading.channel.fileno())
+        status = self._forget(reading)
         self._reading = None
         failpoints.passing("daemon.reload.read")
         document = reading.document
-        if document is None:
-            self._conclude(
-                ExitCode.FAILED,
-                f"the process that reads the configuration ended without a word (status {status}); see the log",
-            )
+        if reading.problem or document is None:
+            how = reading.problem or f"it ended without a word (status {status}); see the log"
+            self._conclude(ExitCode.FAILED, f"the process that reads the configuration failed: {how}")
         elif document["exit_code"]:
             self._conclude(document["exit_code"], document["problem"])
         else:
@@ -202,6 +268,12 @@ class Reloader:
         self._begin()
 
     def _put_into_force(self, document: dict[str, Any], descriptors: Descriptors) -> None:
+        missing = document["streams"].keys() - descriptors.keys()
+        if missing:
+            self._conclude(
+                ExitCode.FAILED, f"what is new cannot be had: no index of {', '.join(sorted(missing))} has come"
+            )
+            return
         try:
             text = self.switch.perform(document, descriptors)
         except OSError as error:
@@ -219,9 +291,25 @@ class Reloader:
         for session, request in self._askers:
             self.send(session, Reloaded(request, exit_code, shown))
         self._askers.clear()
-        self.ended(self.outcome)
+        self.watcher.ended(self.outcome)
 
-    def _bury(self, reading: _Reading) -> int:
+    def _kill(self, reading: _Reading) -> None:
+        """Have nothing to do with a process any more. It is buried when it has ended."""
+        self._reading = None
         for descriptor in (reading.channel.fileno(), reading.pidfd):
             self.watch.remove(descriptor)
-        return reading.popen.wait()
+        reading.popen.kill()
+        reading.close()
+        self._killed.append(reading)
+        self.watch.add(reading.pidfd, lambda: self._bury(reading))
+
+    def _bury(self, reading: _Reading) -> None:
+        """One that was killed has ended, or nobody waits for that any longer."""
+        self._killed.remove(reading)
+        self._forget(reading)
+
+    def _forget(self, reading: _Reading) -> int | None:
+        """Let go of a process; its exit status, where it has ended."""
+        self.watch.remove(reading.pidfd)
+        os.close(reading.pidfd)
+        return reading.popen.poll()

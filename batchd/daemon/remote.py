@@ -212,8 +212,9 @@ class RemoteSessions:
         self._limits = limits
 
     def tick(self) -> None:
-        """Time has passed: note what was sent until now, and end the sessions of keys that have been revoked."""
+        """Time has passed: note what was sent until now, and end the sessions of keys that were revoked, and those adrift."""
         self._doorstep.tick()
+        self._end_adrift()
         for session in self.everybody():
             session.marks.append((monotonic(), session.sent_bytes))
             session.questions = 0
@@ -223,6 +224,20 @@ class RemoteSessions:
             if session.key is None or not self._keys.holds(session.key.name, session.key.public):
                 self._send(session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode()])
                 self._end(session, "its key has been revoked")
+
+    def _end_adrift(self) -> None:
+        """End the sessions of connections that are not there.
+
+        ZeroMQ tells of an end before it hands over what had come until then: a ``Greet`` that is read after that begins a session
+        whose end has been told already. Two ticks, as a beginning may be told late as well.
+        """
+        for session in self.everybody():
+            if all(descriptor in self._doorstep for _routing, descriptor in session.connections):
+                session.ticks_adrift = 0
+                continue
+            session.ticks_adrift += 1
+            if session.ticks_adrift > 1:
+                self._end(session, "")
 
     def _send(self, session: RemoteSession, frames: list[bytes | memoryview], over: Connection | None = None) -> None:
         routing, _descriptor = over or session.connections[0]

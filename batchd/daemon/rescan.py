@@ -1,6 +1,8 @@
 """The configuration, read and scanned again for a daemon that goes on serving. RESCAN, a process started by the daemon.
 
     daemon   --- errand (memfd, JSON) --->  python -m batchd.daemon.rescan CHANNEL_FD ERRAND_FD
+             <-- ScanProgressed ---------   now and then, as long as the scan gets on
+             <-- RescanLogged -----------   each line of log, which the daemon writes as it writes its own
              <-- StreamScanned + index --   one for each stream that is new or other than before
              <-- ConfigRead + document --   what is to be served, or everything that is wrong; then it ends
 
@@ -14,20 +16,25 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from time import monotonic
+from typing import Any, NoReturn
+
+import structlog
 
 from batchd import __version__, failpoints
+from batchd.config.composed_sources import UnreadSource, parts_of
 from batchd.config.load import Reading, read_config
 from batchd.config.runtime import default_cache_dir
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
+from batchd.config.source import SourceOptions
 from batchd.config.tree import Config, DaemonConfig
 from batchd.daemon.checkup import check_reading
 from batchd.daemon.memory import available_bytes, shortage
@@ -41,10 +48,16 @@ from batchd.sources.index import write_all
 from batchd.sources.scan import scan_source
 from batchd.sources.storage import CHECK_LIMITS, StorageLimits
 from batchd_wire.channel import ChannelClosed, send_message
-from batchd_wire.orders import ConfigRead, StreamScanned
+from batchd_wire.orders import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 
-NICENESS = 10
-"""Workers and trainers come first."""
+PROGRESS_EVERY_S = 0.5
+SILENCE_MAX_S = 300
+"""What may pass without a word, besides what others may take: a scan reports after some thousand samples, but says nothing while
+it looks whether a large index of before still holds."""
+LOOK_MAX_S = 10
+"""More than ``CHECK_LIMITS`` allow for a stream."""
+FACT_CHARACTERS_MAX = 4_000
+"""As the log has it."""
 LIVE_KEYS = (
     "workers",
     "memory",
@@ -64,7 +77,9 @@ LIVE_KEYS = (
 class Errand:
     """What the daemon serves now, and where its configuration is.
 
-    ``daemon``: [daemon] as it is in force. ``signatures`` and ``slots`` (the most that a ring may have): of each stream by name.
+    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may go on as it is, by name. ``slots`` (the most
+    that a ring may have): of each stream by name. ``made_bytes``: memory that the rings and mailboxes of all of them have.
+    ``cached_bytes``: memory that each of their caches has, by its key.
     """
 
     version: str
@@ -73,18 +88,46 @@ class Errand:
     daemon: dict[str, Any]
     signatures: dict[str, str]
     slots: dict[str, int]
+    made_bytes: int
+    cached_bytes: dict[str, int]
+
+
+class Progress:
+    """Tells the daemon how far it is: when something begins, and then now and then."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._patience_s = SILENCE_MAX_S
+        self._told_s = float("-inf")
+
+    def looking(self, streams: int) -> None:
+        """So many streams are looked at, without a word from any of them."""
+        self._patience_s = SILENCE_MAX_S + LOOK_MAX_S * streams
+        self._tell("", 0)
+
+    def begun(self, stream: str, may_take_s: float) -> None:
+        """A source is scanned. ``may_take_s``: how long whoever is asked for it may say nothing."""
+        self._patience_s = SILENCE_MAX_S + ceil(may_take_s)
+        self._tell(stream, 0)
+
+    def found(self, stream: str, samples: int) -> None:
+        """So many samples of a stream so far."""
+        if monotonic() - self._told_s >= PROGRESS_EVERY_S:
+            self._tell(stream, samples)
+
+    def _tell(self, stream: str, samples: int) -> None:
+        self._told_s = monotonic()
+        send_message(self._channel, ScanProgressed(stream, samples, self._patience_s))
 
 
 def main() -> int:
     """Do one errand; the exit status."""
     channel_descriptor, errand_descriptor = map(int, sys.argv[1:])
-    with suppress(PermissionError):  # the filter of a container may refuse it, and then the scan just competes
-        os.nice(NICENESS)
     with socket.socket(fileno=channel_descriptor) as channel, os.fdopen(errand_descriptor, "rb") as errand_file:
         Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
-        errand = Errand(**json.load(errand_file))
+        structlog.configure(processors=[partial(_log_there, channel)])
         try:
-            document = _do(errand, channel)
+            document = _do(_errand(json.load(errand_file)), channel)
         except BatchdError as error:
             document = {"exit_code": int(error.exit_code), "problem": str(error)}
         except OSError as error:
@@ -102,20 +145,40 @@ def _end_with_daemon(channel: socket.socket) -> None:
     os._exit(1)
 
 
-def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
-    if errand.version != __version__:
+def _log_there(channel: socket.socket, _logger: object, level: str, event: MutableMapping[str, Any]) -> NoReturn:
+    """A processor: the daemon writes the line. It knows the form of its log, and which levels are wanted."""
+    facts: dict[str, object] = {name: _printable(fact) for name, fact in event.items() if name != "event"}
+    with suppress(ChannelClosed):
+        send_message(channel, RescanLogged(level, _printable(event["event"]), facts))
+    raise structlog.DropEvent
+
+
+def _printable(fact: object) -> str:
+    """A name of a file need not be text, and a message takes text alone."""
+    return str(fact)[:FACT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def _errand(plain: dict[str, Any]) -> Errand:
+    """The errand of a daemon of our own version: no other's is known."""
+    if plain["version"] != __version__:
         raise BatchdError(
-            f"batchd {__version__} is installed, and the daemon that runs is {errand.version}: restart it, since it can start "
+            f"batchd {__version__} is installed, and the daemon that runs is {plain['version']}: restart it, since it can start "
             "no workers of its own version any more"
         )
+    return Errand(**plain)
+
+
+def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
     failpoints.passing("rescan.starting")
     storage.use(CHECK_LIMITS)
     file = Path(errand.file)
     reading = read_config(file, errand.overrides)
+    progress = Progress(channel)
+    progress.looking(len(reading.config.streams) if reading.config is not None else 0)
     config, rings = check_reading(reading, file)
     storage.use(StorageLimits(*config.daemon.storage_limits()))
     now = DaemonConfig.model_validate_json(json.dumps(errand.daemon))
-    streams = {name: _scan(name, config, rings[name], now) for name in config.streams}
+    streams = {name: _scan(name, config, rings[name], now, progress) for name in config.streams}
     same = [name for name, stream in streams.items() if errand.signatures.get(name) == stream.signature]
     rings |= {name: replace(rings[name], slots_max=errand.slots[name]) for name in same}
     restart = [
@@ -123,7 +186,11 @@ def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
         for key in DaemonConfig.model_fields
         if key not in LIVE_KEYS and getattr(config.daemon, key) != getattr(now, key)
     ]
-    restart += _check_memory(reading, file, config, now, rings, same)
+    made_bytes = errand.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
+    specs = [stream.cache_spec for stream in streams.values()]
+    caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder}
+    caches_bytes = sum(spec.budget_bytes - errand.cached_bytes.get(key, 0) for key, spec in caches.items())
+    restart += _check_memory(reading, file, config, now, rings, same, made_bytes - caches_bytes)
     reserved = _check_descriptors(reading, file, config, rings)
     for name, stream in streams.items():
         if name not in same:
@@ -142,11 +209,20 @@ def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
     }
 
 
-def _scan(name: str, config: Config, ring: RingSize, now: DaemonConfig) -> ServedStream:
+def _scan(name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: Progress) -> ServedStream:
+    timeout_s, retries, _deadline_s = config.daemon.storage_limits()
+    progress.begun(name, timeout_s * (1 + retries) + _may_take_s(config.streams[name].source))
+    failpoints.passing("rescan.scanning")
     python_path = config.daemon.python_path or ()
     cache = IndexCache(now.cache_dir or default_cache_dir())
-    scan = partial(scan_source, progress=lambda _found: None, cache=cache, python_path=python_path)
+    scan = partial(scan_source, progress=partial(progress.found, name), cache=cache, python_path=python_path)
     return open_stream(0, name, config.streams[name], ring, scan, python_path=python_path)
+
+
+def _may_take_s(source: SourceOptions | UnreadSource) -> float:
+    """For how long a source's own configuration lets a library, or a function, say nothing."""
+    own_s = max(getattr(source, "length_timeout_s", 0.0), getattr(source, "scan_timeout_s", 0.0))
+    return max([own_s, *(_may_take_s(part) for _key, part in parts_of(source))])
 
 
 def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there, and what may be said of it
@@ -156,14 +232,20 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
     now: DaemonConfig,
     rings: Mapping[str, RingSize],
     same: list[str],
+    made_bytes: int,
 ) -> list[str]:
-    """Refuse what does not fit beside the rings that stay. What of [daemon] cannot change before a restart."""
+    """Refuse what does not fit beside the rings that stay. What of [daemon] cannot change before a restart.
+
+    ``made_bytes``: what the rings have already of the memory that they will have, those that are replaced among them, less
+    what caches may still take.
+    """
     kept_bytes = sum(rings[name].ring_bytes for name in same)
     others = [name for name in rings if name not in same]
     need_bytes = sum(rings[name].ring_bytes for name in others)
     is_too_little = config.daemon.memory < kept_bytes
     limit_bytes = now.memory if is_too_little else config.daemon.memory
-    problem = shortage(need_bytes, available_bytes()) if need_bytes else None
+    more_bytes = max(0, kept_bytes + need_bytes - made_bytes)
+    problem = shortage(more_bytes, available_bytes()) if others else None
     if kept_bytes + need_bytes > limit_bytes:
         problem = (
             f"need {round_bytes(need_bytes, ceil)} for {', '.join(others)}, have {round_bytes(limit_bytes - kept_bytes, floor)} "
@@ -198,7 +280,8 @@ def _plain(stream: ServedStream) -> dict[str, Any]:
         "signature": stream.signature,
         "classes": stream.classes,
         "place_layout": stream.place_layout,
-        "mailbox_bytes": stream.mailbox.mailbox_bytes if stream.mailbox is not None else 0,
+        "mailbox_bytes": stream.mailbox_bytes,
+        "cache": stream.cache_spec._asdict() if stream.cache_spec is not None else None,
     }
 
 

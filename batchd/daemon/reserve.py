@@ -34,9 +34,13 @@ MADE_AT_ONCE = 16
 OWN_DESCRIPTORS = 64
 """Standard streams, ZeroMQ's threads and sockets, the directory's lock, signals, what is read now and then."""
 WORKER_DESCRIPTORS = 6
-"""Its channel and its pidfd, and what it takes to start one."""
+"""Its channel, its note, its pidfd and its state, and what it takes to start one."""
 MAILBOX_DESCRIPTORS = 2
 """To write and to read the mailbox of a live stream."""
+CACHE_DESCRIPTORS = 2 + MAPPING_DESCRIPTORS
+"""The cache of a stream, its mapping, and its claims; streams may share them."""
+DISK_CACHE_DESCRIPTORS = 2 + CACHE_DESCRIPTORS
+"""One on disk has its file, and its lock, too."""
 LOCAL_SESSION_DESCRIPTORS = 2
 """Its lifeline, and its connection to ZeroMQ."""
 TCP_OVERSHOOT = 2_048
@@ -198,7 +202,9 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
         own=OWN_DESCRIPTORS
         + WORKER_DESCRIPTORS * daemon.worker_count()
         + len(config.streams)
-        + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values()),
+        + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values())
+        + CACHE_DESCRIPTORS * sum(stream.cache_memory is not None for stream in config.streams.values())
+        + DISK_CACHE_DESCRIPTORS * sum(stream.cache_dir is not None for stream in config.streams.values()),
         slots=per_slot * sum(ring.slots_max for ring in rings.values()),
         connections=connections,
         per_slot=per_slot,

@@ -18,6 +18,7 @@ from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config, StreamConfig
+from batchd.daemon.cache_folder import cache_problems
 from batchd.daemon.findings import look_at_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.pipeline.fields import sample_fields
@@ -61,7 +62,7 @@ def plan_rings(config: Config, *, thoroughly: bool = False) -> dict[str, RingSiz
     where it is only the memory that does not suffice; either carries everything that is wrong with any stream. The problems
     have no lines yet.
     """
-    problems: list[Problem] = []
+    problems = cache_problems(config)
     columns: dict[str, tuple[Column, ...]] = {}
     layouts: dict[str, SlotLayout] = {}
     for name, stream in config.streams.items():

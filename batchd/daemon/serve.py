@@ -8,8 +8,8 @@ sockets are removed while the lock is held.
 """
 
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -19,9 +19,10 @@ import structlog
 from batchd import failpoints
 from batchd.config.tree import Config
 from batchd.daemon.clerk import Clerk
+from batchd.daemon.launch import Launched
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.opening import Opening, Progress
-from batchd.daemon.reload import Origin, Outcome, Reloader
+from batchd.daemon.reload import Origin, Outcome, Reloader, Watcher
 from batchd.daemon.reservation import Reservation
 from batchd.daemon.runtime import hold
 from batchd.daemon.service import Service
@@ -47,6 +48,8 @@ class ServeOptions:
     """Told the address when trainers may come."""
     origin: Origin | None = None
     """Where the configuration came from, so that it can be read again; None where nobody may ask for that."""
+    launched: Launched | None = None
+    """What workers are forked from, where it was started already."""
 
 
 def serve(config: Config, options: ServeOptions) -> None:
@@ -55,10 +58,11 @@ def serve(config: Config, options: ServeOptions) -> None:
     storage.use(StorageLimits(*config.daemon.storage_limits()))
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
+        hangups = stack.enter_context(_remembered_hangups())
         opening = Opening(config, stack)
         service = opening.service(is_embedded=is_embedded)
         held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=is_embedded))
-        workers = opening.workers()
+        workers = opening.workers(options.launched)
         failpoints.passing("daemon.starting")
         observer = opening.observer(held.names, is_embedded=is_embedded)
         rings = opening.rings()
@@ -67,7 +71,7 @@ def serve(config: Config, options: ServeOptions) -> None:
         state = opening.state(streams)
         loop = Loop(state, streams, memory, opening.watch)
         workers.enqueue = loop.enqueue
-        clerk = Clerk(state, memory, workers, observer, started_s)
+        clerk = Clerk(state, streams, memory, workers, observer, started_s)
         desk = Desk(loop.enqueue, clerk.answer, Numbers(), clerk.reload)
         sessions = clerk.sessions = opening.sessions(desk)
         network = opening.network(desk, memory, held.names)
@@ -88,10 +92,10 @@ def serve(config: Config, options: ServeOptions) -> None:
             last_number=len(streams),
             imported=code_in(streams.values()),
         )
-        ended = partial(_reload_ended, service, switch)
+        watcher = Watcher(service.reloading, service.rescanned, partial(_reload_ended, service, switch))
         origin = None if is_embedded else options.origin
-        clerk.reloader = reloader = Reloader(opening.watch, switch, origin, sessions.send, service.reloading, ended)
-        stack.callback(reloader.abandon)
+        clerk.reloader = reloader = Reloader(opening.watch, switch, origin, sessions.send, watcher)
+        stack.callback(reloader.close)
         stack.callback(Signals(opening.watch, _signal_handler(loop, reloader)).close)
         if options.lifeline is not None:
             opening.watch.add(options.lifeline, loop.stop)
@@ -104,14 +108,34 @@ def serve(config: Config, options: ServeOptions) -> None:
         options.ready(held.names.address)
         observer.start(sessions.adopt)
         reservation = Reservation(state, loop.enqueue, is_wanted=config.daemon.reserve == "start")
-        loop.after_round = partial(_round_ended, loop, service, reservation)
+        loop.after_round = partial(_round_ended, loop, service, reservation, reloader)
+        if hangups:
+            reloader.ask()
         loop.run()
         service.stopping()
         drained = state.is_drained
     _log.info("stopped", drained=drained)
 
 
-def _round_ended(loop: Loop, service: Service, reservation: Reservation) -> None:
+@contextmanager
+def _remembered_hangups() -> Iterator[list[int]]:
+    """SIGHUP does not end us while ``Signals`` is not there yet, or not any more; those that came are remembered.
+
+    A function, and not SIG_IGN: what is ignored, the processes that we start would ignore, too. That is what nohup wants, so
+    where SIGHUP is ignored already it stays so.
+    """
+    hangups: list[int] = []
+    before = signal.getsignal(signal.SIGHUP)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
+    try:
+        yield hangups
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _round_ended(loop: Loop, service: Service, reservation: Reservation, reloader: Reloader) -> None:
+    reloader.round_ended()
     memory_bytes = loop.memory.total_bytes
     reservation.round_ended(loop.lack, memory_bytes)
     if not reservation.is_complete:

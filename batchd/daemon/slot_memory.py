@@ -40,8 +40,12 @@ class SlotMemory:
         """Descriptors that are still to be closed."""
 
     def create(self, slot: int, slot_bytes: int) -> None:
-        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made."""
-        problem = shortage(slot_bytes, _available_bytes())
+        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made.
+
+        What was given back and is not closed yet is closed before that is said: a ring that lacks a slot stays smaller.
+        """
+        while (problem := shortage(slot_bytes, _available_bytes())) is not None and self._freed:
+            self.free_some()
         if problem is not None:
             raise MemoryError(problem)
         blank = self._blanks.take()

@@ -1,6 +1,6 @@
 """What ``batchd status`` shows, as plain data: the core's statistics and what only the daemon knows. DAEMON process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from time import monotonic
 
@@ -16,8 +16,12 @@ def plain_status(
     daemon: Plain,
     trainers: Sequence[Session | RemoteSession],
     worker_pids: dict[int, int],
+    caches: Mapping[int, Plain],
 ) -> Plain:
-    """Join them: ``{"daemon": …, "workers": […], "trainers": […], "streams": […]}``; keys with units, as in the statistics."""
+    """Join them: ``{"daemon": …, "workers": […], "trainers": […], "streams": […]}``; keys with units, as in the statistics.
+
+    ``caches``: by the numbers of streams that have one.
+    """
     return {
         "daemon": {
             **daemon,
@@ -27,7 +31,7 @@ def plain_status(
         },
         "workers": [{**asdict(worker), "pid": worker_pids.get(worker.number)} for worker in statistics.workers],
         "trainers": [_trainer(one) for one in trainers],
-        "streams": [_plain(asdict(stream)) for stream in statistics.streams],
+        "streams": [{**_plain(asdict(stream)), "cache": caches.get(stream.number)} for stream in statistics.streams],
     }
 
 

@@ -11,7 +11,7 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,11 +26,14 @@ from batchd.config.tree import StreamConfig
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
+from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable
+from batchd.daemon.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
-from batchd.functions.named import code_of
-from batchd.pipeline.fields import is_random
+from batchd.functions.named import code_of, runs_own_code
+from batchd.pipeline.cut import cut_of, steps_of
+from batchd.pipeline.fields import columns_after, is_random
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
 from batchd.sources import storage
 from batchd.sources.index import SourceIndex
@@ -75,6 +78,9 @@ class ServedStream:
     place_layout: object = None
     mailbox: MailboxMemory | None = None
     """Of a live stream."""
+    cache_spec: CacheSpec | None = None
+    cache: CacheMemory | CacheOnDisk | None = None
+    """What its workers keep samples in; whoever serves the stream provides it, see ``provide_cache``."""
     quarantined: list[int] = field(default_factory=list)
 
     @property
@@ -88,23 +94,45 @@ class ServedStream:
         return self.spec.name
 
     @property
-    def ring_bytes(self) -> int:
-        """The most memory that its ring takes, with the mailbox before it."""
-        mailbox_bytes = self.mailbox.mailbox_bytes if self.mailbox is not None else 0
-        return self.spec.slots_max * self.layout.slot_bytes + mailbox_bytes
+    def mailbox_bytes(self) -> int:
+        """The memory of its mailbox; 0 where it is no live stream."""
+        return self.mailbox.mailbox_bytes if self.mailbox is not None else 0
 
     @property
     def descriptors(self) -> list[int]:
-        """What goes to a worker with ``serve_stream``: the index, and the mailbox of a live stream."""
-        return [self.index_descriptor] + ([self.mailbox.readable] if self.mailbox is not None else [])
+        """What goes to a worker with ``serve_stream``: the index, and the mailbox of a live stream, or the cache."""
+        mailbox = [self.mailbox.readable] if self.mailbox is not None else []
+        return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
+
+    def provide_cache(self, others: Iterable["ServedStream"]) -> None:
+        """Have the cache that one of the ``others`` has, or else a new one, where it wants one. Raises ``OSError``."""
+        spec = self.cache_spec
+        if spec is None:
+            return
+        place = spec.key, spec.folder
+        same = (
+            one.cache
+            for one in others
+            if one.cache is not None and (one.cache.spec.key, one.cache.spec.folder) == place
+        )
+        try:
+            cache = next(same, None) or (CacheOnDisk(spec) if spec.folder else CacheMemory(spec))
+        except CacheUnusable as error:
+            raise CacheUnusable(f"streams.{self.name}.cache_dir: {error.strerror or error}") from None
+        cache.join()
+        self.cache = cache
+        if isinstance(cache, CacheOnDisk):
+            cache.resize(spec.budget_bytes)
 
     def serve_stream(self) -> ServeStream:
         """What a worker is told; goes with ``descriptors``."""
         return replace(self.told, storage=storage.limits().to_wire())
 
     def close(self) -> None:
-        """Let go of the index and the mailbox. Workers and producers that have them keep them."""
+        """Let go of the index, the mailbox and the cache. Workers and producers that have them keep them."""
         os.close(self.index_descriptor)
+        if self.cache is not None:
+            self.cache.leave()
         if self.mailbox is not None:
             self.mailbox.close()
 
@@ -119,7 +147,8 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     try:
-        digests = digests_of(config.pipeline)
+        steps = steps_of(config.pipeline, config.cache_short_side)
+        digests = digests_of(steps)
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     source = config.source
@@ -136,14 +165,16 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         name=name,
         fingerprint=fingerprint(config, ring.columns, index.digest, digests, code.digests),
         plan=plan,
-        repeats=not (config.shuffle or config.source.is_live or is_random(config.pipeline)),
+        repeats=not (config.shuffle or config.source.is_live or is_random(steps)),
         window=config.window,
         remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
         slots_max=ring.slots_max,
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
+        bgr_fields=tuple(name for name, made in columns_after(ring.columns, steps).items() if made.is_bgr),
         live=live,
+        own_source=runs_own_code(source),
     )
     layout = ring.layout.to_wire()
     told = ServeStream(
@@ -156,13 +187,15 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         on_error=config.on_error,
         source=source_to_plain(source),
         columns=[(column.name, column.text) for column in ring.columns],
-        steps=[step_to_plain(step) for step in config.pipeline],
+        steps=[step_to_plain(step) for step in steps],
         files=[(str(path), digest) for path, digest in digests.items()],
         storage=storage.limits().to_wire(),
         layout=layout,
         python_path=list(code.python_path),
         modules={**code.digests},
+        cache=config.cache,
     )
+    modules = code.digests if runs_own_code(source) else NO_MODULES
     return ServedStream(
         spec=spec,
         told=told,
@@ -172,6 +205,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         classes=_classes(index),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
+        cache_spec=cache_spec(name, config, index, modules, digests),
     )
 
 
@@ -202,19 +236,23 @@ def fingerprint(
 
     A file that a step reads counts by its content, wherever it lies, and ``modules`` of people's own functions by theirs.
 
-    Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it.
+    Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it; nor a cache, but
+    for one of decoded samples, for which the pipeline is cut.
     """
+    steps = steps_of(config.pipeline, config.cache_short_side)
     content = {
         "version": CONTENT_VERSION,
         "source": source_digest,
         "columns": [(column.name, column.text) for column in columns],
-        "steps": [named_by_content(step, digests) for step in config.pipeline],
+        "steps": [named_by_content(step, digests) for step in steps],
         "batch_size": config.batch_size,
         "seed": config.seed,
         "shuffle": config.is_shuffled,
         "drop_last": config.drop_last,
         "on_error": config.on_error,
     }
+    if config.cache == "decoded":
+        content["cut"] = cut_of(steps)  # what is decoded without knowing a crop may be other pixels
     if modules:
         content["modules"] = dict(modules)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]

@@ -18,6 +18,7 @@ from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
+from batchd.daemon.cache_memory import CacheSpec, different
 from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.remote import RemoteSessions
@@ -63,11 +64,25 @@ class Switch:
         self._numbers = dict(self.state.numbers)
 
     def errand(self, version: str, file: str, overrides: dict[str, str]) -> Errand:
-        """What ``rescan`` must know of what is served now."""
+        """What ``rescan`` must know of what is served now.
+
+        A stream that has stopped is like none: whatever stopped it may be mended, and a new one begins without it.
+        """
         served = [self.streams[number] for number in self._numbers.values()]
-        signatures = {stream.name: stream.signature for stream in served}
+        signatures = {stream.name: stream.signature for stream in served if not self._has_stopped(stream)}
         slots = {stream.name: stream.spec.slots_max for stream in served}
-        return Errand(version, file, overrides, self.daemon, signatures, slots)
+        made_bytes = sum(self._slots(stream) * stream.layout.slot_bytes + stream.mailbox_bytes for stream in served)
+        caches = different(stream.cache for stream in self.streams.values())
+        cached_bytes = {cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder}
+        return Errand(version, file, overrides, self.daemon, signatures, slots, made_bytes, cached_bytes)
+
+    def _has_stopped(self, stream: ServedStream) -> bool:
+        known = self.state.streams.get(stream.number)  # none where the core has not come to it yet
+        return known is not None and known.delivery.stopped is not None
+
+    def _slots(self, stream: ServedStream) -> int:
+        known = self.state.streams.get(stream.number)
+        return len(known.delivery.ring.slots) if known is not None else 0
 
     def perform(self, document: dict[str, Any], descriptors: Descriptors) -> str:
         """Put a document into force; what has changed, for people. Raises ``OSError``, and then nothing has."""
@@ -78,6 +93,7 @@ class Switch:
         self.imported.update(code)
         self.last_number += len(made)
         self.streams.update({stream.number: stream for stream in made})
+        keys = self._changed_keys(document)
         self.daemon.update(document["daemon"])
         workers_before, self.workers_wanted = self.workers_wanted, document["workers"]
         names = {stream.name for stream in made}
@@ -99,20 +115,30 @@ class Switch:
                 renews_workers,
             )
         )
+        signatures = {name: self.streams[number].signature for name, number in before.items()}
+        revived = {stream.name for stream in made if signatures.get(stream.name) == stream.signature}
         changes = {
             "added": sorted(names - before.keys()),
             "removed": sorted(self.streams[number].name for number in removed),
-            "changed": sorted(names & before.keys()),
+            "changed": sorted(names & before.keys() - revived),
+            "revived": sorted(revived),
         }
         _log.info(
             "configuration reloaded",
             **{what: ", ".join(which) for what, which in changes.items()},
             workers_before=workers_before,
             workers=self.workers_wanted,
+            keys=", ".join(keys),
         )
         if document["restart"]:
             _log.warning("restart needed", keys=", ".join(document["restart"]), advice="the old values stay until then")
-        return _summary(changes, workers_before, self.workers_wanted, document["restart"])
+        workers = (workers_before, self.workers_wanted)
+        return _summary(changes, workers, keys, document["restart"])
+
+    def _changed_keys(self, document: dict[str, Any]) -> list[str]:
+        """Those of [daemon] that a document changes; how many workers there are is said by itself."""
+        keys = [key for key, value in document["daemon"].items() if self.daemon[key] != value]
+        return keys if document["workers"] == self.workers_wanted else [key for key in keys if key != "workers"]
 
     def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
         """Make all of them, or none. Descriptors are taken out of ``descriptors`` as they find an owner."""
@@ -120,6 +146,7 @@ class Switch:
         try:
             for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
                 made.append(_stream(number, facts, descriptors.pop(name)))
+                made[-1].provide_cache([*self.streams.values(), *made])
         except OSError:
             for stream in made:
                 stream.close()
@@ -154,6 +181,7 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
         index_descriptor=index,
         classes=facts["classes"],
         place_layout=facts["place_layout"],
+        cache_spec=CacheSpec(**facts["cache"]) if facts["cache"] else None,
     )
     try:
         if mailbox:
@@ -173,10 +201,14 @@ def code_in(streams: Iterable[ServedStream]) -> Code:
     }
 
 
-def _summary(changes: dict[str, list[str]], workers_before: int, workers: int, restart: list[str]) -> str:
+def _summary(changes: dict[str, list[str]], workers: tuple[int, int], keys: list[str], restart: list[str]) -> str:
+    """For people. ``workers``: before and after. ``keys`` of [daemon] count now, those in ``restart`` later."""
     parts = [f"{what} {', '.join(which)}" for what, which in changes.items() if which]
-    if workers != workers_before:
-        parts.append(f"workers {workers_before} to {workers}")
+    before, after = workers
+    if after != before:
+        parts.append(f"workers {before} to {after}")
+    if keys:
+        parts.append(f"[daemon] {', '.join(keys)} changed")
     if restart:
         parts.append(f"[daemon] {', '.join(restart)} need a restart, and stay as they were until then")
-    return "; ".join(parts) or "no stream and no worker has changed"
+    return "; ".join(parts) or "nothing has changed"

@@ -6,15 +6,16 @@
 What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel says
 that the process has ended (its pidfd is readable), never before: a process that may still write is not gone.
 
-Invariant: a worker has exactly the descriptors of its channel and its note; everything else of the daemon is close-on-exec.
+Workers are children of a fork server, see ``forks``, which reaps them when it is told: how one ended is read before that.
+
+Invariant: a worker has exactly the descriptors of its channel and its note.
 """
 
 import mmap
 import os
+import select
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ import structlog
 
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.forks import ForkServer, describe
+from batchd.daemon.launch import Launched
 from batchd.daemon.memory import oom_kills
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
@@ -41,17 +44,13 @@ from batchd_wire.orders import (
 
 _log = structlog.get_logger()
 
-ONE_THREAD = {
-    **dict.fromkeys(
-        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS"), "1"
-    ),
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""There is a worker for every core, so no library shall start threads of its own."""
 FAULT_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
 )
 """What the kernel, or the C library, sends a process for what it did itself."""
+STAT_BYTES_MAX = 4096
+EXIT_CODE = 49
+"""Its place among the facts behind a process's name in its ``stat``, of all of which it is the fifty-second: proc_pid_stat(5)."""
 MESSAGES_AT_ONCE = 16
 KILL_TIMEOUT_S = 2.0
 
@@ -61,21 +60,28 @@ class _Process:
     """One worker process and everything of the daemon that belongs to it."""
 
     number: int
-    popen: subprocess.Popen[bytes]
-    pidfd: int
     channel: socket.socket
     note: mmap.mmap
+    pid: int = 0
+    """0 where it was asked for, and nothing was heard of it yet; then it has no pidfd."""
+    pidfd: int = -1
+    stat: int = -1
+    """What the kernel says of it, opened while there are descriptors; -1 where there were none."""
     streams: set[int] = field(default_factory=set)
     slots: set[int] = field(default_factory=set)
     is_killed: bool = False
     """By this daemon, for what it did or failed to do."""
     is_dismissed: bool = False
     """It was told that nothing else comes."""
+    is_over: bool = False
+    """Its channel has ended: it shall end too, if it has not."""
 
-    def kill(self) -> None:
-        """End the process for its own doing."""
-        self.is_killed = True
-        self.popen.kill()
+    def end(self) -> None:
+        """Have the kernel end the process, as soon as it is known."""
+        self.is_over = True
+        if self.pidfd >= 0:
+            with suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
 
 class WorkerProcesses:
@@ -83,8 +89,10 @@ class WorkerProcesses:
 
     enqueue: Callable[[Event], None]
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, launched: Launched | None = None) -> None:
         self._watch = watch
+        self._forks = ForkServer(watch, launched)
+        self._forks.forked, self._forks.failed = self._adopt, self._fail
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
         """What workers decode with, by their own word; empty before the first is ready."""
@@ -107,16 +115,10 @@ class WorkerProcesses:
             ours.setblocking(False)
             os.posix_fallocate(note, 0, NOTE_BYTES)
             memory = mmap.mmap(note, NOTE_BYTES)
-            popen = _start(theirs.fileno(), note)
-            where_it_fails.callback(_end, popen)
-            process = _Process(number, popen, os.pidfd_open(popen.pid), ours, memory)
+            self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
-        self._processes[number] = process
-        self._watch.add(process.channel.fileno(), lambda: self._receive(process))
-        self._watch.add(process.pidfd, lambda: self._bury(process))
-        if self._missing:
-            self._missing -= 1
-            _log.info("worker started", worker=number, pid=popen.pid)
+        process = self._processes[number] = _Process(number, ours, memory)
+        self._watch.add(ours.fileno(), lambda: self._receive(process))
 
     def knows(self, number: int, *, stream: int | None = None, slot: int | None = None) -> bool:
         """Was the worker told of the stream, or of the slot? Gone workers need to be told nothing."""
@@ -154,8 +156,11 @@ class WorkerProcesses:
         process = self._processes.get(number)
         if process is None:
             return
-        _log.warning("worker killed", worker=number, pid=process.popen.pid, reason=reason)
-        process.kill()
+        _log.warning("worker killed", worker=number, pid=process.pid, reason=reason)
+        process.is_killed = True
+        process.end()
+        if not process.pid:
+            self._forks.kill("it has not started a worker that it was asked for")
 
     def dismiss(self, number: int) -> None:
         """Have a worker go that has nothing in hand: it sees the end of its channel. ``WorkerGone`` follows."""
@@ -190,8 +195,8 @@ class WorkerProcesses:
         return _read_note(process.note) if process is not None else None
 
     def pids(self) -> dict[int, int]:
-        """The process id of each worker, by its number."""
-        return {number: process.popen.pid for number, process in self._processes.items()}
+        """The process id of each worker, by its number; 0 before it is known."""
+        return {number: process.pid for number, process in self._processes.items()}
 
     def close(self, wait_s: float) -> None:
         """End all workers: close their channels, which tells them to go, wait, and kill who stays."""
@@ -200,12 +205,38 @@ class WorkerProcesses:
             process.channel.close()
         deadline = monotonic() + wait_s
         for process in list(self._processes.values()):
-            try:
-                process.popen.wait(max(0.0, deadline - monotonic()))
-            except subprocess.TimeoutExpired:
-                process.popen.kill()
-                _wait_for_killed(process)
+            if process.pid and not _has_ended(process.pidfd, deadline - monotonic()):
+                process.end()
+                if not _has_ended(
+                    process.pidfd, KILL_TIMEOUT_S
+                ):  # the kernel kills at once, but inside of a storage call
+                    _log.error(
+                        "worker cannot be killed", worker=process.number, pid=process.pid, advice="is its storage hung?"
+                    )
             self._forget(process)
+        self._forks.close()
+
+    def _adopt(self, number: int, pid: int, pidfd: int) -> None:
+        """A worker lives."""
+        process = self._processes[number]
+        process.pid, process.pidfd = pid, pidfd
+        with suppress(OSError):
+            process.stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        self._watch.add(pidfd, lambda: self._bury(process))
+        if process.is_over:
+            process.end()
+        if self._missing:
+            self._missing -= 1
+            _log.info("worker started", worker=number, pid=pid)
+
+    def _fail(self, number: int, reason: str) -> None:
+        """A worker never lived."""
+        _log.error("worker not started", worker=number, reason=reason)
+        process = self._processes[number]
+        self._watch.remove(process.channel.fileno())
+        process.channel.close()
+        self._forget(process)
+        self.enqueue(WorkerGone(number, "it could not be started", None))
 
     def _receive(self, process: _Process) -> None:
         """Read what a worker reports, a bounded portion at a time."""
@@ -217,7 +248,7 @@ class WorkerProcesses:
             except ChannelClosed:
                 self._watch.remove(process.channel.fileno())
                 if not process.is_dismissed:
-                    process.popen.kill()  # nearly always dead by now, and if not, it is of no more use
+                    process.end()  # nearly always dead by now, and if not, it is of no more use
                 return
             except MalformedMessage as error:
                 self.kill(process.number, f"it talks nonsense: {error}")
@@ -228,7 +259,9 @@ class WorkerProcesses:
 
     def _event(self, process: _Process, message: Message) -> Event:
         if isinstance(message, Ready):
-            self.decoders = message.decoders
+            if message.decoders != self.decoders:
+                self.decoders = message.decoders
+                _log.info("decoding", decoders=message.decoders)
             return WorkerReady(process.number)
         if isinstance(message, StreamMeasured):
             return PartsNamed(message.stream, tuple(message.parts))
@@ -239,46 +272,35 @@ class WorkerProcesses:
     def _bury(self, process: _Process) -> None:
         """The kernel says that the process has ended. What it reported before still counts."""
         self._receive(process)
-        status = process.popen.wait()
+        status = _how_it_ended(process)
+        self._forks.reap(process.pid)
         note = _read_note(process.note) or _NOTHING_IN_HAND
         from_outside = self._was_from_outside(process, status)
-        how = _describe(status)
+        how = describe(status) if status is not None else "with the fork server"
         say = _log.info if process.is_dismissed and status == 0 else _log.warning
-        say("worker ended", worker=process.number, pid=process.popen.pid, how=how)
+        say("worker ended", worker=process.number, pid=process.pid, how=how)
         self._watch.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)
         self._missing += 1
         self.enqueue(WorkerGone(process.number, how, note, from_outside))
 
-    def _was_from_outside(self, process: _Process, status: int) -> bool:
+    def _was_from_outside(self, process: _Process, status: int | None) -> bool:
         """Did somebody else kill it? Not if it ended itself, crashed, was killed by us, or took the last of the memory."""
         before, self._oom_kills = self._oom_kills, oom_kills()
+        if status is None:
+            return not process.is_killed
         killed = status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
         return killed and not (status == -signal.SIGKILL and self._oom_kills > before)
 
     def _forget(self, process: _Process) -> None:
-        self._watch.remove(process.pidfd)
-        os.close(process.pidfd)
+        if process.pid:
+            self._watch.remove(process.pidfd)
+            os.close(process.pidfd)
+        if process.stat >= 0:
+            os.close(process.stat)
         process.note.close()
         del self._processes[process.number]
-
-
-def _start(channel: int, note: int) -> subprocess.Popen[bytes]:
-    """Start a worker with these two descriptors. Nothing of the working directory is imported (``-P``)."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "batchd.worker", str(channel), str(note)],
-        pass_fds=(channel, note),
-        stdin=subprocess.DEVNULL,
-        process_group=0,  # Ctrl-C in a terminal goes to the daemon alone, from the worker's first moment on
-        env={**os.environ, **ONE_THREAD},
-    )
-
-
-def _end(popen: subprocess.Popen[bytes]) -> None:
-    """End a worker that was hardly started."""
-    popen.kill()
-    popen.wait()
 
 
 _NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
@@ -286,26 +308,32 @@ _NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
 kills workers from outside often hits those that have just started, and the same row would be their first each time."""
 
 
-def _wait_for_killed(process: _Process) -> None:
-    """The kernel kills at once, but for a process inside a storage call that never ends: that one is left to it."""
+def _has_ended(pidfd: int, within_s: float) -> bool:
+    """Has a process ended, or does it within so many seconds?"""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, within_s * 1000)))
+
+
+def _how_it_ended(process: _Process) -> int | None:
+    """The exit status of a process that has ended, or minus the signal; None where nobody can tell any more.
+
+    A child of somebody else cannot be waited for, but it can be looked at until it is reaped; its ``stat`` is open, as there may
+    be no descriptor left by now. Where its fork server has ended too, whoever is init has reaped it, and that may be us.
+    """
+    with suppress(ChildProcessError):
+        ended = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED | os.WNOHANG)
+        if ended is not None:
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    if process.stat < 0:
+        return None
     try:
-        process.popen.wait(KILL_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        _log.error(
-            "worker cannot be killed", worker=process.number, pid=process.popen.pid, advice="is its storage hung?"
-        )
+        facts = os.pread(process.stat, STAT_BYTES_MAX, 0).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return None
+    return os.waitstatus_to_exitcode(int(facts[EXIT_CODE]))
 
 
 def _read_note(memory: mmap.mmap) -> Note | None:
     order, row_after, sample = NOTE.unpack_from(memory)
     return Note(order, row_after - 1, sample) if row_after else None
-
-
-def _describe(status: int) -> str:
-    """Say how a process ended, for people."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:
-        return f"signal {-status}"

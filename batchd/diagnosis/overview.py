@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from batchd.diagnosis.readings import Plain, Reading, StreamReading, TrainerReading, compare
-from batchd.diagnosis.verdicts import Verdict, verdict_on
+from batchd.diagnosis.verdicts import Verdict, judged
+from batchd_wire.orders import BAD_PART
 
 WINDOW_S = 5.0
 STILL_S = 5.0
@@ -211,7 +212,7 @@ def _stream(one: Plain, former: Plain | None, reading: StreamReading | None, sec
     parts: list[tuple[str, float]] = []
     if work is not None and work.samples:
         spent = [*work.parts, (FILES_PART, work.waited_s)] if work.waited_s else [*work.parts]
-        parts = [(name, 1000 * part_s / work.samples) for name, part_s in spent]
+        parts = [(name, 1000 * part_s / work.samples) for name, part_s in spent if part_s or name != BAD_PART]
     return StreamView(
         name=one["name"],
         batch_size=one["batch_size"],
@@ -245,7 +246,7 @@ def _trainers(after: Plain, reading: Reading | None, memory: Memory) -> list[Tra
 
 
 def _judged(reading: Reading) -> dict[Claim, tuple[TrainerReading, Verdict]]:
-    return {(one.stream.name, one.number): (one, verdict_on(one, reading)) for one in reading.trainers}
+    return {(one.stream.name, one.number): (one, verdict) for one, verdict in judged(reading)}
 
 
 def _trainer(one: Plain, trainer: Plain, stream: str, judged: tuple[TrainerReading, Verdict] | None) -> TrainerView:

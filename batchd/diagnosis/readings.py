@@ -8,18 +8,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from batchd_wire.orders import BAD_PART, READ_PART
+
 Plain = Mapping[str, Any]
 """A status, or a part of it, as ``daemon.status`` makes it."""
+OWN_PART = "call"
+"""The step that is somebody's own function."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReading:
-    """The workers' time for one stream, in seconds. ``parts``: by name, in order. ``slowest``: (path, seconds), worst first."""
+    """The workers' time for one stream, in seconds. ``parts``: by name, in order. ``slowest``: (path, seconds), worst first.
+
+    ``cpu_wait_s`` is None where the kernel does not say it. ``cache_hits`` of the samples came from the stream's cache.
+    """
 
     samples: int
     busy_s: float
     waited_s: float
     cpu_s: float
+    cpu_wait_s: float | None
+    read_cpu_s: float
     read_bytes: int
     parts: tuple[tuple[str, float], ...]
     usual_sample_s: float
@@ -27,16 +36,36 @@ class WorkReading:
     slow_s: float
     slowest: tuple[tuple[str, float], ...]
     bad_rows: int
+    cache_hits: int = 0
 
     @property
     def storage_s(self) -> float:
         """Waiting for files, or reading them, whatever that takes."""
-        return self.waited_s + dict(self.parts).get("read", 0.0)
+        return self.waited_s + self._part_s(READ_PART)
 
     @property
     def storage_wait_s(self) -> float:
-        """What of it was waiting: sources that decode while they read, as of videos or compressed tables, have a CPU for it."""
-        return min(self.storage_s, max(0.0, self.total_s - self.cpu_s))
+        """What of it was waiting: sources that decode while they read, as of videos or compressed tables, want a CPU for it."""
+        return self.waited_s + max(0.0, self._part_s(READ_PART) - self.read_cpu_s - self.no_cpu_s)
+
+    @property
+    def no_cpu_s(self) -> float:
+        """In which workers wanted a CPU and had none.
+
+        Where the kernel does not say: the time of computing in which they had none, without functions that may wait themselves.
+        """
+        if self.cpu_wait_s is not None:
+            return self.cpu_wait_s
+        computing_s = self.busy_s - self._part_s(READ_PART) - self._part_s(OWN_PART) - self.bad_s
+        return max(0.0, computing_s - (self.cpu_s - self.read_cpu_s))
+
+    @property
+    def bad_s(self) -> float:
+        """With samples that turned out to be bad."""
+        return self._part_s(BAD_PART)
+
+    def _part_s(self, name: str) -> float:
+        return sum(spent_s for part, spent_s in self.parts if part == name)
 
     @property
     def total_s(self) -> float:
@@ -45,15 +74,33 @@ class WorkReading:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReading:
+    """A stream's cache, as it is at the second look. ``is_growing``: samples have come in since the first."""
+
+    held_samples: int
+    used_bytes: int
+    budget_bytes: int
+    is_growing: bool
+    is_on_disk: bool = False
+    kind: str = "encoded"
+
+
+@dataclass(frozen=True, slots=True)
 class StreamReading:
-    """One stream. Batches of ``batch_size`` samples; its ring has ``slots``, of at most ``slots_max``."""
+    """One stream. Batches of ``batch_size`` samples; its ring has ``slots``, of at most ``slots_max``.
+
+    ``own_source``: what workers read from is somebody's own code. ``samples``: of an epoch; None where it is live.
+    """
 
     name: str
+    own_source: bool
     batch_size: int
     slots: int
     slots_max: int
     stopped: str | None
     work: WorkReading
+    samples: int | None = None
+    cache: CacheReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +140,16 @@ class TrainerReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All of it. ``workers`` take orders; ``work_s`` is what they had to do in ``seconds``, all streams together.
+    """All of it. ``workers`` take orders; ``free_cpus``: those beyond their number; ``deaths``: workers that died or were killed.
 
-    Work is counted when it is done; a worker that did nothing else than what it had in hand already was busy all the time.
+    ``work_s`` is what workers had to do in ``seconds``, all streams together. Work is counted when it is done; a worker that did
+    nothing else than what it had in hand already was busy all the time, and so was one that died over it.
     """
 
     seconds: float
     workers: int
+    free_cpus: int
+    deaths: int
     work_s: float
     streams: tuple[StreamReading, ...]
     trainers: tuple[TrainerReading, ...]
@@ -118,7 +168,8 @@ def compare(before: Plain, after: Plain) -> Reading | None:
     known = {stream["number"]: stream for stream in before["streams"]}
     trainers = {trainer["session"]: trainer for trainer in after["trainers"]}
     streams, found = [], []
-    work_s = seconds * _stuck(before, after)
+    deaths = after["daemon"]["worker_deaths"] - before["daemon"]["worker_deaths"]
+    work_s = _uncounted_s(before, after, seconds, deaths)
     for stream in after["streams"]:
         former = known.get(stream["number"])
         if former is None:
@@ -134,27 +185,48 @@ def compare(before: Plain, after: Plain) -> Reading | None:
             if one["number"] in subscriptions and one["session"] in trainers
         ]
     workers = sum(worker["state"] == "ready" for worker in after["workers"])
-    return Reading(seconds, workers, work_s, tuple(streams), tuple(found))
+    free_cpus = max(0, after["daemon"]["cpus"] - len({worker["place"] for worker in after["workers"]}))
+    return Reading(seconds, workers, free_cpus, deaths, work_s, tuple(streams), tuple(found))
 
 
-def _stuck(before: Plain, after: Plain) -> int:
-    """How many workers had orders at both looks, and finished none in between."""
-    former = {worker["number"]: worker for worker in before["workers"] if worker["orders"]}
-    return sum(
-        worker["orders"] > 0 and worker["number"] in former and former[worker["number"]]["chunks"] == worker["chunks"]
-        for worker in after["workers"]
-    )
+def _uncounted_s(before: Plain, after: Plain, seconds: float, deaths: int) -> float:
+    """Work that was never counted, since it was not done: of workers that hang, and of those that died with orders in hand."""
+    uncounted_s = 0.0
+    workers = {worker["number"]: worker for worker in after["workers"]}
+    successors = {worker["place"]: worker for worker in after["workers"]}
+    for former in before["workers"]:
+        if not former["orders"]:
+            continue
+        worker = workers.get(former["number"])
+        if worker is not None:
+            uncounted_s += seconds if worker["orders"] and worker["chunks"] == former["chunks"] else 0.0
+        elif deaths:
+            successor = successors.get(former["place"])
+            uncounted_s += max(0.0, seconds - successor["busy_s"]) if successor is not None else seconds
+    return uncounted_s
 
 
 def _stream(before: Plain, after: Plain) -> StreamReading:
     return StreamReading(
         name=after["name"],
+        own_source=after["own_source"],
         batch_size=after["batch_size"],
         slots=after["slots"],
         slots_max=after["slots_max"],
         stopped=after["stopped"],
         work=_work(before, after),
+        samples=after["samples"] if after["live"] is None else None,
+        cache=_cache(before["cache"], after["cache"]),
     )
+
+
+def _cache(before: Plain | None, after: Plain | None) -> CacheReading | None:
+    if before is None or after is None:
+        return None
+    is_growing = after["held_samples"] > before["held_samples"]
+    is_on_disk = after["folder"] is not None
+    held_samples, used_bytes = after["held_samples"], after["used_bytes"]
+    return CacheReading(held_samples, used_bytes, after["budget_bytes"], is_growing, is_on_disk, after["kind"])
 
 
 def _work(before: Plain, after: Plain) -> WorkReading:
@@ -163,19 +235,23 @@ def _work(before: Plain, after: Plain) -> WorkReading:
     for sign, parts in ((1, work["parts"]), (-1, former["parts"])):
         for part in parts:
             spent[part["name"]] = spent.get(part["name"], 0.0) + sign * part["busy_s"]
-    slowest = sorted(((one["path"], one["taken_s"]) for one in work["slowest"]), key=lambda one: -one[1])
+    slow = [one for one in work["slowest"] if one["slow_row"] > former["slow_rows"]]
+    cpu_wait_s = work["cpu_wait_s"]
     return WorkReading(
         samples=after["decoded_samples"] - before["decoded_samples"],
         busy_s=work["busy_s"] - former["busy_s"],
         waited_s=work["waited_s"] - former["waited_s"],
         cpu_s=work["cpu_s"] - former["cpu_s"],
+        cpu_wait_s=cpu_wait_s - (former["cpu_wait_s"] or 0.0) if cpu_wait_s is not None else None,
+        read_cpu_s=work["read_cpu_s"] - former["read_cpu_s"],
         read_bytes=work["read_bytes"] - former["read_bytes"],
         parts=tuple(spent.items()),
         usual_sample_s=work["usual_sample_s"],
         slow_rows=work["slow_rows"] - former["slow_rows"],
         slow_s=work["slow_s"] - former["slow_s"],
-        slowest=tuple(slowest),
+        slowest=tuple(sorted(((one["path"], one["taken_s"]) for one in slow), key=lambda one: -one[1])),
         bad_rows=after["bad_rows"] - before["bad_rows"],
+        cache_hits=work["cache_hits"] - former["cache_hits"],
     )
 
 

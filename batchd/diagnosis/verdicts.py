@@ -2,43 +2,50 @@
 
     waits less than WAIT_SHARE_MIN?  ring full -> trainer-bound, else -> fed
     else what it waited for most:    network | other trainers | producers -> network-bound | lockstep | producer-bound
+         workers that died meanwhile                               -> dying-workers
          workers or memory, and
-             samples are bad                                       -> bad-data
-             workers had time, and the ring or the window was full -> memory-bound
-             files were waited for half of the workers' time,
-             without a CPU                                         -> storage-bound
+             no slot was free, or workers had time                 -> memory-bound
+             bad samples took much of the workers' time            -> bad-data
+             files, or somebody's own source, took half of it      -> storage-bound
              few samples took much of it                           -> slow-samples
-             workers had no CPU for much of it                     -> cpu-starved
+             workers wanted a CPU and had none for much of it      -> cpu-starved
              else                                                  -> decode-bound
 
-The first that fits is the verdict: a rule further down would hold as well where one above does, and its remedy would not help.
+The first that fits is the verdict. One further down may fit as well, but who is short of memory is no better off with more cores
+whose workers idle, nor who is short of storage with more that wait.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from pathlib import PurePath
 
-from batchd.diagnosis.readings import Reading, TrainerReading, WorkReading
+from batchd.config.sizes import round_bytes
+from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, WorkReading
 from batchd_wire.wording import counted
 
 WAIT_SHARE_MIN = 0.05
 """A trainer that waits less is not slowed down by anything here."""
 MAIN_SHARE = 0.5
 """What makes up so much of a time is what it is about."""
+BAD_TIME_MIN = 0.3
+"""Of the workers' time: less than that, and bad samples are not what is waited for."""
 BAD_SHARE_MIN = 0.05
+"""Of the samples: so many bad ones are worth a word, whatever is waited for."""
 IDLE_SHARE_MIN = 0.3
 """Workers that idle for so long while somebody waits were not what it waited for."""
 SLOW_SHARE_MIN = 0.3
 SLOW_ROWS_SHARE_MAX = 0.25
 """Where more samples than that are slow, they are no class of their own."""
-CPU_SHARE_MIN = 0.7
+NO_CPU_MIN = 0.3
 ENDLESS_SHARE = 0.9
 """A trainer that waits more than that takes batches as fast as they come: no number of cores is enough."""
 SLOW_NAMED_MAX = 3
-OWN_FUNCTION = "call"
-"""The step that is somebody's own function."""
+OTHER_REMEDIES = "a cheaper pipeline, or a daemon on another host"
+CACHE_MARGIN = 1.05
+"""What a cache needs beside the bytes of its samples: its index, and the ends of extents."""
+FASTER_STORAGE = "faster storage or a local copy"
 
 
 class Kind(Enum):
@@ -55,6 +62,7 @@ class Kind(Enum):
     SLOW_SAMPLES = "slow-samples"
     CPU_STARVED = "cpu-starved"
     DECODE_BOUND = "decode-bound"
+    DYING_WORKERS = "dying-workers"
     STOPPED = "stopped"
     NO_WORKERS = "no-workers"
     AT_END = "at-end"
@@ -87,17 +95,30 @@ class Verdict:
 
 Finding = tuple[Kind, str, str]
 """Kind, proof and remedy."""
+MORE_CORES = "more cores"
+DECODED_SIDE = 256
+DECODED_BYTES = 3 * DECODED_SIDE * DECODED_SIDE * 4 // 3
+"""Of a photograph of the usual proportions whose shorter side is that long."""
+"""A remedy of which the findings on all trainers together tell how many, see ``_cores``."""
 
 
 def judge(reading: Reading) -> list[Verdict]:
     """One verdict for each trainer, those who wait most first."""
+    return [verdict for _trainer, verdict in judged(reading)]
+
+
+def judged(reading: Reading) -> list[tuple[TrainerReading, Verdict]]:
+    """The same, each with whom it is about."""
     trainers = sorted(reading.trainers, key=lambda one: -one.wait_share)
-    return [verdict_on(trainer, reading) for trainer in trainers]
+    findings = [(trainer, *_finding(trainer, reading)) for trainer in trainers]
+    short = [trainer for trainer, _, _, remedy in findings if remedy is MORE_CORES]
+    return [
+        (trainer, _verdict(trainer, kind, proof, _cores(trainer, short, reading) if remedy is MORE_CORES else remedy))
+        for trainer, kind, proof, remedy in findings
+    ]
 
 
-def verdict_on(trainer: TrainerReading, reading: Reading) -> Verdict:
-    """The verdict for one trainer; ``reading`` is what it is part of."""
-    kind, proof, remedy = _finding(trainer, reading)
+def _verdict(trainer: TrainerReading, kind: Kind, proof: str, remedy: str) -> Verdict:
     return Verdict(
         kind,
         trainer.name,
@@ -119,10 +140,23 @@ def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
     cause = max(trainer.waits_s, key=lambda name: trainer.waits_s[name])
     if cause in _OUTSIDE:
         return _OUTSIDE[cause](trainer, reading)
+    if reading.deaths and cause == "workers":
+        died = f"{counted(reading.deaths, 'worker')} died or {'was' if reading.deaths == 1 else 'were'} killed"
+        remedy = f"the daemon's log says why; batchd bad {trainer.stream.name} lists the samples that are to blame"
+        return Kind.DYING_WORKERS, f"{_waits(trainer)}, and {died} in {reading.seconds:.0f} s", remedy
     if not reading.workers:
         remedy = "batchd status shows whether they start, and the daemon's log why they end"
         return Kind.NO_WORKERS, f"{_waits(trainer)}, and no worker takes orders", remedy
-    return next(finding for rule in _INSIDE if (finding := rule(trainer, reading)) is not None)
+    kind, proof, remedy = next(finding for rule in _INSIDE if (finding := rule(trainer, reading)) is not None)
+    return kind, proof if kind is Kind.BAD_DATA else proof + _bad_ones(trainer), remedy
+
+
+def _bad_ones(trainer: TrainerReading) -> str:
+    """What is to be said of bad samples beside what is waited for."""
+    work = trainer.stream.work
+    if not work.samples or work.bad_rows < BAD_SHARE_MIN * work.samples:
+        return ""
+    return f", and {work.bad_rows / work.samples:.0%} of the samples are bad (batchd bad {trainer.stream.name})"
 
 
 def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
@@ -133,8 +167,12 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
         return Kind.STANDS_STILL, f"{took}: {counted(trainer.ready_ahead, 'batch')} ready for it", ""
     step_ms = 1000 * (trainer.seconds - trainer.wait_s) / trainer.batches
     waits = f"it waits {trainer.wait_share:.1%} of the time"
-    most = min(trainer.window, trainer.stream.slots_max - 1)
-    if trainer.ready_ahead < max(1, most - 1):  # the batch behind what was taken last is always being filled
+    stream = trainer.stream
+    readers = sum(one.stream is stream for one in reading.trainers)
+    most = min(trainer.window, stream.slots_max - 1, stream.slots_max // readers)
+    has_all = trainer.ready_ahead >= max(1, most - 1)  # the batch behind what was taken last is always being filled
+    could_have_more = trainer.ready_ahead >= 1 and 1 - reading.utilisation >= IDLE_SHARE_MIN
+    if not has_all and not could_have_more:
         return Kind.FED, f"{waits}; {step_ms:.0f} ms of its own for each batch", ""
     idle = f"workers idle {1 - reading.utilisation:.0%}"
     ahead = f"{trainer.ready_ahead} of {counted(trainer.window, 'batch')} ready ahead"
@@ -179,54 +217,76 @@ _OUTSIDE: dict[str, Callable[[TrainerReading, Reading], Finding]] = {
 # --- it is: workers or memory -----------------------------------------------------------------------------------------
 
 
-def _bad_data(trainer: TrainerReading, _reading: Reading) -> Finding | None:
-    work = trainer.stream.work
-    if not work.samples or work.bad_rows < BAD_SHARE_MIN * work.samples:
-        return None
-    share = work.bad_rows / work.samples
-    proof = f"{_waits(trainer)}, and {share:.0%} of the samples are bad, {counted(work.bad_rows, 'row')}"
-    return (
-        Kind.BAD_DATA,
-        proof,
-        f"batchd bad {trainer.stream.name} lists them: mend them, or take them out of the source",
-    )
-
-
 def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
+    stream = trainer.stream
+    of_wait = trainer.waits_s["memory"] / trainer.wait_s
+    waits_for_slot = of_wait >= MAIN_SHARE
     idle_share = 1 - reading.utilisation
-    if idle_share < IDLE_SHARE_MIN:
+    if not waits_for_slot and idle_share < IDLE_SHARE_MIN:
         return None
-    stream, proof = trainer.stream, f"{_waits(trainer)} while workers idle {idle_share:.0%}"
     is_short = trainer.short_of_memory_s >= MAIN_SHARE * trainer.seconds or stream.slots_max <= trainer.window
-    if is_short or trainer.waits_s["memory"] >= MAIN_SHARE * trainer.wait_s:
+    if waits_for_slot or is_short:
+        why = f", {of_wait:.0%} of that for a free slot" if waits_for_slot else f" while workers idle {idle_share:.0%}"
         slots = f"a ring of {counted(stream.slots_max, 'slot')} for a window of {trainer.window}"
         held = f", {trainer.held_slots} of them held by it" if trainer.held_slots > 1 else ""
         return (
             Kind.MEMORY_BOUND,
-            f"{proof}: {slots}{held}",
+            f"{_waits(trainer)}{why}: {slots}{held}",
             f"give it more: memory = in [streams.{stream.name}], or in [daemon]",
         )
+    proof = f"{_waits(trainer)} while workers idle {idle_share:.0%}"
     proof += f": it takes batches in bursts, and {trainer.window} ahead do not bridge them"
     return Kind.MEMORY_BOUND, proof, f"a larger window = in [streams.{stream.name}], and memory = to match"
+
+
+def _bad_data(trainer: TrainerReading, _reading: Reading) -> Finding | None:
+    work = trainer.stream.work
+    if not work.samples or work.bad_s < BAD_TIME_MIN * work.total_s:
+        return None
+    bad = f"{work.bad_rows / work.samples:.0%} of the samples are bad, {counted(work.bad_rows, 'row')}"
+    return (
+        Kind.BAD_DATA,
+        f"{_waits(trainer)}; {bad}, and take {work.bad_s / work.total_s:.0%} of the workers' time",
+        f"batchd bad {trainer.stream.name} lists them: mend them, or take them out of the source",
+    )
 
 
 def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
     if not work.samples or work.storage_wait_s < MAIN_SHARE * work.total_s:
         return None
-    rate = f"{work.read_bytes / trainer.seconds / 1e6:.1f} MB/s"
-    share = f"workers wait for files {work.storage_wait_s / work.total_s:.0%} of their time"
-    proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_wait_s, work)} a sample, {rate}"
-    return (
-        Kind.STORAGE_BOUND,
-        proof,
-        "faster storage or a local copy; more workers wait for more files at once (workers =)",
-    )
+    is_own = trainer.stream.own_source
+    share = f"workers wait for {'your source' if is_own else 'files'} {work.storage_wait_s / work.total_s:.0%} of their time"
+    rate = f", {work.read_bytes / trainer.seconds / 1e6:.1f} MB/s" if work.read_bytes else ""
+    proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_wait_s, work)} a sample{rate}"
+    more = "more workers wait for more at once (workers =)"
+    remedies = ["see what its code waits for" if is_own else FASTER_STORAGE, more, *_cache(trainer.stream)]
+    return Kind.STORAGE_BOUND, proof, "; ".join(remedies)
+
+
+def _cache(stream: StreamReading) -> Iterator[str]:
+    """What a cache would do for a stream that waits for its storage, or does already."""
+    work, cache, samples = stream.work, stream.cache, stream.samples
+    read = work.samples - work.cache_hits
+    if not samples or read <= 0 or not work.read_bytes:
+        return
+    need_bytes = ceil(CACHE_MARGIN * samples * work.read_bytes / read)
+    if cache is not None and cache.kind == "decoded":
+        need_bytes = ceil(CACHE_MARGIN * samples * cache.used_bytes / max(1, cache.held_samples))
+    if cache is None:
+        need = f"it needs some {round_bytes(need_bytes)} (cache_memory =, or on disk cache_size =)"
+        yield f'cache = "encoded" would read each sample once: {need}'
+    elif cache.is_growing:
+        yield f"its cache fills: it has {cache.held_samples / samples:.0%} of the samples so far"
+    elif cache.held_samples < samples and cache.budget_bytes < need_bytes:
+        part = f"its cache is full, and has {cache.held_samples / samples:.0%} of the samples"
+        budget = "cache_size" if cache.is_on_disk else "cache_memory"
+        yield f"{part}: all of them need some {round_bytes(need_bytes)} ({budget} =)"
 
 
 def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
-    spent_s = work.cpu_s + work.storage_s
+    spent_s = work.storage_s + work.cpu_s - work.read_cpu_s
     if (
         not work.slow_rows
         or work.slow_s < SLOW_SHARE_MIN * spent_s
@@ -240,20 +300,16 @@ def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     )
     return (
         Kind.SLOW_SAMPLES,
-        f"{proof}: {named}",
+        f"{proof}: {named}" if named else proof,
         "make these smaller, or leave them out; batchd status --json has more of them",
     )
 
 
 def _cpu_starved(trainer: TrainerReading, reading: Reading) -> Finding | None:
     work = trainer.stream.work
-    computing_s = work.busy_s - work.storage_s + work.waited_s
-    is_own = _slowest_part(work)[0] == OWN_FUNCTION  # which may wait for something itself
-    if not work.samples or is_own or work.cpu_s >= CPU_SHARE_MIN * computing_s:
+    if not work.samples or work.no_cpu_s < NO_CPU_MIN * work.total_s:
         return None
-    proof = (
-        f"{_waits(trainer)}; workers had a CPU for {work.cpu_s / computing_s:.0%} of the time in which they wanted one"
-    )
+    proof = f"{_waits(trainer)}; workers wanted a CPU and had none for {work.no_cpu_s / work.total_s:.0%} of their time"
     sharing = f"{counted(reading.workers, 'worker')} share what is left (batchd doctor)"
     remedy = f"free cores of other work, or raise the CPU quota: {sharing}"
     return Kind.CPU_STARVED, proof, remedy
@@ -266,12 +322,22 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
         return Kind.DECODE_BOUND, proof, "look for longer (--seconds 60): what is in hand is counted when it is done"
     name, spent_s = _slowest_part(work)
     proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.busy_s, work)} a sample"
-    return Kind.DECODE_BOUND, f"{proof}, workers busy {reading.utilisation:.0%}", _cores(trainer, reading, work)
+    proof += f", workers busy {reading.utilisation:.0%}{_decoded_cache(trainer.stream, name)}"
+    return Kind.DECODE_BOUND, proof, MORE_CORES
+
+
+def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
+    """How much a cache of decoded samples would need, where decoding is what takes the time."""
+    if not stream.samples or not slowest_part.startswith("decode") or stream.cache is not None:
+        return ""
+    need_bytes = ceil(CACHE_MARGIN * stream.samples * DECODED_BYTES)
+    keys = f'cache = "decoded", cache_short_side = {DECODED_SIDE}'
+    return f"; a cache of decoded photographs ({keys}) would need some {round_bytes(need_bytes)}"
 
 
 _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (
-    _bad_data,
     _memory,
+    _bad_data,
     _storage,
     _slow_samples,
     _cpu_starved,
@@ -284,14 +350,41 @@ def _slowest_part(work: WorkReading) -> tuple[str, float]:
     return max(work.parts, key=lambda part: part[1], default=("decode", work.busy_s))
 
 
-def _cores(trainer: TrainerReading, reading: Reading, work: WorkReading) -> str:
-    """How many more cores would end the waiting: so many as make the same work take the time that the trainer computes."""
-    if trainer.wait_share > ENDLESS_SHARE:
-        each = work.samples / work.busy_s
-        return f"it takes batches as fast as they come: each core more is {each:.0f} samples/s more"
-    used = work.total_s / reading.seconds
-    more = max(1, ceil(used / (1 - trainer.wait_share) - used))
-    return f"{counted(more, 'core')} more would end it (workers =)"
+# --- how many cores are missing, which is a matter of all streams together ----------------------------------------------
+
+
+def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Reading) -> str:
+    """How many more cores would end the waiting of all trainers that are ``short`` of them, and where they are."""
+    streams = {one.stream.name: one for one in sorted(short, key=lambda one: one.wait_share)}  # who waits most, of each
+    greedy = [one for one in streams.values() if one.wait_share > ENDLESS_SHARE]
+    if greedy:
+        work = trainer.stream.work
+        each = f"each core more is {work.samples / work.total_s:.0f} samples/s more"
+        who = (
+            "it takes" if trainer.wait_share > ENDLESS_SHARE else f"{greedy[-1].name} on {greedy[-1].stream.name} takes"
+        )
+        among = f", shared by {len(streams)} streams" if len(streams) > 1 else ""
+        return f"{who} batches as fast as they come: {each}{among}; {_where(None, reading)}"
+    more = max(1, ceil(sum(_missing(one, reading) for one in streams.values())))
+    together = " for all streams together" if len(streams) > 1 else ""
+    return f"{counted(more, 'core')} more would end it{together}; {_where(more, reading)}"
+
+
+def _missing(trainer: TrainerReading, reading: Reading) -> float:
+    """So many cores more make the work of its stream take the time that the trainer computes."""
+    used = trainer.stream.work.total_s / reading.seconds
+    return used / (1 - trainer.wait_share) - used
+
+
+def _where(more: int | None, reading: Reading) -> str:
+    """Where these cores are; None: as many as there are."""
+    free = reading.free_cpus
+    if not free:
+        return f"no CPU is left here: {OTHER_REMEDIES}"
+    have = f"{counted(free, 'CPU')} {'has' if free == 1 else 'have'} no worker"
+    if more is not None and more > free:
+        return f"{have} here (workers = {reading.workers + free}), beyond that {OTHER_REMEDIES}"
+    return f"workers = {reading.workers + (more or free)}, {have}"
 
 
 def _waits(trainer: TrainerReading) -> str:

@@ -15,9 +15,9 @@ from batchd.config.cpus import available_cpus
 from batchd.config.tree import Config
 from batchd.daemon.reserve import plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
-from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
+from batchd.doctor import caches, clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.finding import Finding, note, ok, problem
-from batchd.doctor.machine import Machine
+from batchd.doctor.machine import NOTHING_RUNS, Machine, Running
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd_wire.wording import counted
 
@@ -27,6 +27,7 @@ class Patient:
     """What is examined: a machine, and the configuration that it shall serve, if there is one.
 
     ``why_none`` says why there is no ``config``; ``is_broken``: because it is wrong, and not because nobody has one yet.
+    ``running``: what a daemon that runs on it has already.
     """
 
     machine: Machine
@@ -34,6 +35,7 @@ class Patient:
     config: Config | None
     why_none: str = ""
     is_broken: bool = False
+    running: Running = NOTHING_RUNS
 
 
 def examine(patient: Patient) -> Iterator[Finding]:
@@ -41,7 +43,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
     machine, config = patient.machine, patient.config
     rings, finding = _rings(patient)
     yield finding
-    yield from _about_memory(machine, config, rings)
+    yield from _about_memory(patient, rings)
     workers = config.daemon.worker_count() if config else available_cpus(machine.root)
     yield from processors.check_count(machine, workers)
     yield processors.check_flags(machine)
@@ -51,13 +53,16 @@ def examine(patient: Patient) -> Iterator[Finding]:
     if config is not None and rings:
         plan = replace(plan_descriptors(config, rings), limit=machine.limits["files"])
     yield limits.check_files(machine, plan, len(rings))
-    yield limits.check_processes(machine, workers)
+    yield limits.check_processes(machine, workers, patient.running)
     yield kernel.check_kernel(machine, kernel.try_features())
     yield clock.check_source(machine)
     yield from clock.check_date(machine, time(), Path(batchd.__file__).stat().st_mtime)
     yield surroundings.check_runtime_directory(config.daemon.runtime_dir if config else None)
     if config is not None:
         yield from _about_storage(machine, config)
+        yield from caches.check_caches(
+            stream.cache_dir for stream in config.streams.values() if stream.cache_dir is not None
+        )
     yield from surroundings.check_libraries(surroundings.installed_versions())
 
 
@@ -80,11 +85,12 @@ def _rings(patient: Patient) -> tuple[dict[str, RingSize], Finding]:
     return rings, ok(subject, f"{file}: {counted(len(rings), 'stream')}")
 
 
-def _about_memory(machine: Machine, config: Config | None, rings: dict[str, RingSize]) -> Iterator[Finding]:
+def _about_memory(patient: Patient, rings: dict[str, RingSize]) -> Iterator[Finding]:
+    machine, config = patient.machine, patient.config
     need_bytes = sum(ring.ring_bytes for ring in rings.values())
     if config is not None and not rings:
         need_bytes = config.daemon.memory
-    yield memory.check_memory(machine, need_bytes)
+    yield memory.check_memory(machine, need_bytes, patient.running)
     yield memory.check_locked_memory(machine, need_bytes)
     yield from memory.check_huge_pages(machine)
     yield memory.check_swap(machine)

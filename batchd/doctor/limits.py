@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from batchd.config.cpus import control_groups
 from batchd.daemon.reserve import DescriptorPlan
 from batchd.doctor.finding import Finding, note, ok, problem, warning
-from batchd.doctor.machine import UNLIMITED, Machine
+from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Machine, Running
 from batchd_wire.wording import counted
 
 DAEMON_THREADS = 16
@@ -27,10 +27,12 @@ def check_files(machine: Machine, plan: DescriptorPlan | None, streams: int) -> 
     return warning("open files", found, shortage) if shortage else ok("open files", found)
 
 
-def check_processes(machine: Machine, workers: int) -> Finding:
-    """Against the workers, with their threads."""
+def check_processes(machine: Machine, workers: int, running: Running = NOTHING_RUNS) -> Finding:
+    """Against the workers, with their threads; what a daemon that runs has of these would be free without it."""
     need = DAEMON_THREADS + WORKER_THREADS * workers
-    room, why = min([(_room_of_user(machine), "ulimit -Hu, LimitNPROC= in the unit"), *_rooms_of_groups(machine)])
+    room, why = min(
+        [(_room_of_user(machine, running), "ulimit -u, LimitNPROC= in the unit"), *_rooms_of_groups(machine, running)]
+    )
     if room >= UNLIMITED_ROOM:
         return ok("processes", "unlimited")
     found = f"{room:,} more, {need} wanted for {counted(workers, 'worker')}"
@@ -40,13 +42,18 @@ def check_processes(machine: Machine, workers: int) -> Finding:
 UNLIMITED_ROOM = 1 << 40
 
 
-def _room_of_user(machine: Machine) -> int:
+def _room_of_user(machine: Machine, running: Running) -> int:
+    """What the limit leaves beside the user's tasks, as far as they can be seen here: the kernel counts threads."""
     limit = machine.limits["processes"]
-    return UNLIMITED_ROOM if limit in (UNLIMITED, -1) or machine.user == 0 else limit
+    if limit in (UNLIMITED, -1) or machine.user == 0:
+        return UNLIMITED_ROOM
+    processes = (machine.process(pid) for pid in machine.pids() if pid not in running.pids)
+    return max(0, limit - sum(one.threads for one in processes if one.user == machine.user))
 
 
-def _rooms_of_groups(machine: Machine) -> Iterator[tuple[int, str]]:
+def _rooms_of_groups(machine: Machine, running: Running) -> Iterator[tuple[int, str]]:
+    freed = sum(machine.process(pid).threads for pid in running.pids) if running.shares_groups(machine) else 0
     for group in control_groups("pids", machine.root):
         limit, current = machine.number(group.folder / "pids.max"), machine.number(group.folder / "pids.current")
         if limit is not None and current is not None:
-            yield max(0, limit - current), "TasksMax= in the unit, --pids-limit of docker"
+            yield max(0, limit - current + freed), "TasksMax= in the unit, --pids-limit of docker"

@@ -8,19 +8,27 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 KIBIBYTE = 1024
 UNLIMITED = resource.RLIM_INFINITY
 
 
 def _own_limits() -> dict[str, int]:
-    """The hard limits: a daemon raises its soft ones to these."""
-    numbers = {
-        "files": resource.RLIMIT_NOFILE,
-        "locked memory": resource.RLIMIT_MEMLOCK,
-        "processes": resource.RLIMIT_NPROC,
+    """The limits that count: of files the hard one, to which a daemon raises the soft one, and else the soft ones."""
+    soft, hard = 0, 1
+    return {
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[hard],
+        "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[soft],
+        "processes": resource.getrlimit(resource.RLIMIT_NPROC)[soft],
     }
-    return {name: resource.getrlimit(number)[1] for name, number in numbers.items()}
+
+
+class Process(NamedTuple):
+    """One process: whose it is (the real user; -1 where that cannot be seen), and how many threads it has."""
+
+    user: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,16 @@ class Machine:
         except OSError:
             return ""
 
+    def pids(self) -> list[int]:
+        """All processes that can be seen."""
+        return [int(folder.name) for folder in (self.root / "proc").glob("[0-9]*") if folder.name.isdecimal()]
+
+    def process(self, pid: int) -> Process:
+        """What is known of a process; no thread where it is gone."""
+        lines = (line.partition(":") for line in self.read(f"/proc/{pid}/status").splitlines())
+        facts = {name: words.split() for name, _, words in lines}
+        return Process(int(facts.get("Uid", ["-1"])[0]), int(facts.get("Threads", ["0"])[0]))
+
     def number(self, path: str | Path) -> int | None:
         """A file of the kernel that holds one number; None where it does not."""
         text = self.read(path)
@@ -59,3 +77,21 @@ class Machine:
     def chosen(self, path: str | Path) -> str:
         """What stands in brackets among the choices, as in "always [madvise] never"; "" where there is no such file."""
         return self.read(path).partition("[")[2].partition("]")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the daemon that runs here has already, and another one, or itself anew, would have in its place."""
+
+    memory_bytes: int = 0
+    """Of its slots."""
+    pids: frozenset[int] = frozenset()
+    """Its processes."""
+
+    def shares_groups(self, machine: Machine) -> bool:
+        """Is it in the control groups of whoever asks, so that what it takes is taken from these?"""
+        own = machine.read("/proc/self/cgroup")
+        return any(machine.read(f"/proc/{pid}/cgroup") == own for pid in self.pids)
+
+
+NOTHING_RUNS = Running()

@@ -6,7 +6,7 @@ from math import floor
 from batchd.config.sizes import round_bytes
 from batchd.daemon.memory import available_bytes, shortage
 from batchd.doctor.finding import Finding, note, ok, problem, warning
-from batchd.doctor.machine import UNLIMITED, Machine
+from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Machine, Running
 
 SHMEM_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 NODES = "sys/devices/system/node"
@@ -14,13 +14,19 @@ BUSY_SWAP = 0.25
 """Of all swap: so much in use means that memory has been short."""
 
 
-def check_memory(machine: Machine, need_bytes: int) -> Finding:
-    """Against what the rings of the configuration come to; the tightest control group counts."""
+def check_memory(machine: Machine, need_bytes: int, running: Running = NOTHING_RUNS) -> Finding:
+    """Against what the rings of the configuration come to; the tightest control group counts.
+
+    What the slots of a daemon that runs take is there for its next start.
+    """
     if not machine.read("/proc/meminfo"):
         return note("memory", "unknown: /proc/meminfo cannot be read")
-    have = available_bytes(machine.root / "proc", machine.root / "sys/fs/cgroup")
-    found = f"{round_bytes(have, floor)} available, {round_bytes(need_bytes)} wanted for the rings"
-    limited = have < machine.table("/proc/meminfo").get("MemAvailable", have)
+    free = available_bytes(machine.root / "proc", machine.root / "sys/fs/cgroup")
+    limited = free < machine.table("/proc/meminfo").get("MemAvailable", free)
+    held = running.memory_bytes if not limited or running.shares_groups(machine) else 0
+    have = free + held
+    of_these = f" ({round_bytes(held)} of it in the slots of the daemon that runs)" if held else ""
+    found = f"{round_bytes(have, floor)} available{of_these}, {round_bytes(need_bytes)} wanted for the rings"
     where = " (a control group's limit)" if limited else ""
     text = shortage(need_bytes, have)
     if text is None:
@@ -48,11 +54,12 @@ def check_locked_memory(machine: Machine, need_bytes: int) -> Finding:
 def check_huge_pages(machine: Machine) -> Iterator[Finding]:
     """Transparent ones for shared memory, and those that are set aside, which batchd cannot use."""
     choice = machine.chosen(SHMEM_PAGES)
-    if choice in {"never", "deny"}:
+    if choice in {"never", "deny", "advise"}:
+        why = ", and batchd does not ask for them" if choice == "advise" else ""
         yield note(
             "huge pages",
-            f"{choice} for shared memory, so slots are made of small pages",
-            f"large slots may be filled faster with: echo within_size > {SHMEM_PAGES}",
+            f"{choice} for shared memory{why}, so slots are made of small pages",
+            f"copying out of large slots takes a fifth less time with: echo within_size > {SHMEM_PAGES}",
         )
     elif choice in {"always", "force"}:
         yield note("huge pages", f"{choice} for shared memory: each slot takes a multiple of 2 MiB")

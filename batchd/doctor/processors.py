@@ -26,8 +26,8 @@ def check_count(machine: Machine, workers: int) -> Iterator[Finding]:
         usable, found = quota, f"{found}, {quota:g} by the control group's quota"
     found = f"{found}; {counted(workers, 'worker')}"
     if workers > usable + 1:
-        advice = 'set workers = "auto" in [daemon]; workers beyond the CPUs only take memory and each other\'s time'
-        yield warning("processors", found, advice)
+        advice = "more workers than CPUs help only where they wait for files (`batchd why` says storage-bound)"
+        yield note("processors", found, f'{advice}; else set workers = "auto" in [daemon]')
     else:
         yield ok("processors", found)
     yield from _check_throttling(machine)

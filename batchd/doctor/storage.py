@@ -1,9 +1,10 @@
 """Where the sources are, and how fast their files are read: a moment's reading of a few of them. Runs in the user's shell.
 
-    folder or file -> some files -> in order, whole, for SECONDS_MAX or BYTES_MAX     what shards and videos want
-                                 -> pieces here and there                             what single images want
+    folder or file -> some files -> each opened, and pieces of it read, in no order   what single images want
+                                 -> in order, whole, for SECONDS_MAX or BYTES_MAX     what shards and videos want
 
-What the page cache has of these files is given up first, as far as the kernel does that, so that it is the storage that is read.
+What the page cache has of a file is given up before it is read, as far as the kernel does that, so that it is the storage that is
+read. Nothing is looked up before it is opened, and no piece is read twice, as either would be there the second time.
 
 Invariant: no more than ``FILES_MAX`` files are opened, and nothing is read for longer than ``SECONDS_MAX`` in either way, but for
 a storage that does not answer: ``measure_place`` comes back after ``ANSWER_TIMEOUT_S`` all the same.
@@ -12,7 +13,8 @@ a storage that does not answer: ``measure_place`` comes back after ``ANSWER_TIME
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -30,12 +32,12 @@ from batchd.doctor.machine import Machine
 from batchd_wire.wording import counted
 
 FILES_MAX = 200
-LOOKED_AT_MAX = 5_000
+FOLDERS_MAX = 5_000
 SECONDS_MAX = 1.0
 BYTES_MAX = 512 << 20
 PORTION_BYTES = 1 << 20
 PIECE_BYTES = 64 << 10
-PIECES_MAX = 500
+PIECES_MAX = 200
 ANSWER_TIMEOUT_S = 10.0
 SLOW_MB_PER_S = 100.0
 SLOW_PIECE_MS = 5.0
@@ -70,7 +72,7 @@ def places_of(source: SourceOptions | UnreadSource) -> list[Path]:
     found = [place for _key, part in parts_of(source) for place in places_of(part)]
     if isinstance(source, SourceOptions):
         kind: Any = type(source)  # a dataclass, as every kind is
-        own = [value for field in fields(kind) if isinstance(value := getattr(source, field.name), Path)]
+        own = [value for one in fields(kind) if isinstance(value := getattr(source, one.name), Path)]
         if isinstance(source, ListSource):
             own = [source.root or source.path.parent]
         found += own
@@ -127,43 +129,100 @@ def measure_place(place: Path) -> PlaceSpeed | None:
     return measured[0]
 
 
+@dataclass(slots=True)
+class _Pieces:
+    """What came of reading pieces of files that hold something."""
+
+    files: list[Path] = field(default_factory=list)
+    file_bytes: int = 0
+    pieces: int = 0
+    spent_s: float = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """Has it taken long enough?"""
+        return self.spent_s > SECONDS_MAX
+
+
 def _measure(place: Path) -> PlaceSpeed:
     try:
-        files = list(islice(_files(place), FILES_MAX))
-        if not files:
-            return PlaceSpeed(failure="there is no file in it that can be read")
-        _forget(files)
-        mb_per_s = _in_order(files)
-        _forget(files)
-        mean_bytes = sum(file.stat().st_size for file in files) / len(files)
-        return PlaceSpeed(len(files), mb_per_s, _here_and_there(files), mean_bytes)
+        found = list(islice(_files(place), FILES_MAX))
+        Random(1).shuffle(found)  # noqa: S311  an order to read in, no secret
+        read = _here_and_there(found)
+        if not read.files:
+            return PlaceSpeed(failure=f"there is no file in it that can be read, of {len(found)} that were tried")
+        for file in read.files:
+            with _opened(file) as descriptor:
+                _forget(descriptor)
+        count = len(read.files)
+        return PlaceSpeed(count, _in_order(read.files), 1000 * read.spent_s / read.pieces, read.file_bytes / count)
     except OSError as error:
         return PlaceSpeed(failure=error.strerror or str(error))
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """Files that hold something, the first of those in a folder and below it."""
-    status = place.stat()
-    if stat.S_ISREG(status.st_mode):
+    """The first files in a folder and below it, by what the folders say of them: nothing is asked of the files themselves."""
+    if stat.S_ISREG(place.stat().st_mode):
         yield place
         return
-    looked_at = 0
-    for folder, _folders, names in os.walk(place):
-        for name in names:
-            looked_at += 1
-            if looked_at > LOOKED_AT_MAX:
-                return
-            file = Path(folder, name)
-            if file.is_file() and file.stat().st_size and os.access(file, os.R_OK):
-                yield file
+    folders = [place]
+    for _ in range(FOLDERS_MAX):
+        if not folders:
+            return
+        with suppress(PermissionError, FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    yield Path(entry.path)
 
 
-def _forget(files: Sequence[Path]) -> None:
-    """Have the page cache give up these files; it keeps what somebody has mapped, or has yet to write."""
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+@contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    """A file's descriptor. A link to something else, as to a FIFO, holds nobody up."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
         os.close(descriptor)
+
+
+def _forget(descriptor: int) -> None:
+    """Have the page cache give up a file; it keeps what somebody has mapped, or has yet to write."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _here_and_there(files: Sequence[Path]) -> _Pieces:
+    """Open each file, and read pieces of it: so many that all files together have ``PIECES_MAX``."""
+    random = Random(1)  # noqa: S311  places to read, no secret
+    read = _Pieces()
+    for file in files:
+        if read.is_enough:
+            break
+        began = perf_counter()
+        with suppress(PermissionError, FileNotFoundError), _opened(file) as descriptor:
+            opened_s = perf_counter() - began
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not status.st_size:
+                continue
+            _forget(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # else the kernel reads what comes next, too
+            read.files.append(file)
+            read.file_bytes += status.st_size
+            read.spent_s += opened_s
+            there = range(0, status.st_size, PIECE_BYTES)
+            _read_pieces(descriptor, random.sample(there, min(len(there), max(1, PIECES_MAX // len(files)))), read)
+    return read
+
+
+def _read_pieces(descriptor: int, places: Sequence[int], read: _Pieces) -> None:
+    for place in places:
+        began = perf_counter()
+        os.pread(descriptor, PIECE_BYTES, place)
+        read.spent_s += perf_counter() - began
+        read.pieces += 1
+        if read.is_enough:
+            return
 
 
 def _in_order(files: Sequence[Path]) -> float:
@@ -177,16 +236,3 @@ def _in_order(files: Sequence[Path]) -> float:
                 if read_bytes > BYTES_MAX or perf_counter() - began > SECONDS_MAX:
                     return read_bytes / (perf_counter() - began) / 1e6
     return read_bytes / (perf_counter() - began) / 1e6
-
-
-def _here_and_there(files: Sequence[Path]) -> float:
-    """Open a file anywhere and read a piece of it: milliseconds for each, on average."""
-    random = Random(1)  # noqa: S311  places to read, no secret
-    began, pieces = perf_counter(), 0
-    while pieces < PIECES_MAX and perf_counter() - began < SECONDS_MAX:
-        descriptor = os.open(random.choice(files), os.O_RDONLY | os.O_CLOEXEC)
-        size = os.fstat(descriptor).st_size
-        os.pread(descriptor, PIECE_BYTES, random.randrange(max(1, size - PIECE_BYTES)))
-        os.close(descriptor)
-        pieces += 1
-    return (perf_counter() - began) / pieces * 1000

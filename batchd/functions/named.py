@@ -15,6 +15,7 @@ from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import UnreadSource, parts_of
 from batchd.config.function import parse_function
 from batchd.config.lines import KeyPath
+from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
 from batchd.config.step import UnreadStep
 from batchd.config.steps import Step
@@ -44,6 +45,12 @@ def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     except ModuleNotFound as error:
         raise SourceInvalid(str(error)) from None
     return StreamCode(tuple(map(str, python_path)), digests)
+
+
+def runs_own_code(whole: SourceOptions) -> bool:
+    """Is the source, or a part of it, somebody's own code, of which nobody here knows what it does?"""
+    kinds = (PythonSource, GeneratorSource, PluginSource)
+    return any(isinstance(source, kinds) for _key, source in _sources_in(("source",), whole))
 
 
 def code_problems(

@@ -1,10 +1,12 @@
 """Entry of the OBSERVER process. Started by the daemon and by nobody else:
 
-python -m batchd.observer LIFELINE_FD LISTENER_FD RUNTIME_DIRECTORY HOST all|insiders
+python -m batchd.observer LIFELINE_FD LISTENER_FD RUNTIME_DIRECTORY all|insiders NAME...
 """
 
+import os
 import socket
 import sys
+import traceback
 from pathlib import Path
 from threading import Thread
 
@@ -12,6 +14,7 @@ from batchd import failpoints
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
+from batchd.observer.names import Names
 from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import Server
@@ -20,18 +23,29 @@ from batchd.observer.visitors import Visitors
 from batchd_wire.runtime import runtime_directory
 
 
+def answer(server: Server) -> None:
+    """Serve for as long as the process lives: an observer that answers nobody has to be replaced, and so it has to end."""
+    try:
+        server.serve_forever()
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def main(arguments: list[str]) -> int:
     """Answer HTTP until the daemon is gone."""
-    lifeline, listener, directory, host, details = arguments
+    lifeline, listener, directory, details, *given = arguments
     failpoints.passing("observer.starting")
     place = runtime_directory(Path(directory))
     chronicle = Chronicle()
     inquiry = Inquiry(chronicle.add)
     sheets = Sheets(place.address)
-    visitors = Visitors(place.path, host, details_for_all=details == "all")
+    names = Names(given)
+    names.start()
+    visitors = Visitors(place.path, names, details_for_all=details == "all")
     door = socket.socket(fileno=int(listener))
     server = Server(door, Observatory(inquiry, visitors, Pages(inquiry, chronicle, sheets)))
-    Thread(target=server.serve_forever, name="http", daemon=True).start()
+    Thread(target=answer, args=(server,), name="http", daemon=True).start()
     try:
         inquiry.run(place, socket.socket(fileno=int(lifeline)))
     except DaemonUnreachable as error:
@@ -41,6 +55,7 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     finally:
         sheets.close()
+        names.close()
     door.close()  # at once: the next daemon may be about to take the address
     return 0
 

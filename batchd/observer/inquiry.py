@@ -53,6 +53,11 @@ class Inquiry:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._latest: Answer | None = None
         self._asked_s = -INTERVAL_S
+        """When the status was asked for last."""
+        self._last_s = -SPACING_S
+        """When anything was."""
+        self._was_bad = False
+        """Whether that was for bad samples."""
         self._wanted_s = 0.0
         self._waiting_since_s: float | None = monotonic()
         """Since when a question is under way; from the start on, as the session has to be opened first."""
@@ -113,20 +118,27 @@ class Inquiry:
 
     def _due_s(self) -> float:
         """When the next question is to be asked, if none is under way."""
+        spaced_s = self._last_s + SPACING_S
+        return spaced_s if self._bad_wanted else max(spaced_s, self._status_due_s())
+
+    def _status_due_s(self) -> float:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
 
     def _ask_if_due(self, attachment: Attachment) -> None:
+        """Ask one of what is wanted; who wants the one kind all the time does not keep the other from being asked."""
         now = monotonic()
-        if self._waiting_since_s is not None:
+        if self._waiting_since_s is not None or now < self._due_s():
             return
-        if now >= self._due_s():
-            self._asked_s = self._waiting_since_s = now
-            attachment.dealer.send(AskStatus(1).encode())
-        elif self._bad_wanted:
+        self._was_bad = bool(self._bad_wanted) and (now < self._status_due_s() or not self._was_bad)
+        self._last_s = self._waiting_since_s = now
+        if self._was_bad:
             with self._changed:
                 stream, _wanted_s = self._bad_wanted.popitem()
-            self._bad_asked, self._waiting_since_s = (stream, now), now
+            self._bad_asked = stream, now
             attachment.dealer.send(AskBad(2, stream).encode())
+        else:
+            self._asked_s = now
+            attachment.dealer.send(AskStatus(1).encode())
 
     def _patience_ms(self) -> int | None:
         if self._waiting_since_s is not None:

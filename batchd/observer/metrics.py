@@ -35,18 +35,23 @@ class Metric:
     merge: Merge = sum
 
     def values(self, status: Any) -> Iterator[tuple[Labels, float]]:
-        """The value for each set of labels; a position past the end of a course has none."""
+        """The value for each set of labels; what is not known, as a position past the end of a course, has none.
+
+        Nor has a counter of the others.
+        """
         found: dict[Labels, list[float]] = {}
         for labels, row in self.scope.rows(status):
             value = row[self.key]
             if value is None and self.key in _NONE_IS_NOTHING:
+                continue
+            if self.kind == COUNTER and self.scope.is_others(labels):
                 continue
             found.setdefault(labels, []).append(_number(value))
         for labels, numbers in found.items():
             yield labels, self.merge(numbers)
 
 
-_NONE_IS_NOTHING = {"epoch", "step"}
+_NONE_IS_NOTHING = {"epoch", "step", "cpu_wait_s"}
 
 
 def _number(value: Any) -> float:
@@ -61,6 +66,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("slot_memory_bytes", _G, _S.DAEMON, "memory_bytes", "Shared memory of all slots that there are."),
     Metric("draining", _G, _S.DAEMON, "draining", "1 while the daemon finishes what is under way and begins nothing."),
     Metric("ending_slots", _G, _S.DAEMON, "ending_slots", "Slots of streams that have ended, which somebody still holds."),
+    Metric("reload_failed", _G, _S.RELOAD, "failed", "1 where the last reload was refused or failed; none before the first."),
+    Metric("reload_timestamp_seconds", _G, _S.RELOAD, "time_s", "When the last reload ended, of the Unix clock."),
     Metric("worker_deaths_total", _C, _S.DAEMON, "worker_deaths", "Workers that ended without being asked to."),
     Metric("workers", _G, _S.WORKER_COUNTS, "count", "Workers, by what they are doing."),
     Metric("trainers", _G, _S.TRAINER_COUNTS, "count", "Trainers that are connected, by the way their batches go."),
@@ -96,12 +103,21 @@ METRICS: tuple[Metric, ...] = (
     # --- the workers' time for a stream
     Metric("stream_busy_seconds_total", _C, _S.WORK, "busy_s", "Time of workers with its samples."),
     Metric("stream_cpu_seconds_total", _C, _S.WORK, "cpu_s", "Of that, time in which they had a CPU."),
+    Metric("stream_cpu_wait_seconds_total", _C, _S.WORK, "cpu_wait_s", "Time in which they wanted a CPU and had none."),
+    Metric("stream_read_cpu_seconds_total", _C, _S.WORK, "read_cpu_s", "Of the time with a CPU, that of reading."),
     Metric("stream_fetch_seconds_total", _C, _S.WORK, "waited_s", "Time of workers waiting for a server of files, beside that."),
     Metric("stream_read_bytes_total", _C, _S.WORK, "read_bytes", "Bytes of encoded samples that were read."),
     Metric("stream_usual_sample_seconds", _G, _S.WORK, "usual_sample_s", "Half of the samples take less than that."),
     Metric("stream_slow_rows_total", _C, _S.WORK, "slow_rows", "Rows whose sample took several times as long."),
     Metric("stream_slow_seconds_total", _C, _S.WORK, "slow_s", "Time of workers with these."),
-    Metric("stream_part_seconds_total", _C, _S.PART, "busy_s", "Time of workers with one part of it: read, a step, store."),
+    Metric("stream_part_seconds_total", _C, _S.PART, "busy_s", "Time of workers with one part of it, as read or a step."),
+    # --- caches of samples
+    Metric("stream_cache_hits_total", _C, _S.WORK, "cache_hits", "Samples that were in the stream's cache."),
+    Metric("stream_cache_misses_total", _C, _S.WORK, "cache_misses", "Samples that were not in the stream's cache."),
+    Metric("cache_held_samples", _G, _S.CACHE, "held_samples", "Samples in the cache; streams that share one all show it."),
+    Metric("cache_used_bytes", _G, _S.CACHE, "used_bytes", "Memory, or space on disk, that the cache takes."),
+    Metric("cache_budget_bytes", _G, _S.CACHE, "budget_bytes", "Memory, or space on disk, that the cache may take at most."),
+    Metric("cache_spoilt_samples_total", _C, _S.CACHE, "spoilt_samples", "Records of a cache on disk that were damaged."),
     # --- live streams
     Metric("mailbox_places", _G, _S.MAILBOX, "capacity", "Places of a live stream's mailbox."),
     Metric("mailbox_producers", _G, _S.MAILBOX, "producers", "Producers that are connected."),

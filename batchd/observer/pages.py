@@ -18,7 +18,7 @@ from batchd.diagnosis.overview import Overview
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.responses import Query, Response, Route, as_json, say
-from batchd.observer.sheets import Sheets
+from batchd.observer.sheets import Position, Sheets, current_position
 
 ANSWER_S = 2.0
 """How long a visitor waits for what the daemon, or a child, has to say."""
@@ -82,10 +82,16 @@ class Pages:
         stream = self._stream(query)
         if stream is None:
             return _no_stream(query)
-        sheet = self._sheets.sheet(stream, ANSWER_S)
+        sheet = self._sheets.sheet(stream, self._position(stream), ANSWER_S)
         if sheet is None:
             return say(202, "it is being drawn")
         return Response(200, "image/png", sheet.picture) if sheet.picture else say(200, sheet.text)
+
+    def _position(self, stream: str) -> Position:
+        """Which batch is the current one."""
+        answer = self._inquiry.latest()
+        streams = answer.status["streams"] if answer is not None else []
+        return next((current_position(one) for one in streams if one["name"] == stream), (0, 0))
 
     def _stream(self, query: Query) -> str | None:
         """The stream that is asked for, where there is one of that name."""

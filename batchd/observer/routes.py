@@ -14,7 +14,7 @@ from batchd.observer.exposition import CONTENT_TYPE, SCRAPE_S, Exposition
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.pages import Pages
 from batchd.observer.responses import Query, Response, Route, as_json, say
-from batchd.observer.visitors import Visitors
+from batchd.observer.visitors import Visitors, is_passed_on
 
 _OWN_SITES = {"same-origin", "none"}
 """What a browser says of requests by our page, and of addresses that a person typed."""
@@ -40,22 +40,23 @@ class Observatory:
         """Answer a request for ``target`` to who is at the other end."""
         host = headers.get("Host")
         if host is None or not self._visitors.knows_host(host):
-            text = f"the Host header names {host or 'nobody'}, and this is not known as that; use an address, or name it in http"
+            text = f"the Host header names {host or 'none'}, which this is not known as: use an address, or add it to http_names"
             return say(400 if host is None else 421, text)
         path, _mark, query = target.partition("?")
         route = self.routes.get(path)
         if route is None:
             known = "\n".join(f"{path:<16}{route.meaning}" for path, route in self.routes.items())
             return say(404, f"there is nothing here; there are\n{known}")
-        if route.is_private and not self._visitors.may_see_details(connection):
-            return say(403, self._refusal(connection))
+        if route.is_private and not self._visitors.may_see_details(connection, headers):
+            return say(403, self._refusal(connection, headers))
         if route.has_effect and headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
             return say(403, "this is for our own page, not for others")
         return route.answer(dict(parse_qsl(query)))
 
-    def _refusal(self, connection: socket.socket) -> str:
+    def _refusal(self, connection: socket.socket, headers: "Message[str, str]") -> str:
         port = connection.getsockname()[1]
-        return (
+        passed_on = "it was passed on by a proxy, and nobody here knows for whom; " if is_passed_on(headers) else ""
+        return passed_on + (
             "this names processes, users and paths, so it is for users of the daemon's machine who may connect to the daemon, "
             f"over loopback: ssh -L {port}:localhost:{port} SERVER (with an account in the runtime directory's group), then "
             f"http://localhost:{port}; or http_details = true in [daemon] shows it to everybody. {NOT_PRIVATE}"

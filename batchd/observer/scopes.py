@@ -1,7 +1,10 @@
 """Where in the daemon's status the values of metrics are, and which labels they have. OBSERVER process.
 
 A scope gives rows: the values of its labels, and the part of the status that they stand for. What has the same labels, as two
-trainers of one name do, becomes one value.
+steps of one name do, becomes one value.
+
+Trainers are told apart by their sessions, as many have one name: their sum would fall when one of them goes, which a scraper
+takes for a counter that began anew.
 
 Invariant: how many values a scope gives is bounded, whatever trainers call themselves: by streams, workers, and ``TRAINERS_MAX``.
 """
@@ -12,8 +15,9 @@ from itertools import chain
 from typing import Any
 
 TRAINERS_MAX = 200
-"""Further trainers are counted together, as ``OTHER``."""
+"""Further trainers are counted together, as ``OTHER``, by gauges alone."""
 OTHER = "other"
+SESSION = "session"
 WORKER_STATES = ("starting", "ready", "leaving", "ending")
 TRANSPORTS = ("shared memory", "tcp")
 
@@ -29,6 +33,10 @@ class Scope:
     labels: tuple[str, ...]
     rows: Callable[[Any], Iterable[Row]]
 
+    def is_others(self, labels: Labels) -> bool:
+        """Do these labels stand for whoever has none of his own? These come and go, so nothing of theirs only grows."""
+        return SESSION in self.labels and labels[self.labels.index(SESSION)] == OTHER
+
 
 def _daemon(status: Any) -> Iterator[Row]:
     yield (), status["daemon"]
@@ -37,6 +45,12 @@ def _daemon(status: Any) -> Iterator[Row]:
 def _info(status: Any) -> Iterator[Row]:
     daemon = status["daemon"]
     yield (daemon["version"], daemon["decoders"]), {"one": 1}
+
+
+def _reload(status: Any) -> Iterator[Row]:
+    outcome = status["daemon"]["reload"]
+    if outcome is not None:
+        yield (), {"failed": outcome["exit_code"] != 0, "time_s": outcome["time_s"]}
 
 
 def _tcp(status: Any) -> Iterator[Row]:
@@ -81,12 +95,22 @@ def _mailboxes(status: Any) -> Iterator[Row]:
             yield (stream["name"],), stream["live"]
 
 
+def _caches(status: Any) -> Iterator[Row]:
+    """Streams that share a cache all show it."""
+    for stream in status["streams"]:
+        if stream["cache"] is not None:
+            yield (stream["name"],), stream["cache"]
+
+
 def _trainers(status: Any) -> Iterator[Row]:
-    """Those that came first have their own labels. A trainer that is gone may have batches on their way: it is nobody by name."""
+    """Those that came first have their own labels; spectators are none.
+
+    A trainer that is gone may have batches on their way: it is nobody by name.
+    """
     sessions = {one["session"]: one for one in status["trainers"]}
     claims = sorted(
         chain.from_iterable(
-            ((claim["session"], stream["name"], claim) for claim in stream["subscriptions"])
+            ((one["session"], stream["name"], one) for one in stream["subscriptions"] if not one["is_spectator"])
             for stream in status["streams"]
         ),
         key=lambda found: found[:2],
@@ -94,9 +118,9 @@ def _trainers(status: Any) -> Iterator[Row]:
     known: set[Labels] = set()
     for session, stream, claim in claims:
         trainer = sessions.get(session, {"name": "", "transport": ""})
-        labels = (stream, trainer["name"], str(claim["rank"]), trainer["transport"])
+        labels = (stream, trainer["name"], str(claim["rank"]), trainer["transport"], str(session))
         if labels not in known and len(known) >= TRAINERS_MAX:
-            labels = (stream, OTHER, OTHER, OTHER)
+            labels = (stream, OTHER, OTHER, OTHER, OTHER)
         else:
             known.add(labels)
         yield labels, claim
@@ -109,17 +133,14 @@ def _waits(status: Any) -> Iterator[Row]:
 
 
 def _remote(status: Any) -> Iterator[Row]:
-    known: set[str] = set()
-    for trainer in sorted(status["trainers"], key=lambda one: one["session"]):
-        if trainer["transport"] != "tcp":
-            continue
-        name = trainer["name"] if trainer["name"] in known or len(known) < TRAINERS_MAX else OTHER
-        known.add(name)
-        yield (name,), trainer
+    remote = sorted((one for one in status["trainers"] if one["transport"] == "tcp"), key=lambda one: one["session"])
+    for place, trainer in enumerate(remote):
+        yield (trainer["name"], str(trainer["session"])) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
 
 
 DAEMON = Scope("daemon", (), _daemon)
 INFO = Scope("daemon", ("version", "decoders"), _info)
+RELOAD = Scope("daemon.reload", (), _reload)
 TCP = Scope("daemon.tcp", (), _tcp)
 WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
 WORKER = Scope("workers[]", ("worker",), _workers)
@@ -127,7 +148,8 @@ TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
 STREAM = Scope("streams[]", ("stream",), _streams)
 WORK = Scope("streams[].work", ("stream",), _work)
 PART = Scope("streams[].work.parts[]", ("stream", "part"), _parts)
+CACHE = Scope("streams[].cache", ("stream",), _caches)
 MAILBOX = Scope("streams[].live", ("stream",), _mailboxes)
-TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport"), _trainers)
+TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport", SESSION), _trainers)
 WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
-REMOTE = Scope("trainers[]", ("trainer",), _remote)
+REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote)

@@ -1,18 +1,22 @@
 """HTTP with limits: the standard library's server, one thread for each connection, a bounded number of them. OBSERVER process.
 
     accept --> room? --> head, within HEAD_BYTES_MAX and REQUEST_S --> GET or HEAD --> one response --> close
-                +-- no: 503, close
+                +-- no: the oldest that has not asked for anything yet is ended, of the same peer if that has its share
+                    +-- all have asked: 503, close
 
-Invariant: whatever peers do, there are ``CONNECTIONS_MAX`` threads at most, each for ``REQUEST_S`` and with ``HEAD_BYTES_MAX`` at
-most; one connection is one request.
+Invariant: whatever peers do, there are ``CONNECTIONS_MAX`` threads at most, ``PEER_CONNECTIONS_MAX`` for one address, each for
+``REQUEST_S`` and with ``HEAD_BYTES_MAX`` at most; one connection is one request. Who asks at once is answered however many
+connect and say nothing.
 """
 
 import io
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock
+from threading import Condition
 from time import monotonic
 from typing import Any
 
@@ -21,6 +25,10 @@ from batchd.observer.responses import PLAIN, Response
 from batchd.observer.routes import Observatory
 
 CONNECTIONS_MAX = 64
+PEER_CONNECTIONS_MAX = 16
+"""Of one address; a browser opens six."""
+EVICTION_S = 1.0
+"""How long a newcomer waits for the end of a connection that has to go for it."""
 HEAD_BYTES_MAX = 16 * 1024
 """Request line and headers; a browser's cookies for localhost are among them, whoever set them."""
 REQUEST_S = 5.0
@@ -29,13 +37,23 @@ BACKLOG = 128
 METHODS = ("GET", "HEAD")
 UNREAD_BYTES_MAX = 1 << 20
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
 _FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n\r\n"
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One that is open. ``has_asked``: its head is whole."""
+
+    peer: str
+    deadline_s: float
+    has_asked: bool = False
 
 
 class Server(ThreadingHTTPServer):
@@ -50,15 +68,20 @@ class Server(ThreadingHTTPServer):
         self.socket = listener
         listener.setblocking(True)
         self.observatory = observatory
-        self._lock = Lock()
-        self._deadlines_s: dict[socket.socket, float] = {}
+        self._changed = Condition()
+        self._open: dict[socket.socket, _Connection] = {}
+        """The oldest first."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin with a connection where there is room, else say that there is none."""
-        with self._lock:
-            has_room = len(self._deadlines_s) < CONNECTIONS_MAX
+        """Begin with a connection where there is room, or can be made, else say that there is none."""
+        peer = client_address[0]
+        with self._changed:
+            of_peer = [one for one, connection in self._open.items() if connection.peer == peer]
+            has_room = (len(of_peer) < PEER_CONNECTIONS_MAX or self._end_oldest(of_peer)) and (
+                len(self._open) < CONNECTIONS_MAX or self._end_oldest(self._open)
+            )
             if has_room:
-                self._deadlines_s[request] = monotonic() + REQUEST_S
+                self._open[request] = _Connection(peer, monotonic() + REQUEST_S)
         if has_room:
             super().process_request(request, client_address)
             return
@@ -66,19 +89,35 @@ class Server(ThreadingHTTPServer):
             request.send(_FULL, socket.MSG_DONTWAIT)
         request.close()
 
+    def _end_oldest(self, requests: Iterable[socket.socket]) -> bool:
+        """End the oldest of these that has not asked for anything yet, and wait until it is gone; False where that cannot be."""
+        oldest = next((one for one in requests if not self._open[one].has_asked), None)
+        if oldest is None:
+            return False
+        with suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return self._changed.wait_for(lambda: oldest not in self._open, EVICTION_S)
+
+    def note_asked(self, request: socket.socket) -> None:
+        """A connection's head is whole: from now on it is not ended for others."""
+        with self._changed:
+            if request in self._open:
+                self._open[request].has_asked = True
+
     def service_actions(self) -> None:
         """End what takes too long; twice a second, and after each connection that comes."""
         now = monotonic()
-        with self._lock:
-            overdue = [request for request, deadline_s in self._deadlines_s.items() if deadline_s < now]
+        with self._changed:
+            overdue = [request for request, connection in self._open.items() if connection.deadline_s < now]
             for request in overdue:
                 with suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection. Its number may be another's at once, so it is forgotten before."""
-        with self._lock:
-            self._deadlines_s.pop(request, None)
+        with self._changed:
+            self._open.pop(request, None)
+            self._changed.notify_all()
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -108,6 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if not head:
             return
+        self.server.note_asked(self.connection)
         self.rfile = io.BytesIO(head)
         self.raw_requestline = self.rfile.readline()
         if not self.parse_request():

@@ -6,6 +6,8 @@
 
 Drawing needs OpenCV, takes a second, and a slot of the stream's ring for that long, so nothing is drawn that nobody looks at.
 
+Whatever goes wrong with one, such as short memory, is what is said instead of it, and the next one is tried anew.
+
 Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn once in ``KEPT_S`` at most, however many ask.
 """
 
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
+from typing import Any
 
 KEPT_S = 30.0
 KEPT_MAX = 4
@@ -35,6 +38,22 @@ class Sheet:
     came_s: float
 
 
+Position = tuple[int, int]
+"""(epoch, step)."""
+
+
+def current_position(stream: Any) -> Position:
+    """Where the foremost trainer of a stream is, as the status has it: the batch that it took last, which the ring likely has."""
+    trainers = [one for one in stream["subscriptions"] if not one["is_spectator"]]
+    taken = [(one["last_epoch"], one["last_step"]) for one in trainers if one["last_epoch"] is not None]
+    beginning = [(one["epoch"], one["step"]) for one in trainers if one["epoch"] is not None]
+    return max(taken or beginning, default=(0, 0))
+
+
+def _no_sheet(reason: str) -> Sheet:
+    return Sheet(b"", f"no sheet can be drawn: {reason}", monotonic())
+
+
 class Sheets:
     """Use from any thread. ``address`` is the daemon's."""
 
@@ -47,18 +66,20 @@ class Sheets:
 
     def close(self) -> None:
         """End the child, if there is one."""
-        with self._changed:
-            if self._child is not None:
-                self._child.kill()
-                self._child.wait()
+        child = self._child  # its thread forgets it when it has ended
+        if child is not None:
+            child.kill()
+            child.wait()
 
-    def sheet(self, stream: str, within_s: float) -> Sheet | None:
-        """The sheet of a stream that there is; None where it is yet to be drawn, or another is before it."""
+    def sheet(self, stream: str, position: Position, within_s: float) -> Sheet | None:
+        """The sheet of a stream that there is; None where it is yet to be drawn, or another is before it.
+
+        A new one is of the batch at ``position``.
+        """
         with self._changed:
             self._forget()
             if stream not in self._kept and not self._is_drawing:
-                self._is_drawing = True
-                Thread(target=self._draw, args=(stream,), name="sheet", daemon=True).start()
+                self._begin(stream, position)
             self._changed.wait_for(lambda: stream in self._kept or not self._is_drawing, within_s)
             return self._kept.get(stream)
 
@@ -66,19 +87,34 @@ class Sheets:
         oldest_s = monotonic() - KEPT_S
         self._kept = {stream: sheet for stream, sheet in self._kept.items() if sheet.came_s > oldest_s}
 
-    def _draw(self, stream: str) -> None:
+    def _begin(self, stream: str, position: Position) -> None:
         try:
-            sheet = self._drawn(stream)
-        except OSError as error:
-            sheet = Sheet(b"", f"no sheet can be drawn: {error.strerror}", monotonic())
-        with self._changed:
-            while len(self._kept) >= KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
-            self._kept[stream] = sheet
-            self._is_drawing = False
-            self._changed.notify_all()
+            Thread(target=self._draw, args=(stream, position), name="sheet", daemon=True).start()
+        except RuntimeError as error:  # there is no memory for one, or too many are allowed nobody
+            self._keep(stream, _no_sheet(str(error)))
+        else:
+            self._is_drawing = True
 
-    def _drawn(self, stream: str) -> Sheet:
+    def _draw(self, stream: str, position: Position) -> None:
+        sheet = _no_sheet("the thread that draws it was ended")
+        try:
+            sheet = self._drawn(stream, position)
+        except OSError as error:
+            sheet = _no_sheet(error.strerror or str(error))
+        except Exception as error:  # noqa: BLE001  short memory, above all: whatever it is, the next one may be drawn
+            sheet = _no_sheet(f"{type(error).__name__} {error}".strip())
+        finally:
+            with self._changed:
+                self._keep(stream, sheet)
+                self._is_drawing = False
+                self._changed.notify_all()
+
+    def _keep(self, stream: str, sheet: Sheet) -> None:
+        while len(self._kept) >= KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._kept[stream] = sheet
+
+    def _drawn(self, stream: str, position: Position) -> Sheet:
         with tempfile.TemporaryDirectory(prefix="batchd-sheet-") as folder:
             file = Path(folder) / "sheet.png"
             command = [
@@ -91,6 +127,8 @@ class Sheets:
                 self._address,
                 "--output",
                 str(file),
+                "--at",
+                "{}:{}".format(*position),
                 "--",
                 stream,
             ]

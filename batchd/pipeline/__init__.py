@@ -7,7 +7,8 @@ stages       what a stage is
 randomness   the random numbers of one sample
 probe        what a file says of itself, before a decoder sees it; with exif and png, which it reads
 vision       the one place that loads cv2
-decode       bytes to pixels
+decode       bytes to pixels; jpeg_box does that for a part of a JPEG, by the extension _jpeg
+seekable     JPEGs of which such a part is read alone, by the same extension (`batchd prepare`)
 geometry     the steps on paper: boxes, sizes and turns, before any pixel is touched
 planners     what each step does there
 moves        what is on that paper, done to pixels, and to a mask

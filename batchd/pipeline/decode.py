@@ -1,14 +1,17 @@
 """Bytes to pixels, into memory that is used again and again. Worker process.
 
-JPEG goes through simplejpeg (libjpeg-turbo), which reports what it had to repair; cv2 decodes the other formats, and the
-JPEGs that simplejpeg cannot (inks, unusual subsampling). Both give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and
-1/8, being libjpeg-turbo with its default settings; tests hold them to it.
+A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where that was built. Other JPEGs (inks, unusual
+subsampling), and all of them where it was not, go through simplejpeg and are cut; cv2 decodes the other formats, and the JPEGs
+that simplejpeg cannot. All give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8, being libjpeg-turbo with its
+default settings; tests hold them to it.
 
 cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
 
 Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills with grey, older cv2 with
-the image before) makes the sample ``SampleUndecodable``. cv2 does not tell of its repairs, so without simplejpeg a JPEG
-with a hole in its middle passes, grey from there on; one that is cut off does not.
+the image before) makes the sample ``SampleUndecodable``. cv2 does not tell of its repairs, so with cv2 alone a JPEG with a
+hole in its middle passes, grey from there on; one that is cut off does not. Where a box is decoded, only what is in front of
+its last row was looked at (in a progressive file: everything), so a hole below it is found by those samples of it that reach so
+far down.
 """
 
 from math import prod
@@ -17,7 +20,11 @@ from typing import Any
 import numpy as np
 
 from batchd.config.image_steps import Decode
+from batchd.pipeline import jpeg_box
 from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.geometry import Cut
+from batchd.pipeline.jpeg_box import BoxDecoder
+from batchd.pipeline.moves import cut_out
 from batchd.pipeline.png import without_animation
 from batchd.pipeline.probe import ImageHeader
 from batchd.pipeline.scratch import Scratch
@@ -55,9 +62,14 @@ for _factor in (2, 4, 8):
 
 
 def decoder_versions() -> str:
-    """Name the decoders and their versions, for people: "simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0"."""
-    jpeg = f"simplejpeg {simplejpeg.__version__} (libjpeg-turbo), " if simplejpeg else ""
-    return f"{jpeg}OpenCV {cv2.__version__}"
+    """Name the decoders and their versions, for people, in the order in which they are tried.
+
+    "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0", less what is not there.
+    """
+    names = [f"libjpeg-turbo {jpeg_box.VERSION} (decodes crops alone)"] if jpeg_box.IS_BUILT else []
+    if simplejpeg:
+        names.append(f"simplejpeg {simplejpeg.__version__} (libjpeg-turbo)")
+    return ", ".join([*names, f"OpenCV {cv2.__version__}"])
 
 
 class Decoder:
@@ -66,6 +78,7 @@ class Decoder:
     def __init__(self, step: Decode, scratch: Scratch) -> None:
         self._step = step
         self._scratch = scratch
+        self._boxes = BoxDecoder(step.color, scratch)
         self._color = _SIMPLEJPEG_COLORS[step.color]
         self._channels = 1 if step.color == "gray" else 3
         self._flags = {
@@ -83,12 +96,28 @@ class Decoder:
         if len(data) > self._step.max_bytes:
             raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
 
-    def decode(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
-        """Decode a file that ``probe_image`` read ``header`` from, at 1/``factor`` (1; for JPEG also 2, 4 or 8), as stored.
+    def decodes_boxes(self, header: ImageHeader) -> bool:
+        """Is a box of such a file decoded alone? Unless its subsampling or its coding turn out to be unusual."""
+        return jpeg_box.IS_BUILT and header.format == "JPEG" and header.channels != _CMYK_CHANNELS
 
-        Returns [height / factor, width / factor, channels], sizes rounded up, valid until the next call.
+    def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
+        """How many of the parts between restart markers are read for a box, and how many there are; None: the file is not cut."""
+        return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
+
+    def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
+        """Decode a box of a file that ``probe_image`` read ``header`` from, as stored, at 1/``factor``.
+
+        ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``, whose sides are rounded up;
+        it has pixels, and all are the image's. Returns [box.height, box.width, channels], valid until the next call.
         Raises ``SampleUndecodable``.
         """
+        if self.decodes_boxes(header):
+            pixels = self._boxes.decode(data, header, factor, box)
+            if pixels is not None:
+                return pixels
+        return cut_out(self._decode_whole(data, header, factor), box)
+
+    def _decode_whole(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
         height, width = -(-header.height // factor), -(-header.width // factor)
         if simplejpeg and header.format == "JPEG":
             pixels = self._decode_jpeg(data, header, (height, width, self._channels), factor)

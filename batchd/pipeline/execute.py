@@ -13,15 +13,16 @@ what decodes them.
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from batchd.config.columns import Column
-from batchd.config.image_steps import Decode
 from batchd.config.steps import ImageStep, Step
 from batchd.config.values import Value
 from batchd.pipeline import call_stage, field_stage, number_stage, shape_stage, text_stage
 from batchd.pipeline.arrays import array_of
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields import EFFECTS, columns_after
-from batchd.pipeline.image_stage import ImageStage, goes_on
+from batchd.pipeline.image_stage import ImagePlan, ImageStage, goes_on
 from batchd.pipeline.laps import Laps
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row, Stage
@@ -31,8 +32,6 @@ STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
     {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES, **call_stage.STAGES}
 )
 """All steps but those on images, of which a run is one stage."""
-RECORD_BYTES_MAX = 64 << 20
-"""Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
 
 
 class Pipeline:
@@ -50,10 +49,12 @@ class Pipeline:
         """``laps`` measures each step; whoever runs the pipeline has started it."""
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
+        self._scalars = {name: _scalar_of(column) for name, column in self.columns.items()}
+        """The type of the values that fit into the field as they are, where it is one number."""
         self._random = SampleRandom(seed)
         self._laps = laps or Laps()
         self._stages = list(_stages(columns, steps, self._laps, has_rows=has_rows))
-        self._storing = self._laps.part("store")
+        self._storing = self._laps.part("store") if has_rows else None
 
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
@@ -61,10 +62,13 @@ class Pipeline:
         ``attempt`` is 0, or counts the samples that were tried in this one's place. Raises ``SampleUndecodable``, and then
         leaves the fields in no particular state.
         """
+        assert self._storing is not None, "a pipeline with rows"
         made = self.make(values, epoch, sample, attempt, row)
         for name, column in self.columns.items():
             value, out = made[name], row[name]
-            if value is not out:
+            if type(value) is self._scalars[name]:
+                out[...] = value
+            elif value is not out:
                 _store(column, value, out)
         self._laps.lap(self._storing)
 
@@ -79,6 +83,15 @@ class Pipeline:
             self._laps.lap(part)
         return made
 
+    def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
+        """Plan what the first stage on an image would do to ``sample``; None where there is none that decodes.
+
+        In front of it there is no step that calls people's functions. Raises ``SampleUndecodable``.
+        """
+        self._random.start(epoch, sample, 0)
+        stages = (stage for stage, _ in self._stages if isinstance(stage, ImageStage))
+        return next((stage.plan(values, self._random) for stage in stages), None)
+
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
         """Write what is known of a bad sample into ``row``, where no step changes it, and zeros everywhere else.
 
@@ -88,11 +101,6 @@ class Pipeline:
             row[name][...] = column.fill
             if name in values and not column.made_by:
                 _store(column, values[name], row[name])
-
-
-def record_bytes_max(steps: Sequence[Step]) -> int:
-    """How long a record of the source may be, in bytes."""
-    return max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX)
 
 
 def _stages(
@@ -134,6 +142,11 @@ def _written_by(image: Column, after: Columns, rest: Sequence[Step]) -> frozense
     return frozenset(
         name for name in names if after[name].is_fixed and not any(name in touched for touched in touched_later)
     )
+
+
+def _scalar_of(column: Column) -> type | None:
+    is_number = column.kind == "array" and not column.shape
+    return np.dtype(column.dtype).type if is_number else None
 
 
 def _store(column: Column, value: Value, out: Image) -> None:

@@ -206,6 +206,25 @@ class Geometry:
         return (width, height) if self.turn.transpose else (height, width)
 
 
+class DecodePlan(NamedTuple):
+    """What is decoded of a stored image: a box of it, at 1/``factor``, and the moves that are left then."""
+
+    factor: int
+    box: Cut
+    """In pixels of the image at 1/``factor``."""
+    moves: list[Move]
+
+
+def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool) -> DecodePlan:
+    """Plan to decode no more of a stored ``height`` by ``width`` image than the moves need; ``is_scaled``: nor any larger."""
+    factor = decode_factor(moves, height, width) if is_scaled else 1
+    decoded = -(-height // factor), -(-width // factor)
+    cut = moves[0] if moves else None
+    if not isinstance(cut, Cut) or not cut.height or not cut.width:
+        return DecodePlan(factor, Cut(0, 0, *decoded), moves)
+    return DecodePlan(factor, scaled_cut(cut, (height, width), decoded) if factor > 1 else cut, moves[1:])
+
+
 def decode_factor(moves: list[Move], height: int, width: int) -> int:
     """Choose 1, 2, 4 or 8: the most that a stored ``height`` by ``width`` image may shrink while it is decoded.
 

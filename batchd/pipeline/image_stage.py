@@ -1,7 +1,7 @@
 """The steps on pixels: from the bytes of a file, or from pixels, straight into one row of a batch. Worker process.
 
-    probe header -> steps on paper (geometry) -> decode, no larger than needed -> moves -> turn -> recolor -> convert
-                                                 scratch                          scratch  ...               the row
+    probe header -> steps on paper (geometry) -> decode, no more than needed -> moves -> turn -> recolor -> convert
+                                                 scratch                        scratch  ...               the row
 
 The last thing that happens to the pixels writes into the row that was given; whatever comes before it writes into memory
 that is used again for the next sample.
@@ -25,7 +25,7 @@ Invariant: the bytes written are a function of (steps, seed, epoch, sample, atte
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,9 @@ from batchd.config.values import Value
 from batchd.pipeline.decode import Decoder
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.followers import Followers
-from batchd.pipeline.geometry import Cut, Geometry, Move, Turn, decode_factor, scaled_cut
+from batchd.pipeline.geometry import DecodePlan, Geometry, Move, Turn, plan_decoding
 from batchd.pipeline.laps import Laps
-from batchd.pipeline.moves import make_moves, turned
+from batchd.pipeline.moves import cut_out, make_moves, turned
 from batchd.pipeline.planners import planner_for
 from batchd.pipeline.probe import ImageHeader, probe_image
 from batchd.pipeline.randomness import SampleRandom
@@ -85,6 +85,21 @@ def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, in
         last = last if number is None else number
         found.append(last)
     return (found[0], found[1], found[3]), each
+
+
+class ImagePlan(NamedTuple):
+    """What one image stage does to one image, decided before any pixel of it is touched."""
+
+    header: ImageHeader
+    height: int
+    width: int
+    """Of the whole image as looked at."""
+    geometry: Geometry
+    decoding: DecodePlan
+    is_cut_by_decoder: bool
+    """Is the box of ``decoding`` all that is decoded, as far as the header tells? Else it is cut out of the whole image."""
+    tiles: tuple[int, int] | None = None
+    """How many parts of the file between restart markers are read, of how many; None: it is not cut, or nobody asked."""
 
 
 class ImageStage:
@@ -134,20 +149,14 @@ class ImageStage:
     def run(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
         """See ``stages.Stage``. Raises ``SampleUndecodable``."""
         value = values[self._field]
-        header = self._look(value)
-        orientation = header.orientation if self._applies_exif else 1
-        is_followed = self._followers is not None
-        geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
-        upright_size = geometry.height, geometry.width
-        for planner in self._planners:
-            planner(geometry, random.random)
-        pixels = self._decode(value, header, geometry.moves)
+        plan = self._plan(value, random)
+        pixels = self._decode(value, plan)
         self._laps.lap(self._decoding)
         failpoints.passing("worker.sample.decoded", random.sample)
         out = row[self._field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         into = out if self._writes_pixels and self._moves_channels == self._channels else None
-        pixels = self._upright(pixels, geometry.moves, geometry.turn, into)
+        pixels = self._upright(pixels, plan.decoding.moves, plan.geometry.turn, into)
         self._laps.lap(self._moving)
         if self._recolors:
             pixels = self._recolored(self._own(pixels, value, into), random, out)
@@ -156,7 +165,29 @@ class ImageStage:
         values[self._field] = pixels
         if self._followers:
             self._laps.lap(self._converting)
-            self._followers.run(values, row, upright_size, geometry)
+            self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
+
+    def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:
+        """Plan what ``run`` would do, with its ``tiles``. None where no file is decoded. Raises ``SampleUndecodable``."""
+        if self._decoder is None:
+            return None
+        value = values[self._field]
+        assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
+        plan = self._plan(value, random)
+        return plan._replace(tiles=self._decoder.tiles(value, plan.header, plan.decoding.factor, plan.decoding.box))
+
+    def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
+        header = self._look(value)
+        orientation = header.orientation if self._applies_exif else 1
+        is_followed = self._followers is not None
+        geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
+        height, width = geometry.height, geometry.width
+        for planner in self._planners:
+            planner(geometry, random.random)
+        is_scaled = self._scales_decoding and header.format == "JPEG"
+        decoding = plan_decoding(geometry.moves, header.height, header.width, is_scaled=is_scaled)
+        is_cut_by_decoder = self._decoder is not None and self._decoder.decodes_boxes(header)
+        return ImagePlan(header, height, width, geometry, decoding, is_cut_by_decoder)
 
     def _look(self, value: Value) -> ImageHeader:
         """Size and orientation of the image, before any pixel is touched."""
@@ -170,18 +201,14 @@ class ImageStage:
         self._decoder.check_limits(value, header)
         return header
 
-    def _decode(self, value: Value, header: ImageHeader, moves: list[Move]) -> Pixels:
-        """The pixels, decoded no larger than the moves need; makes the first of them fit what was decoded."""
+    def _decode(self, value: Value, plan: ImagePlan) -> Pixels:
+        """The pixels that the moves of the plan begin with."""
         if self._decoder is None:
             assert isinstance(value, np.ndarray)
-            return value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
+            pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
+            return cut_out(pixels, plan.decoding.box)
         assert isinstance(value, memoryview)
-        whole = header.height, header.width
-        factor = decode_factor(moves, *whole) if self._scales_decoding and header.format == "JPEG" else 1
-        pixels = self._decoder.decode(value, header, factor)
-        if factor > 1 and isinstance(moves[0], Cut):
-            moves[0] = scaled_cut(moves[0], whole, (pixels.shape[0], pixels.shape[1]))
-        return pixels
+        return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
 
     def _upright(self, pixels: Pixels, moves: list[Move], turn: Turn, into: Pixels | None) -> Pixels:
         """Make the moves and the turn, into ``into`` where that is given and anything is written at all."""

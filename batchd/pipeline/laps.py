@@ -14,7 +14,8 @@ class Laps:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._spent_ns: list[int] = []
-        self._last_ns = 0
+        self._before_ns: list[int] = []
+        self._begun_ns = self._last_ns = 0
 
     def part(self, name: str) -> int:
         """Name one more part, and say its number. Two parts may have one name: a step that is there twice."""
@@ -24,7 +25,8 @@ class Laps:
 
     def start(self) -> None:
         """Begin here; what was before belongs to nothing."""
-        self._last_ns = perf_counter_ns()
+        self._begun_ns = self._last_ns = perf_counter_ns()
+        self._before_ns = self._spent_ns.copy()
 
     def lap(self, part: int) -> None:
         """All since the last lap, or the start, was spent on this part."""
@@ -32,9 +34,14 @@ class Laps:
         self._spent_ns[part] += now_ns - self._last_ns
         self._last_ns = now_ns
 
-    def spent_ns(self, part: int) -> int:
-        """What was spent on one part since ``take_us``."""
-        return self._spent_ns[part]
+    def since_start_ns(self, part: int) -> int:
+        """What was spent on one part since the start."""
+        return self._spent_ns[part] - self._before_ns[part]
+
+    def take_back_ns(self) -> int:
+        """All since the start belongs to no part after all; says how much that is."""
+        self._spent_ns = self._before_ns
+        return perf_counter_ns() - self._begun_ns
 
     def take_us(self) -> list[int]:
         """What was spent on each part, in us, in the order of their names. Counting begins anew."""

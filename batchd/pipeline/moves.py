@@ -38,12 +38,17 @@ _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 _CV2_CHANNELS_MAX = 4
 
 
+def cut_out(pixels: Pixels, box: Cut) -> Pixels:
+    """The box, as a view."""
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
 def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pixels | None) -> Pixels:
     """Make the moves; the last one writes into ``out``, where that is given and the move writes at all."""
     last = len(moves) - 1
     for place, move in enumerate(moves):
         if isinstance(move, Cut):
-            pixels = pixels[move.top : move.top + move.height, move.left : move.left + move.width]
+            pixels = cut_out(pixels, move)
             continue
         shape = (move.height, move.width, pixels.shape[2])
         into = out if out is not None and place == last else scratch.image(place, shape)
@@ -64,7 +69,7 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, f
     """
     for place, move in enumerate(trail):
         if isinstance(move, Cut):
-            mask = mask[move.top : move.top + move.height, move.left : move.left + move.width]
+            mask = cut_out(mask, move)
             continue
         if isinstance(move, Turn):
             mask = turned(mask, move, scratch, None, place)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.config.columns import Column
+from batchd.config.image_steps import Decode
 from batchd.config.members import (
     ARRAY_ENDING,
     IMAGE,
@@ -28,8 +29,11 @@ from batchd.config.members import (
     usual_member,
 )
 from batchd.config.values import Value
+from batchd.pipeline.decode import Decoder
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.probe import probe_image
+from batchd.pipeline.scratch import Scratch
+from batchd.pipeline.seekable import seekable
 from batchd.pipeline.vision import cv2
 
 try:
@@ -47,13 +51,20 @@ _WEBP_LOSSLESS = 101
 
 
 class MemberEncoder:
-    """Encodes samples of one kind. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, of jpg and webp."""
+    """Encodes samples of one kind. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, of jpg and webp.
 
-    def __init__(self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool) -> None:
+    ``is_seekable``: JPEGs, made or found, get restart markers.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool, is_seekable: bool = False
+    ) -> None:
         self._columns = columns
         self._format = image_format
         self._quality = quality
         self._is_bgr = is_bgr
+        self._is_seekable = is_seekable
+        self._limits = Decoder(Decode(), Scratch())
         self._main_image = main_image(columns)
 
     def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
@@ -61,11 +72,9 @@ class MemberEncoder:
         numbers = {}
         for name, column in self._columns.items():
             value = values[name]
-            if column.kind == "encoded":
-                assert isinstance(value, memoryview), "the bytes of a file"
-                yield self._named(name, _ENDINGS[probe_image(value).format]), bytes(value)
-            elif is_image(column):
-                yield self._named(name, self._format), self._encode(np.asarray(value))
+            if is_image(column):
+                ending, content = self._image(column, value)
+                yield self._named(name, ending), content
             elif column.kind == "text":
                 yield f"{name}.{TEXT_ENDING}", str(value).encode()
             elif column.shape:
@@ -77,8 +86,26 @@ class MemberEncoder:
         if numbers:
             yield JSON_ENDING, json.dumps(numbers).encode()
 
+    def image(self, values: Mapping[str, Value]) -> tuple[str, bytes]:
+        """The sample's one image: ending and content. Raises ``SampleUndecodable`` where pixels cannot be encoded."""
+        return self._image(self._columns[self._main_image], values[self._main_image])
+
+    def _image(self, column: Column, value: Value) -> tuple[str, bytes]:
+        if column.kind != "encoded":
+            return self._format, self._stored(memoryview(self._encode(np.asarray(value))))
+        assert isinstance(value, memoryview), "the bytes of a file"
+        return _ENDINGS[probe_image(value).format], self._stored(value)
+
     def _named(self, name: str, ending: str) -> str:
         return ending if name == self._main_image else f"{name}.{ending}"
+
+    def _stored(self, file: memoryview) -> bytes:
+        """The file as it is, or with restart markers. Raises ``SampleUndecodable`` where it should have them, and is broken."""
+        if not self._is_seekable:
+            return bytes(file)
+        header = probe_image(file)
+        self._limits.check_limits(file, header)
+        return seekable(file, header) or bytes(file)
 
     def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
         height, width, channels = pixels.shape

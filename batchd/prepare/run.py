@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from batchd.config.columns import Column
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource
 from batchd.config.problems import path_text
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.sources import source_to_plain
@@ -28,6 +29,7 @@ from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.fields import columns_after
 from batchd.pipeline.step_files import Digests, digests_of, named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
+from batchd.prepare.lists import FileSet, gather
 from batchd.prepare.writers import Writer, Writers
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
@@ -38,6 +40,9 @@ from batchd_wire.orders import PrepareStream, ShardNotWritten, ShardWritten, Wri
 from batchd_wire.wording import counted
 
 TICK_S = 0.2
+LIST_ENDING = "list"
+"""Of a list of files, where there are no shards."""
+FILE_SOURCES = (FolderSource, ListSource, GlobSource)
 DEATHS_MAX = 2
 """Writers that may die with the same sample in hand."""
 DEATHS_WITHOUT_A_SAMPLE_MAX = 5
@@ -48,12 +53,18 @@ SEEN_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is made: ``shard_samples`` in each shard, pixels as ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100)."""
+    """What is made: ``shard_samples`` in each shard, pixels as ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100).
+
+    ``is_seekable``: JPEGs get restart markers. ``as_files``: files of their own instead of shards, of which each run of
+    ``shard_samples`` has a list.
+    """
 
     folder: Path
     shard_samples: int
     image_format: str
     quality: int
+    is_seekable: bool = False
+    as_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,8 @@ class Prepared:
     empty: list[str]
     """Shards of which every sample was left out."""
     columns: dict[str, Column]
+    files: FileSet | None
+    """What the lists name, where there are no shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +106,7 @@ class Work:
 
 def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
-    _check_source(work)
+    _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source)
     steps = [step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged))]  # no batch to fit into
     try:
@@ -103,7 +116,7 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         raise ConfigInvalid([Problem(path_text(("streams", work.name, "pipeline")), str(problem))]) from None
     index = scan_source(work.config.source, lambda _found: None, work.cache, work.python_path)
     told = _told(work, output, columns, steps, digests)
-    orders = _orders(work.name, len(index), output.shard_samples)
+    orders = _orders(work.name, len(index), output)
     about = {
         "stream": work.name,
         "source": index.digest,
@@ -112,6 +125,8 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         "shard_samples": output.shard_samples,
         "image_format": output.image_format,
         "quality": output.quality,
+        "is_seekable": output.is_seekable,
+        "as_files": output.as_files,
     }
     with ShardFolder(output.folder, about) as folder:
         descriptor = index.to_memfd()
@@ -123,12 +138,16 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         size = sum((output.folder / name).stat().st_size for name in names)
         bad = Counter(one.shard for one in folder.left_out)
         empty = [order.name for order in orders if bad[order.name] == order.count]
-        return Prepared(len(index), names, size, folder.left_out, empty, made)
+        files = gather(output.folder, work.name, names, index.class_names) if output.as_files else None
+        return Prepared(len(index), names, size, folder.left_out, empty, made, files)
 
 
-def _check_source(work: Work) -> None:
-    """Raise ``ConfigInvalid`` where the source has no end, or names functions that are not there."""
+def _check_source(work: Work, output: Output) -> None:
+    """Raise ``ConfigInvalid`` where the source has no end or no files, or names functions that are not there."""
     source = work.config.source
+    if output.as_files and not isinstance(source, FILE_SOURCES):
+        text = f'the samples of type "{source.type}" are no files of their own: write shards, without --files'
+        raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
     if source.is_live:
         text = (
             f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
@@ -157,14 +176,17 @@ def _told(
         folder=str(output.folder.absolute()),
         image_format=output.image_format,
         quality=output.quality,
+        is_seekable=output.is_seekable,
+        as_files=output.as_files,
     )
 
 
-def _orders(name: str, samples: int, shard_samples: int) -> list[WriteShard]:
+def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
     """All shards, each with its run of samples."""
+    ending = LIST_ENDING if output.as_files else "tar"
     return [
-        WriteShard(f"{name}-{number:06}.tar", first, min(shard_samples, samples - first), [])
-        for number, first in enumerate(range(0, samples, shard_samples))
+        WriteShard(f"{name}-{number:06}.{ending}", first, min(output.shard_samples, samples - first), [])
+        for number, first in enumerate(range(0, samples, output.shard_samples))
     ]
 
 

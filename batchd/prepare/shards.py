@@ -1,18 +1,14 @@
-"""One order after the other: read, pipeline, encode, into one tar file. A WRITER of ``batchd prepare``.
+"""One order after the other: read, pipeline, encode, into one tar file or files of their own. A WRITER of ``batchd prepare``.
 
-    NAME.unfinished   flushed to the disk; whoever ordered it gives it its name, when it has noted what was left out
-
-Invariant: the bytes of a shard are a function of the source, the steps, the seed and the encoding: members have no times, no
-owners, and a name that is the sample's number.
+NAME.unfinished   flushed to the disk; whoever ordered it gives it its name, when it has noted what was left out
 """
 
-import io
 import os
 import socket
-import tarfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from batchd import failpoints
 from batchd.config.columns import parse_column
@@ -22,11 +18,14 @@ from batchd.config.steps import step_from_plain
 from batchd.functions.load import FunctionUnusable, expect
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.record_length import record_bytes_max
 from batchd.pipeline.step_files import changed_file
 from batchd.prepare.members import MemberEncoder
+from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
 from batchd.sources import storage
 from batchd.sources.errors import SampleUnreadable
+from batchd.sources.files import FilesIndex
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import kind_of, read_ahead
 from batchd.sources.storage import StorageLimits
@@ -46,7 +45,6 @@ from batchd_wire.orders import (
 
 EPOCH = 0
 """Random steps draw as they do in the first epoch."""
-NAME_DIGITS = 9
 AHEAD_SAMPLES = 64
 """So many are asked of a server at once."""
 
@@ -79,7 +77,7 @@ class ShardWriter:
         try:
             samples = self._write(stream, order, unfinished)
             size = unfinished.stat().st_size
-        except (OSError, FunctionUnusable, StepInvalid) as error:
+        except (OSError, FunctionUnusable, StepInvalid, NameUnusable) as error:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             reason = error.strerror if isinstance(error, OSError) else _shorten(str(error), HOPELESS_BYTES_MAX)
@@ -94,37 +92,33 @@ class ShardWriter:
         written = 0
         skipped = set(order.skipped)
         self._note.begin(order.first)
-        with file.open("wb") as raw, tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as shard:
-            end = order.first + order.count
-            for sample in range(order.first, end):
-                if (sample - order.first) % AHEAD_SAMPLES == 0:
-                    storage.begin_reading_ahead()
-                    read_ahead(stream.reader, range(sample, min(sample + AHEAD_SAMPLES, end)))
-                self._note.take(sample - order.first, sample)
-                reason = self._add(stream, sample, skipped, shard)
-                written += reason is None
-                if reason is not None:
-                    name = _shorten(stream.reader.name(sample), PATH_BYTES_MAX)
-                    send_message(self._channel, SampleLeftOut(sample, name, _shorten(reason, REASON_BYTES_MAX)))
-            shard.close()
+        with file.open("wb") as raw:
+            with stream.sink(raw) as sink:
+                end = order.first + order.count
+                for sample in range(order.first, end):
+                    if (sample - order.first) % AHEAD_SAMPLES == 0:
+                        storage.begin_reading_ahead()
+                        read_ahead(stream.reader, range(sample, min(sample + AHEAD_SAMPLES, end)))
+                    self._note.take(sample - order.first, sample)
+                    reason = self._add(stream, sample, skipped, sink)
+                    written += reason is None
+                    if reason is not None:
+                        name = _shorten(stream.reader.name(sample), PATH_BYTES_MAX)
+                        send_message(self._channel, SampleLeftOut(sample, name, _shorten(reason, REASON_BYTES_MAX)))
             raw.flush()
             os.fsync(raw.fileno())
         return written
 
-    def _add(self, stream: "_Stream", sample: int, skipped: Collection[int], shard: tarfile.TarFile) -> str | None:
-        """Add the members of one sample; says why it is bad, if it is."""
+    def _add(self, stream: "_Stream", sample: int, skipped: Collection[int], sink: Sink) -> str | None:
+        """Write one sample; says why it is bad, if it is."""
         if sample in skipped:
             return "killed the process that worked on it, twice"
         failpoints.passing("prepare.sample.begin", sample)
         try:
             values = stream.pipeline.make(stream.reader.read(sample), EPOCH, sample, 0)
-            members = list(stream.encoder.members(values))
+            sink.add(sample, values)
         except (SampleUnreadable, SampleUndecodable) as error:
             return str(error)
-        for ending, content in members:
-            member = tarfile.TarInfo(f"{sample:0{NAME_DIGITS}}.{ending}")
-            member.size = len(content)
-            shard.addfile(member, io.BytesIO(content))
         return None
 
 
@@ -141,7 +135,16 @@ class _Stream:
         self.folder = Path(told.folder)
         self.reader = kind_of(source).open(source, index, record_bytes_max(steps))
         self.pipeline = Pipeline(columns, steps, told.seed, has_rows=False)
-        self.encoder = MemberEncoder(self.pipeline.columns, told.image_format, told.quality, is_bgr=is_bgr)
+        self._encoder = MemberEncoder(
+            self.pipeline.columns, told.image_format, told.quality, is_bgr=is_bgr, is_seekable=told.is_seekable
+        )
+        self._files = FilesIndex(index) if told.as_files else None
+
+    def sink(self, raw: BinaryIO) -> Sink:
+        """Where the samples of an order go, of which ``raw`` is the file that is written last."""
+        if self._files is None:
+            return TarShard(raw, self._encoder)
+        return FileRun(raw, self._encoder, self._files, self.folder)
 
 
 def _stream_or_problem(told: PrepareStream, index: SourceIndex) -> "_Stream | str":

@@ -1,4 +1,4 @@
-"""The source that reads prepared shards again, as TOML for people's configuration. The process of ``batchd prepare``.
+"""The source that reads prepared shards, or files, again, as TOML for people's configuration. The process of ``batchd prepare``.
 
 Invariant: it reads every column that was written; the shortest form that does so is taken.
 """
@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from batchd.config.columns import Column
+from batchd.config.file_sources import FolderSource, GlobSource, ListSource
 from batchd.config.members import usual_member
+from batchd.prepare.lists import FileSet
 from batchd.prepare.members import stored
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -29,6 +31,18 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
         *([f"fields = {_table(fields)}"] if list(fields.items()) != list(_PAIR.items()) else []),
         *([f"names = {_table(names)}"] if names else []),
     ]
+    return f"{{ {', '.join(options)} }}"
+
+
+def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
+    """The table of a source over ``files`` that were written: a folder's where it was one, and nothing of it is missing."""
+    if isinstance(source, FolderSource) and files.has_all_classes:
+        options = ['type = "folder"', f"path = {_text(str(files.root.absolute()))}"]
+    else:
+        places = {"path": files.list_file, "root": files.root}
+        options = ['type = "list"', *(f"{key} = {_text(str(path.absolute()))}" for key, path in places.items())]
+    if source.path_bytes:
+        options.append(f"path_bytes = {max(source.path_bytes, files.path_bytes)}")
     return f"{{ {', '.join(options)} }}"
 
 

@@ -40,7 +40,10 @@ class FilesIndex:
         self.root: bytes = os.fsencode(index.place["root"])
         self.labels: NDArray[np.int64] = index.arrays["labels"]
         self._offsets: NDArray[np.int64] = index.arrays["offsets"]
+        self._starts = self._offsets.data
+        """The same, whose items are numbers of Python."""
         self._paths = index.arrays["paths"].data.cast("B")
+        self._before_names = self.root if self.root.endswith(b"/") else self.root + b"/"
         self.extents: NDArray[np.int64] | None = index.arrays.get("extents")
         if len(self.labels) != len(index) or len(self._offsets) != len(index) + 1:
             raise IndexMalformed(f"{len(self.labels)} labels and {len(self._offsets)} offsets of {len(index)} samples")
@@ -64,9 +67,10 @@ class FilesIndex:
 
     def file(self, sample: int) -> bytes:
         """The path of a sample's file as the kernel takes it, absolute where the root is. Raises ``IndexError``."""
-        sample = self.index.checked(sample)
-        name = self.name(sample) if self.extents is None else self.shards[int(self.extents[sample, 0])]
-        return os.path.join(self.root, name)  # noqa: PTH118  bytes, because names need not be text
+        if self.extents is None:
+            name = self.name(sample)
+            return name if name.startswith(b"/") else self._before_names + name
+        return os.path.join(self.root, self.shards[int(self.extents[self.index.checked(sample), 0])])  # noqa: PTH118  bytes
 
     def extent(self, sample: int) -> tuple[int, int] | None:
         """(first byte, bytes) of a record in its file; None where the sample is a file. Raises ``IndexError``."""
@@ -78,7 +82,7 @@ class FilesIndex:
     def name(self, sample: int) -> bytes:
         """The path of a sample as it was found: relative to the root, absolute, or within its shard. Raises ``IndexError``."""
         sample = self.index.checked(sample)
-        start, end = int(self._offsets[sample]), int(self._offsets[sample + 1])
+        start, end = self._starts[sample], self._starts[sample + 1]
         if not 0 <= start <= end <= len(self._paths):
             raise IndexMalformed(f"sample {sample} has its path at bytes {start} to {end} of {len(self._paths)}")
         return bytes(self._paths[start:end])

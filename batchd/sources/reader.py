@@ -24,10 +24,11 @@ from batchd.config.location import is_url
 from batchd.config.values import Value
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
+from batchd.sources.folders import Folders
 from batchd.sources.index import SourceIndex
 from batchd.sources.places import bound_of
 from batchd.sources.remote_reader import Extent, RemoteBytes
-from batchd.sources.shards import OPEN_FLAGS, OpenShards, blaming_the_sample, check_opened
+from batchd.sources.shards import OpenShards, blamed, blaming_the_sample
 from batchd.sources.storage import ObjectUnreadable, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
@@ -55,24 +56,29 @@ class BytesReader:
         self._max_bytes = max_bytes
         self._holder = holder
         self._buffer = bytearray(FIRST_BUFFER_BYTES)
-        self._bound = bound
+        self._folders = Folders(bound)
         versions = versions_in(place)
         self._shards = OpenShards(bound, versions)
         self._remote = RemoteBytes(versions)
-        self.close = self._shards.close
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._shards.close()
+        self._folders.close()
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
         """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
         if is_url(path):
             return self._read_object(path, sample)
-        with blaming_the_sample():
-            descriptor = os.open(path, OPEN_FLAGS)
+        try:
+            descriptor = self._folders.open(path)
             try:
-                check_opened(descriptor, self._bound)
                 failpoints.passing("worker.sample.opened", sample)
                 return self._read_whole(descriptor)
             finally:
                 os.close(descriptor)
+        except OSError as error:
+            raise blamed(error) from None
 
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
         """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
@@ -133,9 +139,9 @@ class BytesReader:
 
     def _read_whole(self, descriptor: int) -> memoryview:
         status = os.fstat(descriptor)
-        kind = stat.S_IFMT(status.st_mode)
-        if kind != stat.S_IFREG:
-            raise SampleUnreadable(f"is {_KINDS.get(kind, 'something')}, not a regular file")
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something")
+            raise SampleUnreadable(f"is {kind}, not a regular file")
         size = status.st_size
         if size == 0:
             raise SampleUnreadable("is empty")
@@ -143,7 +149,7 @@ class BytesReader:
             raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
         room = self._room(size + 1)  # one more than the file has, to see whether it grew
         filled = 0
-        while filled < len(room) and (count := os.readv(descriptor, [room[filled:]])):
+        while filled < size and (count := os.readv(descriptor, [room[filled:] if filled else room])):
             filled += count
         if filled != size:
             raise SampleUnreadable(

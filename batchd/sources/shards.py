@@ -72,10 +72,13 @@ def check_opened(descriptor: int, bound: bytes | None) -> None:
 
 @contextmanager
 def blaming_the_sample() -> Iterator[None]:
-    """What the system refuses makes the sample a bad one, unless it is this process that has no descriptors or no memory."""
+    """What the system refuses makes the sample a bad one; see ``blamed``."""
     try:
         yield
     except OSError as error:
-        if error.errno in OUR_OWN_FAULTS:
-            raise
-        raise SampleUnreadable(os.strerror(error.errno or errno.EIO)) from None
+        raise blamed(error) from None
+
+
+def blamed(error: OSError) -> Exception:
+    """What the system refused, as a fault of the sample, unless it is this process that has no descriptors or no memory."""
+    return error if error.errno in OUR_OWN_FAULTS else SampleUnreadable(os.strerror(error.errno or errno.EIO))

@@ -1,8 +1,10 @@
 """The worker process: takes orders, fills chunks, reports. It ends when its channel does.
 
-__main__  process entry: arguments, signals, limits
-loop      one message after the other
-chunk     one order: read, decode, transform, written once into the slot
-slots     the slots it may write
-note      the row it has in hand, for whoever finds it dead
+__main__     process entry: arguments, signals, limits
+fork_server  the process that imports everything once, and of which each worker is a fork
+loop         one message after the other
+chunk        one order: read, decode, transform, written once into the slot
+planned_rows which samples stand in the rows of an order
+slots        the slots it may write
+note         the row it has in hand, for whoever finds it dead
 """

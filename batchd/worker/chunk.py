@@ -15,30 +15,41 @@ nothing of the slot's former content can reach a trainer. Anything that is not a
 and the daemon bisects.
 """
 
+from functools import partial
+
 from batchd import failpoints
 from batchd.config.columns import parse_column
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
 from batchd.core.plan import Plan, Position
 from batchd.functions.load import FunctionUnusable, expect
+from batchd.pipeline.cut import cropped_files, cut_of
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.execute import Pipeline, record_bytes_max
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.record_length import record_bytes_max
+from batchd.pipeline.seekable import made_seekable
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
 from batchd.sources import storage
+from batchd.sources.cached_reader import CachedReader, open_cache
+from batchd.sources.disk_cache import DiskCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, ReadsAhead, kind_of, read_ahead
 from batchd.sources.push import PushReader
+from batchd.sources.sample_cache import SampleCache
 from batchd.sources.storage import StorageLimits
 from batchd.worker.note import Note
+from batchd.worker.planned_rows import PlannedRows
+from batchd.worker.run_queue import RunQueue
 from batchd.worker.slots import Arrays
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.orders import (
     HOPELESS_BYTES_MAX,
+    KEEP_PART,
     LONG_REASON_BYTES_MAX,
     LONG_REASONS_MAX,
     NO_WORK,
@@ -54,9 +65,12 @@ SUBSTITUTES_MAX = 32
 
 
 class ServedStream:
-    """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors."""
+    """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
 
-    def __init__(self, told: ServeStream, index_descriptor: int, mailbox: list[int], note: Note) -> None:
+    ``others``: the descriptors beside the index, of the mailbox or of the cache.
+    """
+
+    def __init__(self, told: ServeStream, index_descriptor: int, others: list[int], note: Note) -> None:
         steps = [step_from_plain(step) for step in told.steps]
         storage.use(StorageLimits.from_wire(told.storage))
         source = source_from_plain(told.source)
@@ -67,18 +81,36 @@ class ServedStream:
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
         self._plan = Plan(told.samples, told.batch_size, told.seed, told.shuffle, drop_last=False)
+        self._rows = PlannedRows(self._plan)
         self._on_error = told.on_error
         self._is_live = source.is_live
         self._note = note
-        self._stopwatch = Stopwatch()
+        self._run_queue = RunQueue()
+        self._stopwatch = Stopwatch(self._run_queue.waited_ns)
         self._hopeless: str | None = None
-        self._opened: list[Reader] = []
+        self._opened: list[Reader | SampleCache | DiskCache] = []
+        self._cached: CachedReader | None = None
+        self._maker: Pipeline | None = None
+        """Makes what a cache of decoded samples keeps."""
         try:
-            self._reader = kind_of(source).open(source, index, record_bytes_max(steps))
-            self._opened.append(self._reader)
-            self._reads_ahead = isinstance(self._reader, ReadsAhead)
-            self._mailbox = _attached(self._reader, mailbox)
-            self._pipeline = Pipeline(columns, steps, told.seed, laps=self._stopwatch.laps)
+            reader = kind_of(source).open(source, index, record_bytes_max(steps))
+            self._opened.append(reader)
+            self._reads_ahead = isinstance(reader, ReadsAhead)
+            self._mailbox = _attached(reader, others)
+            laps = self._stopwatch.laps
+            cut = cut_of(steps) if told.cache == "decoded" else 0
+            if told.cache != "off":
+                cache = open_cache(others)
+                self._opened.append(cache)
+                files = cropped_files(steps) if told.cache == "seekable" else {}
+                rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in files.items()}
+                self._cached = CachedReader(reader, cache, keeps_made=cut > 0, rewriters=rewriters)
+                self._keeping = laps.part(KEEP_PART)
+            if cut:
+                self._maker = Pipeline(columns, steps[:cut], told.seed, has_rows=False, laps=laps)
+                columns = list(self._maker.columns.values())
+            self._reader: Reader = self._cached or reader
+            self._pipeline = Pipeline(columns, steps[cut:], told.seed, laps=laps)
         except FunctionUnusable as error:
             self._hopeless = str(error)
         except StepInvalid as error:
@@ -88,6 +120,7 @@ class ServedStream:
 
     def close(self) -> None:
         """Give back what is open; no order comes any more."""
+        self._run_queue.close()
         while self._opened:
             self._opened.pop().close()
 
@@ -107,12 +140,12 @@ class ServedStream:
     @property
     def parts(self) -> list[str]:
         """What the time of its samples is divided among, by name."""
-        return self._stopwatch.laps.names
+        return self._stopwatch.parts
 
     def _fill(self, order: FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> ChunkFilled:
         self._stopwatch.begin()
         self._note.begin(order.order)
-        samples = self._plan.indices(Position(order.epoch, order.step), order.first, order.count)
+        samples = self._rows.samples(Position(order.epoch, order.step), order.first, order.count)
         if self._mailbox is not None:
             self._mailbox.expect(int(samples[0]), tuple(order.places))
         arrays[INDEX][rows] = samples
@@ -123,7 +156,6 @@ class ServedStream:
         hopeless = ""
         for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
             fields = {name: array[row, ...] for name, array in arrays.items()}
-            self._stopwatch.begin_sample()
             reason = self._fill_row(order.epoch, row, sample, 0, fields)
             if reason is not None:
                 bytes_max = LONG_REASON_BYTES_MAX if len(bad) < LONG_REASONS_MAX else REASON_BYTES_MAX
@@ -131,9 +163,6 @@ class ServedStream:
                 if not self._treat(order.epoch, row, sample, fields):
                     name = self._shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
-            taken_ns = self._stopwatch.end_sample()
-            if taken_ns is not None:
-                self._stopwatch.note_slow(sample, self._shown_name(sample), taken_ns)
             self._checksums.write(page, row)
         self._note.clear()
         failpoints.passing("worker.chunk.written")
@@ -152,13 +181,24 @@ class ServedStream:
         if sample in self.quarantined:
             return "quarantined"
         failpoints.passing("worker.sample.begin", sample)
+        self._stopwatch.begin_sample()
         try:
             values = self._reader.read(sample)
-            self._stopwatch.is_read(values)
+            self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)
             failpoints.passing("worker.sample.read", sample)
+            if self._maker is not None and self._cached is not None and not self._cached.is_hit:
+                values = self._maker.make(values, epoch, sample, attempt)
+                self._cached.offer(values)
             self._pipeline.run(values, epoch, sample, attempt, fields)
+            if self._cached is not None:
+                self._cached.keep()  # not before: who mends a bad file wants it to be read again
+                self._stopwatch.laps.lap(self._keeping)
         except (SampleUnreadable, SampleUndecodable) as error:
+            self._stopwatch.waste_sample()
             return str(error)
+        taken_ns = self._stopwatch.end_sample()
+        if taken_ns is not None:
+            self._stopwatch.note_slow(sample, self._shown_name(sample), taken_ns)
         failpoints.passing("worker.sample.written", sample)
         return None
 

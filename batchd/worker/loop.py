@@ -63,9 +63,10 @@ class WorkerLoop:
                 failpoints.passing("worker.done.sent")
             case UseSlot(), [descriptor]:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
-            case ServeStream(), [index, *mailbox]:
-                stream = self._streams[message.stream] = ServedStream(message, index, mailbox, self._note)
-                os.close(index)
+            case ServeStream(), [index, *others]:
+                stream = self._streams[message.stream] = ServedStream(message, index, others, self._note)
+                for descriptor in [index, *(others if message.cache != "off" else [])]:
+                    os.close(descriptor)
                 send_message(self._channel, StreamMeasured(message.stream, stream.parts))
             case ForgetSlots(), []:
                 self._slots.forget(message.slots)

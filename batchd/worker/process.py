@@ -28,18 +28,23 @@ def limit_threads() -> None:
 
 @contextmanager
 def enter(arguments: Sequence[str]) -> Iterator[tuple[socket.socket, int]]:
-    """The channel and the note's descriptor, by their numbers.
+    """The channel and the note's descriptor, by their numbers; see ``settle_in``."""
+    settle_in()
+    channel_descriptor, note_descriptor = (int(argument) for argument in arguments)
+    with socket.socket(fileno=channel_descriptor) as channel:
+        channel.setblocking(True)
+        yield channel, note_descriptor
 
-    The end of the channel says that whoever started us is gone, unless a sample holds us: then the kernel kills us. SIGINT is the
+
+def settle_in() -> None:
+    """Become a process that belongs to its parent.
+
+    The end of its channel says that whoever started us is gone, unless a sample holds us: then the kernel kills us. SIGINT is the
     other side's business.
     """
     die_with_parent()
     print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel_descriptor, note_descriptor = (int(argument) for argument in arguments)
-    with socket.socket(fileno=channel_descriptor) as channel:
-        channel.setblocking(True)
-        yield channel, note_descriptor
 
 
 def die_with_parent() -> None:

@@ -3,14 +3,14 @@
 Invariant: all times of a chunk are of the same rows, and what is reported was not reported before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from heapq import nlargest
 from operator import itemgetter
 from time import perf_counter_ns, thread_time_ns
 
 from batchd.config.values import Value
 from batchd.pipeline.laps import Laps
-from batchd_wire.orders import SLOW_LISTED_MAX, Work
+from batchd_wire.orders import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
 
 SLOW_FACTOR = 4
 """So many times as long as usual is slow."""
@@ -18,47 +18,76 @@ USUAL_STEP = 1.02
 """How far each sample moves what is usual, towards itself: so half of them are above it, which makes it the median."""
 
 
-class Stopwatch:
-    """Measures one sample after the other, of one stream. ``begin`` -> (``begin_sample`` -> ``end_sample``)* -> ``work``."""
+def _never_told() -> None:
+    return None
 
-    def __init__(self) -> None:
+
+class Stopwatch:
+    """Measures one sample after the other, of one stream. Those that are bad, and those that stand in for them, are samples too.
+
+        begin -> (begin_sample -> is_read -> end_sample, or waste_sample at any time)* -> work
+
+    ``cpu_wait_ns`` says how long this thread has wanted a CPU and had none, in total; None where nobody knows.
+    """
+
+    def __init__(self, cpu_wait_ns: Callable[[], int | None] = _never_told) -> None:
         self.laps = Laps()
-        self._reading = self.laps.part("read")
+        self._cpu_wait_ns = cpu_wait_ns
+        self._reading = self.laps.part(READ_PART)
         self._usual_ns = 0.0
         self.begin()
+
+    @property
+    def parts(self) -> list[str]:
+        """What the time of samples is divided among, by name."""
+        return [*self.laps.names, BAD_PART]
 
     def begin(self) -> None:
         """A chunk begins."""
         self._begun_ns, self._begun_cpu_ns = perf_counter_ns(), thread_time_ns()
-        self._waited_ns = 0
-        self._read_bytes = 0
+        self._begun_cpu_wait_ns = self._cpu_wait_ns()
+        self._cpu_before_ns = self._begun_cpu_ns
+        self._waited_ns = self._read_cpu_ns = self._bad_ns = 0
+        self._read_bytes = self._cache_hits = self._cache_misses = 0
         self._slow_rows = self._slow_ns = 0
         self._slow: list[tuple[int, str, int]] = []
 
     def waited(self) -> None:
         """All since the chunk began was waiting for a server of files: no work, and chunks are cut by how much work they are."""
         self._waited_ns = perf_counter_ns() - self._begun_ns
+        self._cpu_before_ns = thread_time_ns()
 
     def begin_sample(self) -> None:
         """A sample begins."""
-        self._sample_cpu_ns = thread_time_ns()
-        self._read_before_ns = self.laps.spent_ns(self._reading)
         self.laps.start()
 
-    def is_read(self, values: Mapping[str, Value]) -> None:
-        """The sample's values are there."""
-        self._read_bytes += sum(value.nbytes for value in values.values() if isinstance(value, memoryview))
+    def is_read(self, values: Mapping[str, Value], *, from_cache: bool | None = None) -> None:
+        """The sample's values are there. ``from_cache`` is None where there is no cache."""
+        self._cache_hits += from_cache is True
+        self._cache_misses += from_cache is False
+        if not from_cache:
+            self._read_bytes += sum(value.nbytes for value in values.values() if isinstance(value, memoryview))
         self.laps.lap(self._reading)
+        cpu_ns = thread_time_ns()  # since the sample before this one: what is between two is little
+        self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.laps.since_start_ns(self._reading))
+        self._cpu_before_ns = cpu_ns
 
     def end_sample(self) -> int | None:
         """A sample is done; says how many ns it took if that is much more than usual.
 
-        What counts is its CPU time, and the time in which it was read: so nothing is slow because others had the core.
+        What counts is the time in which it was read, and its CPU time from then on: nothing is slow because others had the core.
         """
-        taken_ns = thread_time_ns() - self._sample_cpu_ns + self.laps.spent_ns(self._reading) - self._read_before_ns
+        cpu_ns = thread_time_ns()
+        taken_ns = self.laps.since_start_ns(self._reading) + cpu_ns - self._cpu_before_ns
+        self._cpu_before_ns = cpu_ns
         usual_ns = self._usual_ns or taken_ns
         self._usual_ns = usual_ns * USUAL_STEP if taken_ns > usual_ns else usual_ns / USUAL_STEP
         return taken_ns if taken_ns > SLOW_FACTOR * usual_ns else None
+
+    def waste_sample(self) -> None:
+        """The sample is bad: all of its time is the bad samples', and none of it is reading or decoding."""
+        self._bad_ns += self.laps.take_back_ns()
+        self._cpu_before_ns = thread_time_ns()
 
     def note_slow(self, sample: int, name: str, taken_ns: int) -> None:
         """Count a slow sample, and have it listed if it is among the slowest of its chunk."""
@@ -72,10 +101,21 @@ class Stopwatch:
             busy_us=(perf_counter_ns() - self._begun_ns - self._waited_ns) // 1000,
             waited_us=self._waited_ns // 1000,
             cpu_us=(thread_time_ns() - self._begun_cpu_ns) // 1000,
-            parts_us=self.laps.take_us(),
+            cpu_wait_us=self._cpu_wait_us(),
+            read_cpu_us=self._read_cpu_ns // 1000,
+            parts_us=[*self.laps.take_us(), self._bad_ns // 1000],
             read_bytes=self._read_bytes,
             usual_us=int(self._usual_ns) // 1000,
             slow_rows=self._slow_rows,
             slow_us=self._slow_ns // 1000,
             slow=self._slow,
+            cache_hits=self._cache_hits,
+            cache_misses=self._cache_misses,
         )
+
+    def _cpu_wait_us(self) -> int | None:
+        """In this chunk; None where it is not known."""
+        now_ns = self._cpu_wait_ns()
+        if now_ns is None or self._begun_cpu_wait_ns is None:
+            return None
+        return (now_ns - self._begun_cpu_wait_ns) // 1000

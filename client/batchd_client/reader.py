@@ -89,6 +89,7 @@ class Reader:
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
+            self._connection.run_if_usable(self._say_the_last)
             return None
         if self._ready is None:
             if wait:
@@ -214,6 +215,12 @@ class Reader:
             return
         subscription.announced_s = 0.0
         if not self._accept(session, subscription) and session.has(subscription) and subscription.ended:
+            session.give_back(subscription, subscription.leased, 0, waiting=False)
+
+    def _say_the_last(self, session: Session) -> None:
+        """The loop is over: give back its last batch, and say how long it was waited for, as no next message may do so."""
+        subscription = self.subscription
+        if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_told_us):
             session.give_back(subscription, subscription.leased, 0, waiting=False)
 
     def _attempt(self, session: Session) -> bool:

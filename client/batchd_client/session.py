@@ -190,6 +190,7 @@ class Session:
         pull = subscription.pull(consumed, waited_us, waiting=waiting)
         if not self.send(pull):
             return False
+        subscription.wait_told_us = pull.wait_us
         if pull.released:
             subscription.given(pull)
         return True

@@ -94,6 +94,7 @@ class Subscription:
         "refusal",
         "taken",
         "terms",
+        "wait_told_us",
         "wait_us",
         "window",
     )
@@ -125,6 +126,8 @@ class Subscription:
         self.ended: deque[LeaseToken] = deque()
         """The leases that have ended; appended to in any thread, at any moment, and sometimes twice."""
         self.wait_us = 0
+        self.wait_told_us = 0
+        """How much of that the daemon was told."""
         self.announced_s = 0.0
         """When the daemon was last told that the trainer waits; 0 where it was not."""
 

@@ -130,7 +130,8 @@ class Subscribe(Message):
     ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the same step.
     ``window`` is how many positions ahead of the trainer shall be ready; 0 means the stream's own setting.
     ``fingerprint`` is what the trainer's saved state says the stream was, or None.
-    ``is_spectator``: it only wants a look, so nobody waits for it where trainers go in lockstep.
+    ``is_spectator``: it only wants a look, so nobody waits for it where trainers go in lockstep, and of a live stream it gets
+    one batch and uses nothing up.
     """
 
     request: int

@@ -4,6 +4,7 @@
        |  <-----------------------------------------  |   Ready
        |  -- ServeStream (+ fd: the source's index) -> |   once for each stream, before its first order
        |        (live: + fd of the mailbox, to read)   |
+       |        (with a cache: + its fds, to write)    |
        |  <-----------------------------------------  |   StreamMeasured
        |  -- UseSlot (+ fd, read and write) --------->  |   once for each slot, before its first order
        |  -- FillChunk ------------------------------>  |   at most two at a time
@@ -34,7 +35,7 @@ assert NOTE.size == 24  # noqa: PLR2004  as drawn above
 
 @message(30)
 class Ready(Message):
-    """The worker has imported what it needs and takes orders. ``decoders``: the JPEG and the other decoder, with versions."""
+    """The worker has imported what it needs and takes orders. ``decoders``: what it decodes with, and versions."""
 
     decoders: str
 
@@ -43,7 +44,9 @@ class Ready(Message):
 class ServeStream(Message):
     """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
 
-    For a live stream there is a second one: the mailbox that its samples are pushed into, read-only.
+    For a live stream there is a second one: the mailbox that its samples are pushed into, read-only. Where ``cache`` is not "off"
+    there are two more, to read and write: the cache, and its claims; or three, of one on disk: its index, its notes, its file.
+    ``cache`` says what is kept: "encoded" or "seekable" values of the source, or, "decoded", what the first steps make.
 
     ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
     (name, type as people write it); ``layout`` is a ``SlotLayout``; ``files``: the files that steps read, as (path, SHA-256 of
@@ -67,6 +70,7 @@ class ServeStream(Message):
     layout: object
     python_path: list[str]
     modules: dict[str, object]
+    cache: str
 
 
 @message(32)
@@ -98,23 +102,29 @@ class Work(NamedTuple):
     """Where a worker's time went in one chunk.
 
     ``busy_us`` from its begin to its end, but for the ``waited_us`` in which a server of files was waited for; ``cpu_us`` of it
-    it had a CPU. ``parts_us``: how long each part took, in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded
-    samples. ``usual_us``: what half of the stream's samples stay below at this worker. ``slow_rows`` took several times as long,
-    ``slow_us`` together; ``slow`` are the slowest of these, as (sample index, path, us).
+    it had a CPU, ``read_cpu_us`` of that for reading; ``cpu_wait_us`` it wanted one and had none, None where the kernel does not
+    say. ``parts_us``: how long each part took, in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded samples.
+    ``usual_us``: what half of the stream's samples stay below at this worker. ``slow_rows`` took several times as long,
+    ``slow_us`` together; ``slow`` are the slowest of these, as (sample index, path, us). Of a stream with a cache ``cache_hits``
+    samples were in it, and ``cache_misses`` were not.
     """
 
     busy_us: int
     waited_us: int
     cpu_us: int
+    cpu_wait_us: int | None
+    read_cpu_us: int
     parts_us: list[int]
     read_bytes: int
     usual_us: int
     slow_rows: int
     slow_us: int
     slow: list[tuple[int, str, int]]
+    cache_hits: int
+    cache_misses: int
 
 
-NO_WORK = Work(0, 0, 0, [], 0, 0, 0, 0, [])
+NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
 
 
 @message(35)
@@ -188,12 +198,37 @@ class ConfigRead(Message):
     document_bytes: int
 
 
+@message(55)
+class ScanProgressed(Message):
+    """The process that reads the configuration again gets on: ``found`` samples of the stream ``name`` so far.
+
+    ``name`` is empty as long as no source is scanned. ``patience_s``: after so long without another word it hangs.
+    """
+
+    name: str
+    found: int
+    patience_s: int
+
+
+@message(56)
+class RescanLogged(Message):
+    """A line for the daemon's log, of the process that reads the configuration again.
+
+    ``level`` as structlog calls it; ``event`` is what happened, and ``facts`` belong to it, by name.
+    """
+
+    level: str
+    event: str
+    facts: dict[str, object]
+
+
 @message(44)
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
 
     ``source``, ``columns``, ``steps``, ``files``, ``python_path``, ``modules`` and ``storage`` as in ``ServeStream``. ``folder``:
-    where its shards go. Pixels are encoded as ``image_format`` with ``quality``.
+    where its shards go. Pixels are encoded as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers.
+    ``as_files``: images become files of their own, and each shard is a list of some of them.
     """
 
     seed: int
@@ -207,6 +242,8 @@ class PrepareStream(Message):
     folder: str
     image_format: str
     quality: int
+    is_seekable: bool
+    as_files: bool
 
 
 @message(45)
@@ -246,6 +283,11 @@ class ShardNotWritten(Message):
 REASON_BYTES_MAX = 200
 PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
+READ_PART = "read"
+KEEP_PART = "cache"
+BAD_PART = "bad samples"
+"""Names of parts in ``StreamMeasured`` that are no steps. The second one is for keeping samples, where there is a cache; the last
+one has all time with samples that turned out to be bad."""
 LONG_REASON_BYTES_MAX = 1500
 LONG_REASONS_MAX = 4
 """So many bad samples of a chunk, its first ones, may have a reason that is longer: where a function of somebody's own failed."""
@@ -256,6 +298,6 @@ HOPELESS_BYTES_MAX = 2000
 
 TO_WRITER_FROM_PREPARE = Vocabulary(PrepareStream, WriteShard)
 TO_PREPARE_FROM_WRITER = Vocabulary(SampleLeftOut, ShardWritten, ShardNotWritten)
-TO_DAEMON_FROM_RESCAN = Vocabulary(StreamScanned, ConfigRead)
+TO_DAEMON_FROM_RESCAN = Vocabulary(ScanProgressed, RescanLogged, StreamScanned, ConfigRead)
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)

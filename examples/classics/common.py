@@ -98,7 +98,7 @@ class Example:
                 for batch in itertools.islice(batches, self.warm_up):
                     (use or look)(batch)
                 clock, images = Clock(), 0
-                while clock.seconds < self.seconds:
+                while not images or clock.seconds < self.seconds:
                     images += (use or look)(next(batches))
                 return clock.speed(images)
 

@@ -1,12 +1,14 @@
 """Kills while the configuration is read again: positions are exact, and one configuration or the other holds."""
 
 import os
+import resource
 import signal
 
 import pytest
 
 import batchd_client
 from support.expected import Expected
+from support.kernel import descriptors_of
 from support.settings import folder_stream, write_settings
 from support.trainer_process import TrainerProcess
 from support.waiting import wait_until
@@ -18,7 +20,7 @@ DAEMON_STEPS = [
     "daemon.reloaded",
     "daemon.stream.ended",
 ]
-READING_STEPS = ["rescan.starting", "rescan.sending", "rescan.sent"]
+READING_STEPS = ["rescan.starting", "rescan.scanning", "rescan.sending", "rescan.sent"]
 
 
 @pytest.fixture
@@ -56,6 +58,24 @@ def assert_exact(daemon, trainer):
 
 def serves(daemon):
     return {stream["name"] for stream in daemon.status()["streams"]}
+
+
+def test_an_index_that_found_no_descriptor_changes_nothing(start):
+    """The daemon has none left while the index arrives, and serves on; with descriptors the next reload succeeds."""
+    daemon, trainer = start(faults={"rescan.sending": "stop"})
+    daemon.send(signal.SIGHUP)
+    reader = daemon.wait_for_fault("rescan.sending")
+    soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    used = set(descriptors_of(daemon.pid))
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+    os.kill(reader, signal.SIGCONT)
+    (line,) = wait_until(lambda: daemon.log_lines("configuration not reloaded"), "it is over")
+    assert "LimitNOFILE" in line["reason"]
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert serves(daemon) == {"photos", "old"}
+    daemon.send(signal.SIGHUP)
+    wait_until(lambda: serves(daemon) == {"photos", "new"}, "the next one is done")
+    assert_exact(daemon, trainer)
 
 
 @pytest.mark.parametrize("step", DAEMON_STEPS)

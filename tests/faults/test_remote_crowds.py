@@ -158,6 +158,10 @@ def test_a_crowd_that_says_nothing_is_thinned_out_at_once_and_disturbs_nobody(st
             assert seen + see(stream) == Expected(daemon.config).epoch(0)
 
 
+CROWD = 220
+"""More than there are descriptors for, and no more than these and those together that the kernel lets wait."""
+
+
 @pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])
 def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos, way):
     """The limit is low: the operator was warned, the crowd gets what is left, and the ring grows all the same."""
@@ -167,7 +171,7 @@ def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemo
     (line,) = daemon.log_lines("descriptors may run out")
     assert "have 300" in line["reason"]
     with batchd_client.connect(getattr(daemon, way)) as connection:
-        with plain_connections(daemon, 250):
+        with plain_connections(daemon, CROWD):
             wait_until(lambda: len(descriptors_of(daemon.pid)) == 300, "no descriptor is left")
             stream = connection.stream("photos", epochs=1, window=30)
             wait_until(

@@ -49,6 +49,15 @@ def test_an_installed_package_works(installed) -> None:
     assert installed.run("dpkg --verify batchd") == ""
 
 
+def test_the_units_of_the_package_name_a_page_that_is_there(installed) -> None:
+    """`systemctl help batchd` opens it."""
+    (unit,) = installed.run("dpkg -L batchd | grep /batchd.service").split()
+    page = installed.run(f"sed -n 's|^Documentation=.*file://||p' {unit}").strip()
+
+    assert page in installed.run("dpkg -L batchd").split()
+    assert installed.run(f"head -1 {page}") == "# batchd as a systemd service\n"
+
+
 def test_the_package_names_the_python_that_its_libraries_are_for(installed) -> None:
     """They are of no use to another one."""
     assert installed.run("readlink /usr/lib/batchd/bin/python3").strip().rpartition("/")[2] in installed.run(

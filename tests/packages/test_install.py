@@ -15,6 +15,11 @@ BACKUPS = {f"{name}-" for name in USERS_FILES}
 NOISE = BACKUPS | {"/etc/.pwd.lock"}
 
 
+def documentation(root: Root, unit: str) -> str:
+    """The first line of the page that a unit names."""
+    return root.run(f"head -1 $(sed -n 's|^Documentation=.*file://||p' {unit})")
+
+
 @pytest.fixture(scope="module")
 def installed(root) -> Root:
     """A Debian where root installed batchd; its name is in the file that says what was printed."""
@@ -31,6 +36,14 @@ def test_an_installation_works_and_says_what_comes_next(installed) -> None:
     assert "uid=" in installed.run("id batchd")
     assert "systemctl enable --now batchd" in printed
     assert "batchd check /etc/batchd/batchd.toml" in printed
+
+
+def test_without_a_compiler_it_decodes_whole_images(installed) -> None:
+    """The extension that decodes crops is missing, and nothing else is."""
+    program = "from batchd.pipeline.decode import decoder_versions; print(decoder_versions())"
+
+    installed.run("! command -v cc && ! command -v gcc")
+    assert installed.run(f"/usr/local/lib/batchd/bin/python -c '{program}'").startswith("simplejpeg ")
 
 
 def test_the_user_of_the_service_can_run_it(installed) -> None:
@@ -51,8 +64,16 @@ def test_all_three_shells_have_their_completion(installed) -> None:
 
 
 def test_no_file_names_the_place_where_it_was_made(installed) -> None:
-    """Neither that of the tree nor that of the unfinished installation."""
-    assert installed.run("grep -rlE '/mnt/|batchd[.]new' /usr/local", status=1) == ""
+    """Neither that of the tree nor that of the unfinished installation. The pages name what they like."""
+    assert installed.run("grep -rlE --exclude-dir=doc '/mnt/|batchd[.]new' /usr/local", status=1) == ""
+
+
+def test_the_units_name_a_page_that_is_there(installed) -> None:
+    """`systemctl help batchd` opens it."""
+    assert documentation(installed, "/usr/local/lib/systemd/system/batchd.service") == "# batchd as a systemd service\n"
+    assert (
+        documentation(installed, "/usr/local/lib/systemd/system/batchd@.service") == "# batchd as a systemd service\n"
+    )
 
 
 def test_what_a_configuration_says_stays(installed) -> None:

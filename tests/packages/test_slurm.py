@@ -1,8 +1,13 @@
 """The recipe for Slurm, without Slurm: what its script does for a job on one node."""
 
 import os
+import pwd
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from getpass import getuser
+from pathlib import Path
 
 import pytest
 
@@ -38,13 +43,19 @@ def daemon_script(job, *words, status=0) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_job_has_a_daemon_and_leaves_nothing(job, photos, tmp_path, daemons_folder) -> None:
-    """It runs in a step, trainers get its address, and the end of the job takes its directory away."""
-    config = tmp_path / "batchd.toml"
-    config.write_text(
+@pytest.fixture
+def config(tmp_path, photos) -> Path:
+    """A small configuration."""
+    file = tmp_path / "batchd.toml"
+    file.write_text(
         f'[daemon]\nmemory = "64MiB"\nworkers = 1\n[streams.photos]\nsource = {{ type = "folder", path = "{photos}" }}\n'
         'batch_size = 4\npipeline = [{ op = "decode" }, { op = "resize", size = [8, 8] }]\n'
     )
+    return file
+
+
+def test_a_job_has_a_daemon_and_leaves_nothing(job, config, daemons_folder) -> None:
+    """It runs in a step, trainers get its address, and the end of the job takes its directory away."""
     with subprocess.Popen([SCRIPT, "run", config], env=job) as step:
         wait_until((daemons_folder / f"job-{JOB}" / "pid").exists, "the step has begun")
         daemon_script(job, "wait")
@@ -67,8 +78,67 @@ def test_a_daemon_that_does_not_start_says_why(job, tmp_path, daemons_folder) ->
     assert not (daemons_folder / f"job-{JOB}").exists()
 
 
+def test_a_requeued_job_takes_over_what_its_killed_daemon_left(job, config, daemons_folder) -> None:
+    """It has the same number, and may come to the same node; who waits for it does not take the old one for the new one."""
+    directory = daemons_folder / f"job-{JOB}"
+    with subprocess.Popen([SCRIPT, "run", config], env=job) as step:
+        daemon_script(job, "wait")
+        (directory / "old").touch()
+        step.kill()
+    with (
+        subprocess.Popen([SCRIPT, "wait"], env=job) as waiting,
+        subprocess.Popen([SCRIPT, "run", config], env=job) as step,
+    ):
+        assert waiting.wait(3 * PATIENCE_S) == 0
+        assert not (directory / "old").exists()
+        daemon_script(job, "run", str(config), status=1)
+        assert step.poll() is None
+        daemon_script(job, "stop")
+        assert step.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of ours that is not to be ended."""
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        yield process
+        assert process.poll() is None
+        process.kill()
+
+
+@pytest.mark.parametrize("word", ["run", "wait", "stop", "address"])
+def test_a_link_in_the_place_of_the_directory_is_refused(job, daemons_folder, tmp_path, bystander, word) -> None:
+    """Wherever it leads; nothing there is removed, and nobody is killed."""
+    (tmp_path / "pid").write_text(str(bystander.pid))
+    link = daemons_folder / f"job-{JOB}"
+    link.symlink_to(tmp_path)
+    words = [word, "none.toml"] if word == "run" else [word]
+    assert f"is a link of user {getuser()}" in daemon_script(job, *words, status=1)
+    link.unlink()
+    assert (tmp_path / "pid").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+@pytest.mark.parametrize("word", ["run", "wait", "stop", "address"])
+def test_a_directory_of_somebody_else_is_refused_with_his_name(job, daemons_folder, bystander, word) -> None:
+    """He would give trainers what he likes, and say which process is to be killed."""
+    directory = daemons_folder / f"job-{JOB}"
+    directory.mkdir()
+    (directory / "pid").write_text(str(bystander.pid))
+    os.chown(directory, pwd.getpwnam("nobody").pw_uid, -1)
+    words = [word, "none.toml"] if word == "run" else [word]
+    assert "is a directory of user nobody" in daemon_script(job, *words, status=1)
+    assert (directory / "pid").exists()
+    shutil.rmtree(directory)
+
+
+def test_there_is_no_address_before_there_is_a_daemon(job) -> None:
+    """Whoever makes the directory then would be the one that trainers speak with."""
+    assert "no daemon of job 17 was started here" in daemon_script(job, "address", status=1)
+
+
 def test_a_directory_that_is_there_is_not_taken(job, daemons_folder, tmp_path) -> None:
-    """Anybody may make one in /tmp."""
+    """It may be that of a daemon that begins just now."""
     (daemons_folder / f"job-{JOB}").mkdir()
     assert "File exists" in daemon_script(job, "run", str(tmp_path), status=1)
     daemon_script(job, "stop")

@@ -205,6 +205,14 @@ def test_version_and_help_need_no_daemon(tmp_path):
         assert "Usage: batchd " + command in batchd(command, "--help", folder=tmp_path).stdout
 
 
+def test_the_log_says_once_what_workers_decode_with(daemon):
+    """In the words that `batchd status` has for it."""
+    [line] = daemon.log_lines("decoding")
+
+    assert line["decoders"] == daemon.status()["daemon"]["decoders"]
+    assert line["level"] == "info"
+
+
 def test_what_check_passes_serves_and_what_it_refuses_does_not(start_daemon, tmp_path):
     """The printed default configuration, with a source of one's own, is good for both."""
     daemon = start_daemon()

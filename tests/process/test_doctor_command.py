@@ -6,6 +6,7 @@ import pytest
 
 from support.commands import batchd
 from support.settings import folder_stream, write_settings
+from support.waiting import wait_until
 
 SUBJECTS = {
     "configuration",
@@ -76,10 +77,13 @@ def test_more_memory_than_there_is_is_a_problem(config):
 
 
 def test_a_daemon_that_runs_is_found(start_daemon):
-    """With its version and its process."""
-    daemon = start_daemon()
+    """With its version and its process; and the memory that it holds is not missing."""
+    daemon = start_daemon(reserve="start")
+    wait_until(lambda: daemon.status()["daemon"]["memory_bytes"] > 0, "the ring has memory")
     told = json.loads(batchd("doctor", "-c", daemon.config, "--json", address=daemon.address).stdout)
 
     (found,) = [one for one in told["findings"] if one["subject"] == "daemon"]
     assert found["level"] == "ok"
     assert f"pid {daemon.pid}" in found["found"]
+    (memory,) = [one for one in told["findings"] if one["subject"] == "memory"]
+    assert "in the slots of the daemon that runs" in memory["found"]

@@ -15,7 +15,7 @@ from batchd.errors import BatchdError
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.expected import Expected
-from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of
+from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of, workers_of
 from support.seen import look_at, see
 from support.settings import folder_stream, write_settings
 from support.waiting import wait_until
@@ -125,7 +125,7 @@ def test_a_daemon_that_does_not_start_is_an_exception(config, text, capfd):
 def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder, number):
     """The script can clean nothing up; the kernel tells the daemon, which leaves neither workers nor directory."""
     process, daemon = script
-    assert len(children_of(daemon)) == 2
+    assert len(workers_of(daemon)) == 2
     process.send_signal(number)
     assert process.wait() == -number
 

@@ -129,7 +129,7 @@ def test_a_daemon_without_free_descriptors_goes_on_with_what_it_has(start_daemon
 def test_a_low_soft_limit_of_descriptors_does_not_bound_the_ring(start_daemon, photos):
     """Each slot takes two of them; the daemon takes what the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(descriptors_of(os.getpid())) + 16, hard))
     try:
         daemon = start_daemon({"photos": folder_stream(photos, batch_size=1)})
     finally:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.observer.metrics import COUNTER, METRICS
 from support.commands import batchd as run_batchd
-from support.kernel import children_of, is_alive, is_stopped
-from support.observing import ANYWHERE, fetch, observer_of, place_of, scrape
+from support.kernel import children_of, fork_servers_of, is_alive, is_stopped
+from support.network import free_port
+from support.observing import ANYWHERE, fetch, observer_of, place_of, scrape, written
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S, wait_until
 
@@ -26,41 +29,64 @@ BATCHES, SAMPLES = 5, 40
 @pytest.fixture(scope="module")
 def observed(start_shared_daemon):
     """A daemon that is observed, for tests that leave it as it was."""
-    return start_shared_daemon(http=ANYWHERE)
+    return start_shared_daemon(http=ANYWHERE, http_names=["batchd.example.org"])
 
 
-def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daemon, start_trainer):
-    """Exactly, right after the last batch: a scrape asks anew, and nothing is estimated."""
-    daemon = start_daemon(http=ANYWHERE)
-    trainers = [start_trainer(daemon.address, rank=rank, world_size=2, epochs=2) for rank in range(2)]
+def counters(status) -> dict[str, float]:
+    """All counters of the table, as they are to be found in a scrape."""
+    return {
+        written(metric.name, dict(zip(metric.scope.labels, labels, strict=True))): value
+        for metric in METRICS
+        if metric.kind == COUNTER
+        for labels, value in metric.values(status)
+    }
+
+
+def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daemon, start_trainer, photos, tmp_path):
+    """All counters, exactly, right after the last batch: a scrape asks anew, and nothing is estimated."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    (folder / "cat" / "broken.jpg").write_bytes(b"nonsense")
+    streams = {"photos": folder_stream(folder, max_bad_fraction=1.0)}
+    daemon = start_daemon(streams, http=ANYWHERE, tcp=f"127.0.0.1:{free_port()}")
+    addresses = daemon.address, daemon.tcp_address
+    trainers = [start_trainer(address, rank=rank, world_size=2, epochs=2) for rank, address in enumerate(addresses)]
     for trainer in trainers:
         trainer.begin(do="take", batches=None)
     seen = [trainer.finish()[0] for trainer in trainers]
-    counted = [(len(batches), sum(len(batch.samples) for batch in batches)) for batches in seen]
+    counted = [trainer.statistics() for trainer in trainers]
 
     def all_is_said() -> bool:
         claims = daemon.stream_status()["subscriptions"]
-        return sorted(one["consumed_batches"] for one in claims) == sorted(batches for batches, _ in counted)
+        return all(one["held_slots"] == 0 for one in claims) and sorted(
+            one["consumed_batches"] for one in claims
+        ) == sorted(one["batches"] for one in counted)
 
     wait_until(all_is_said, "the trainers' last words have come")
 
-    metrics, status = scrape(daemon), daemon.stream_status()
-
-    assert metrics["stream_delivered_batches_total{stream=photos}"] == status["delivered_batches"]
-    assert metrics["stream_decoded_samples_total{stream=photos}"] == status["decoded_samples"]
-    assert (
-        metrics["stream_delivered_samples_total{stream=photos}"]
-        == sum(samples for _, samples in counted)
-        == 2 * SAMPLES
+    wait_until(
+        lambda: scrape(daemon)["trainers{transport=shared memory}"] == 1, "whoever asked for the status has gone"
     )
-    for rank, (batches, samples) in enumerate(counted):
-        labels = f"{{rank={rank},stream=photos,trainer=trainer_program.py,transport=shared memory}}"
-        (claim,) = [one for one in status["subscriptions"] if one["rank"] == rank]
-        assert metrics[f"trainer_delivered_samples_total{labels}"] == samples == claim["delivered_samples"]
-        assert metrics[f"trainer_consumed_batches_total{labels}"] == batches
-        assert metrics[f"trainer_wait_seconds_total{labels}"] == claim["wait_s"]
+    metrics, status = scrape(daemon), daemon.status()
+
+    expected = counters(status)
+    assert {name: metrics[name] for name in expected} == expected
+    (stream,) = status["streams"]
+    assert metrics["stream_delivered_samples_total{stream=photos}"] == sum(one["samples"] for one in counted)
+    assert metrics["stream_bad_rows_total{stream=photos}"] == stream["bad_rows"] > 0
+    assert metrics["tcp_sent_bytes_total"] > 0
+    sessions = {one["transport"]: one["session"] for one in status["trainers"] if one["name"] == "trainer_program.py"}
+    for rank, (transport, mine) in enumerate(zip(("shared memory", "tcp"), counted, strict=True)):
+        who = {"trainer": "trainer_program.py", "session": str(sessions[transport])}
+        labels = who | {"rank": str(rank), "stream": "photos", "transport": transport}
+        assert metrics[written("trainer_delivered_samples_total", labels)] == mine["samples"]
+        assert metrics[written("trainer_consumed_batches_total", labels)] == mine["batches"] == len(seen[rank])
+        assert metrics[written("trainer_wait_seconds_total", labels)] == pytest.approx(
+            mine["wait_s"], abs=1e-6 * mine["batches"]
+        )
+        assert (written("trainer_sent_bytes_total", who) in metrics) == (transport == "tcp")
+    assert sum(one["samples"] for one in counted) == sum(len(batch.samples) for batches in seen for batch in batches)
     assert metrics["up"] == 1
-    assert metrics["trainers{transport=shared memory}"] == 2
+    assert metrics["trainers{transport=shared memory}"] == metrics["trainers{transport=tcp}"] == 1
 
 
 def test_what_a_stream_has_delivered_outlives_its_trainers(start_daemon, start_trainer):
@@ -209,7 +235,7 @@ def test_a_daemon_inside_a_script_has_no_observer(tmp_path, photos, daemons_fold
     with batchd.serve(config) as address, batchd_client.connect(address) as connection:
         daemon = connection.status()["daemon"]
         assert daemon["http"] is None
-        assert len(children_of(daemon["pid"])) == 1
+        assert children_of(daemon["pid"]) == fork_servers_of(daemon["pid"])
     with (
         batchd.serve(config, overrides={"daemon.http": ANYWHERE}) as address,
         batchd_client.connect(address) as connection,
@@ -222,6 +248,7 @@ def test_a_daemon_inside_a_script_has_no_observer(tmp_path, photos, daemons_fold
     [
         ("localhost", 200),
         ("127.0.0.1:7071", 200),
+        ("batchd.example.org", 200),
         ("[::1]:7071", 200),
         ("evil.example", 421),
         ("localhost.evil.example", 421),

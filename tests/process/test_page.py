@@ -6,16 +6,17 @@ import signal
 
 import pytest
 
+from support.commands import batchd
 from support.kernel import children_of
-from support.observing import ANYWHERE, fetch, observer_of
-from support.settings import folder_stream
+from support.observing import ANYWHERE, asked, fetch, observer_of
+from support.settings import PIPELINE, folder_stream
 from support.waiting import wait_until
 
 
 @pytest.fixture
 def observed(start_daemon):
-    """A daemon that is observed."""
-    return start_daemon(http=ANYWHERE)
+    """A daemon that is observed, and whose observer has something to say."""
+    return asked(start_daemon(http=ANYWHERE))
 
 
 def drawn(daemon, stream: str = "photos"):
@@ -69,6 +70,37 @@ def test_a_sheet_is_a_picture_that_is_kept_for_a_while(observed):
     assert fetch(observed, "/sheet.png?stream=photos").text == first.text
     assert not observed.stream_status()["subscriptions"]
     assert not children_of(observer_of(observed))
+
+
+def peeked(daemon, folder, position: str) -> str:
+    """The picture of a batch, as the command draws it."""
+    batchd("peek", "photos", "--at", position, "-o", folder / "sheet.png", address=daemon.address)
+    return (folder / "sheet.png").read_bytes().decode(errors="replace")
+
+
+def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_trainer, tmp_path):
+    """Which is another one than the first, and lies in the ring."""
+    start_trainer(observed.address).hold(1)
+    start_trainer(observed.address).hold(3)
+    wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "they are where they are")
+    before = observed.stream_status()["decoded_batches"]
+
+    sheet = drawn(observed).text
+
+    assert observed.stream_status()["decoded_batches"] == before
+    assert sheet == peeked(observed, tmp_path, "0:2")
+    assert sheet != peeked(observed, tmp_path, "0:0")
+
+
+def test_a_sheet_of_a_pipeline_that_decodes_to_bgr_has_the_right_colours(start_daemon, photos):
+    """The same picture as of one that decodes to RGB."""
+    pipelines = {"rgb": PIPELINE, "bgr": [PIPELINE[0] | {"color": "bgr"}, *PIPELINE[1:]]}
+    daemon = start_daemon(
+        {name: folder_stream(photos, pipeline=steps) for name, steps in pipelines.items()}, http=ANYWHERE
+    )
+
+    assert [stream["bgr_fields"] for stream in daemon.status()["streams"]] == [[], ["image"]]
+    assert drawn(daemon, "bgr").text == drawn(daemon, "rgb").text
 
 
 def test_only_our_page_has_sheets_drawn(observed):

@@ -3,10 +3,6 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
-import tomllib
-from hashlib import sha256
 
 import msgpack
 import numpy as np
@@ -14,72 +10,18 @@ import pytest
 
 import batchd_client
 from support.commands import batchd
-from support.daemon_process import clean_environment
 from support.images import encode, photo
 from support.lmdb_files import write_lmdb
+from support.preparing import SHORTER, bad_samples, config_in, digests, finish, prepare, proposed, start
 from support.seen import see
 from support.settings import folder_stream, write_settings
-from support.waiting import PATIENCE_S, wait_until
-
-SHORTER = [{"op": "decode"}, {"op": "resize", "shorter_side": 24}]
-"""Images that keep their proportions: no batch could hold them."""
+from support.waiting import wait_until
 
 
 @pytest.fixture
 def config(photos, tmp_path):
     """Writes a configuration of one stream over forty photographs."""
-    return lambda **changes: write_settings(
-        tmp_path / "batchd.toml",
-        {"photos": folder_stream(photos, pipeline=SHORTER, **changes)},
-        {"workers": 2, "sample_timeout_s": 30},
-    )
-
-
-def prepare(config_file, *options, status=0, shard_samples=7):
-    return batchd(
-        *("prepare", "photos", "-c", config_file, "--to", config_file.parent / "out", "--shard-samples", shard_samples),
-        *options,
-        status=status,
-    )
-
-
-def start(config_file, faults="", ledger=None, **options):
-    """Start the command with faults; with a ledger, each of them happens once."""
-    command = ["prepare", "photos", "-c", str(config_file), "--to", str(config_file.parent / "out")]
-    environment = clean_environment() | {"BATCHD_FAILPOINTS": faults}
-    if ledger:
-        environment |= {"BATCHD_FAILPOINTS_LEDGER": str(ledger)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "batchd", *command, "--shard-samples", "7"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        **options,
-    )
-
-
-def finish(command):
-    """Wait until a command that was started has ended well; what it said."""
-    said = command.communicate(timeout=PATIENCE_S)[0]
-    assert command.returncode == 0, said
-    return said
-
-
-def proposed(summary):
-    """The source that the summary proposes."""
-    return tomllib.loads(summary.rpartition("serve them:\n")[2])["source"]
-
-
-def digests(folder):
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*.tar"))}
-
-
-def bad_samples(folder):
-    rows = [line.split("\t") for line in (folder / "bad.tsv").read_text().splitlines()]
-    assert rows[0] == ["shard", "sample", "path", "reason"]
-    return {int(row[1]): (row[0], row[2], row[3]) for row in rows[1:]}
+    return config_in(tmp_path, photos)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,12 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.daemon.reload import NICENESS
 from batchd.daemon.reserve import SLOT_DESCRIPTORS
-from batchd_client.errors import StreamChanged, StreamRemoved
+from batchd_client.errors import StreamChanged, StreamRemoved, StreamStopped
 from support.commands import batchd as command
 from support.expected import Expected
+from support.images import write_photos
 from support.kernel import descriptors_of
 from support.producers import frame, push_stream, read
 from support.settings import folder_stream, write_settings
@@ -71,9 +73,9 @@ def test_streams_are_added_removed_and_left_alone(reloading):
         assert len(list(connection.stream("more", epochs=1))) == 10
     assert it.reload({"photos": it.stream()}) == "removed more\n"
     assert it.serves() == {"photos"}
-    assert it.reload({"photos": it.stream()}) == "no stream and no worker has changed\n"
+    assert it.reload({"photos": it.stream()}) == "nothing has changed\n"
     outcome = it.daemon.status()["daemon"]["reload"]
-    assert (outcome["exit_code"], outcome["text"]) == (0, "no stream and no worker has changed")
+    assert (outcome["exit_code"], outcome["text"]) == (0, "nothing has changed")
     assert len(it.daemon.log_lines("configuration reloaded")) == 3
     assert "last reload" in command("status", address=it.daemon.address).stdout
 
@@ -184,6 +186,66 @@ def test_workers_come_and_go_without_a_death(reloading):
     assert it.daemon.status()["daemon"]["worker_deaths"] == 0
 
 
+def test_a_stream_that_has_stopped_begins_anew_when_what_stopped_it_is_mended(start_daemon, tmp_path):
+    """Nothing of its settings has changed, and nothing that a scan would find."""
+    write_photos(tmp_path, {"cat": 40}, height=72, width=96)
+    spoilt = min((tmp_path / "cat").iterdir())
+    good = spoilt.read_bytes()
+    it = Reloading(start_daemon, tmp_path)
+    spoilt.write_bytes(good[: len(good) // 2])
+    stream = it.stream(on_error="fail")
+    it.reload({"photos": stream})
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos") as reader:
+        with pytest.raises(StreamStopped):
+            read_on(reader)
+        assert it.daemon.stream_status()["stopped"]
+        spoilt.write_bytes(good)
+        assert it.reload({"photos": stream}) == "revived photos\n"
+        assert it.daemon.log_lines("configuration reloaded")[-1]["revived"] == "photos"
+        assert it.daemon.stream_status()["stopped"] is None
+        with connection.stream("photos", epochs=1) as again:
+            assert len(list(again)) == 10
+    assert it.reload({"photos": stream}) == "nothing has changed\n"
+
+
+def test_keys_of_the_daemon_that_have_changed_are_named(reloading):
+    """Also where no stream has; workers are said with their number."""
+    it = reloading()
+    said = it.reload({"photos": it.stream()}, sample_timeout_s=7.0, drain_timeout_s=1.0)
+    assert said == "[daemon] sample_timeout_s, drain_timeout_s changed\n"
+    assert it.daemon.log_lines("configuration reloaded")[-1]["keys"] == "sample_timeout_s, drain_timeout_s"
+    said = it.reload({"photos": it.stream()}, workers=3, memory="32MiB", tcp="127.0.0.1:1", http="127.0.0.1:2")
+    assert said == (
+        "workers 2 to 3; [daemon] memory, sample_timeout_s, drain_timeout_s changed; "
+        "[daemon] tcp, http need a restart, and stay as they were until then\n"
+    )
+
+
+def test_what_a_reload_logs_looks_like_the_rest_of_the_log(reloading, tmp_path):
+    """The process that scans says it, and the daemon writes it."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    it = reloading(cache_dir=str(cache))
+    it.reload({"photos": it.stream()}, cache_dir=str(cache))
+    first, second = it.daemon.log_lines("no index is kept or used: others may write into the folder")
+    assert first.keys() == second.keys()
+    assert (second["level"], second["folder"]) == ("warning", str(cache))
+
+
+def test_a_hangup_during_the_first_scan_is_done_after_it(start_daemon, photos):
+    """It is no reason to end, and what the file says by then is served."""
+    daemon = start_daemon(ready=False, faults={"daemon.starting": "stop"})
+    daemon.wait_for_fault("daemon.starting")
+    settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
+    write_settings(daemon.config, {"photos": folder_stream(photos), "more": folder_stream(photos, seed=5)}, settings)
+    daemon.send(signal.SIGHUP)
+    daemon.send(signal.SIGCONT)
+    daemon.wait_ready()
+    wait_until(lambda: daemon.log_lines("configuration reloaded"), "it is done")
+    assert {stream["name"] for stream in daemon.status()["streams"]} == {"photos", "more"}
+
+
 def test_keys_that_need_a_restart_are_named_and_stay(reloading):
     """The rest of the configuration is in force."""
     it = reloading()
@@ -221,6 +283,17 @@ def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, p
     assert it.serves() == {"photos", "more"}
 
 
+def test_reading_the_configuration_gives_way_to_workers_and_trainers(reloading):
+    """From the first moment on: what it imports takes longer than what it reads."""
+    it = reloading(faults={"rescan.starting": "stop"})
+    it.daemon.send(signal.SIGHUP)
+    reader = it.daemon.wait_for_fault("rescan.starting")
+    usual = os.getpriority(os.PRIO_PROCESS, it.daemon.pid)
+    assert os.getpriority(os.PRIO_PROCESS, reader) == usual + NICENESS
+    os.kill(reader, signal.SIGCONT)
+    wait_until(lambda: it.daemon.log_lines("configuration reloaded"), "it is read")
+
+
 def test_the_end_of_the_daemon_wins_over_a_reload(reloading):
     """The command that waits is told."""
     it = reloading(faults={"rescan.starting": "stop"})
@@ -247,7 +320,7 @@ def test_many_reloads_leave_two_trainers_exact_and_nothing_behind(reloading, rel
         wait_until(
             lambda: possessions(daemon) == before, f"nothing is left of the streams: {possessions(daemon)} {before}"
         )
-        wait_until(lambda: not has_stray_slots(daemon), "the slots of streams that have gone are unmapped")
+        wait_until(lambda: not has_strays(daemon), "the slots and indexes of streams that have gone are unmapped")
     finally:
         for trainer in trainers:
             trainer.close()
@@ -295,7 +368,7 @@ def settled(it):
 
 
 def possessions(daemon):
-    """What the daemon and its workers have: descriptors by kind, and mapped indexes."""
+    """What the daemon and its workers have: descriptors by kind. What workers have of a stream, the busier one may have first."""
     found = {}
     for pid in (daemon.pid, *sorted(daemon.worker_pids())):
         kinds = {}
@@ -303,14 +376,21 @@ def possessions(daemon):
             kind = name.split(":")[0] if not name.startswith("/memfd") else name
             kinds[kind] = kinds.get(kind, 0) + 1
         kinds.pop("/memfd:batchd-slot (deleted)", None)  # the ring of the stream that stays may grow; see below
-        found[pid] = kinds, mappings(pid, "index")
+        if pid != daemon.pid:
+            kinds.pop("/memfd:batchd-index (deleted)", None)
+        found[pid] = kinds
     return found
 
 
-def has_stray_slots(daemon):
-    """Does a worker map a slot that is none of the stream that is served?"""
+def has_strays(daemon):
+    """Does a worker have a slot, or an index, that is none of the stream that is served?"""
     slots = daemon.stream_status()["slots"]
-    return any(mappings(pid, "slot") > slots for pid in daemon.worker_pids())
+    return any(mappings(pid, "slot") > slots or indexes_of(pid) > 1 for pid in daemon.worker_pids())
+
+
+def indexes_of(pid):
+    descriptors = sum("memfd:batchd-index" in name for name in descriptors_of(pid).values())
+    return max(descriptors, mappings(pid, "index"))
 
 
 def mappings(pid, what):

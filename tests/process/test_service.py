@@ -71,6 +71,19 @@ def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
     assert daemon.stream_status()["slots"] == stream["slots_max"]
 
 
+def test_a_reload_tells_how_far_its_scan_is(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
+    """So it gets the time that it takes, from its first stream on."""
+    daemon = start_daemon(environment=variables(manager))
+    wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
+    manager.history.clear()
+    daemon.send(signal.SIGHUP)
+    wait_until(lambda: manager.has_heard("READY=1"), "the reload is over")
+    told = [message for message in manager.history if message != ["WATCHDOG=1"]]
+    reloading = next(number for number, message in enumerate(told) if message[0] == "RELOADING=1")
+    scanning = told.index(["EXTEND_TIMEOUT_USEC=60000000", "STATUS=scanning photos: 0 samples so far"])
+    assert reloading < scanning < told.index(["READY=1", "STATUS=nothing has changed"])
+
+
 def test_workers_cannot_speak_for_the_daemon(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
     """They do not know where the service manager listens."""
     daemon = start_daemon(environment=variables(manager))

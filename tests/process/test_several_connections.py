@@ -105,10 +105,12 @@ def test_a_killed_daemon_is_found_again_over_all_connections(start_daemon, photo
     daemon = start_daemon({"photos": folder_stream(photos)}, tcp=f"127.0.0.1:{free_port()}")
     expected = Expected(daemon.config)
     with batchd_client.connect(daemon.tcp_address, connections=3) as far:
-        stream = far.stream("photos", epochs=1)
+        stream = far.stream("photos", epochs=20)
         seen = see(stream, 2)
         daemon.restart()
-        assert seen + see(stream) == expected.epoch(0)
+        for _ in range(20):
+            seen += see(stream)
+        assert seen == [batch for epoch in range(20) for batch in expected.epoch(epoch)]
         assert remote_trainers(daemon)[0]["connections"] == 3
 
 

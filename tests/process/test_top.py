@@ -32,7 +32,8 @@ class Terminal:
             stdin=self._theirs,
             stdout=self._theirs,
             stderr=self._theirs,
-            env=clean_environment() | {"TERM": "xterm-256color"},
+            env={name: value for name, value in clean_environment().items() if name not in {"LINES", "COLUMNS"}}
+            | {"TERM": "xterm-256color"},
             start_new_session=True,
         )
 

@@ -29,7 +29,8 @@ def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
     """How far away the next reading of a slot is; what is not whole is of no use to anybody."""
     if slot.position is None or slot.fill is not None:
         return NEVER
-    readers = [(one.course, one.next_sequence) for one in delivery.subscriptions.values() if not one.ended]
+    trainers = [one for one in delivery.subscriptions.values() if not one.ended and not one.is_spectator]
+    readers = [(one.course, one.next_sequence) for one in trainers]
     return next_use(readers, slot.position, repeats=delivery.spec.repeats)
 
 

@@ -47,6 +47,7 @@ def _check_choices(delivery: Delivery) -> None:
 
 def check_invariants(world: World) -> None:
     """Fail where anything is not as it must be."""
+    _check_takers(world)
     _check_streams(world)
     for stream in world.state.streams.values():
         _check_promises(stream.delivery)
@@ -74,11 +75,22 @@ def _check_streams(world: World) -> None:
     assert not world.ended & {slot.stream for slot in world.slots.values()}
 
 
+def _check_takers(world: World) -> None:
+    """Who takes orders is kept step by step as a look at all workers would find it."""
+    for count, takers in enumerate(world.state.fleet._takers):
+        found = {
+            number
+            for number, worker in world.state.fleet.workers.items()
+            if worker.state is WorkerState.READY and len(worker.orders) == count
+        }
+        assert set(takers) == found
+
+
 def _check_promises(delivery: Delivery) -> None:
     """The ring can keep what it promised, and the sum that is kept step by step is the sum."""
     subscriptions = delivery.subscriptions.values()
     committed = sum(one.committed for one in subscriptions)
-    assert committed == delivery._committed
+    assert committed == delivery._promises._committed
     assert committed <= delivery.ring.slots_max or delivery.stopped is not None
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
@@ -96,7 +108,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():
         model = world.slots[slot.number]
-        if _is_emptied(stream, slot):
+        if _is_emptied(stream, slot, world):
             continue
         assert (slot.position is None) == (model.spoilt or model.is_ahead), (
             "a slot was made for nothing, or is spoilt and found"
@@ -110,11 +122,14 @@ def _check_slots(stream: Stream, world: World) -> None:
         assert slot.claims == claims
 
 
-def _is_emptied(stream: Stream, slot: Slot) -> bool:
-    """In a live stream, a slot may be empty: what was to be filled into it is wanted by nobody, and nobody ever got it."""
+def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
+    """In a live stream, a slot may be empty: what was filled into it no trainer wants or got, though some may look at it."""
     if stream.delivery.mailbox is None or slot.position is not None or slot.grants:
         return False
-    assert slot.is_idle
+    holders = world.holders(slot.number)
+    assert all(world.trainers[number].is_spectator for number in holders)
+    assert slot.leases == len(holders)
+    assert not slot.is_awaited
     assert slot.fill is None
     return True
 
@@ -166,7 +181,7 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
         if not _wants_more(delivery, one):
             continue
         assert one.usage >= ENTITLEMENT_SLOTS, "a trainer does not get its two slots"
-        assert one.usage >= fair_slots or delivery._committed >= ring.slots_max, "a trainer does not get its fair share"
+        assert one.usage >= fair_slots or not delivery._promises.has_room(1), "a trainer does not get its fair share"
         others = sum(
             len(other.leases) if other.ended else ENTITLEMENT_SLOTS
             for other in delivery.subscriptions.values()
@@ -195,23 +210,30 @@ def _wants_more(delivery: Delivery, one: Subscription) -> bool:
     share = one.course.at(one.next_sequence)
     if share is None or one.next_sequence >= one.consumed + one.window:
         return False
+    if one.is_spectator and delivery.spec.live is not None:
+        return False  # nobody owes it anything
     return not is_too_far_ahead(delivery, one)
 
 
 def is_too_far_ahead(delivery: Delivery, one: Subscription) -> bool:
     """In lockstep: would ``one``'s next claim be further from the slowest than is allowed, or than the ring can keep?"""
     share = one.course.at(one.next_sequence)
-    if share is None or delivery.spec.max_skew is None:
+    trainers = [other for other in delivery.subscriptions.values() if not other.ended and not other.is_spectator]
+    standing = [at for other in trainers if (at := other.course.at(other.consumed)) is not None]
+    if share is None or delivery.spec.max_skew is None or not standing:
         return False
     steps = delivery.spec.plan.steps
-    standing = [other.course.at(other.consumed) for other in delivery.subscriptions.values() if not other.ended]
-    slowest = min(at.position.epoch * steps + at.position.step for at in standing if at is not None)
+    slowest = min(at.position.epoch * steps + at.position.step for at in standing)
     ahead = share.position.epoch * steps + share.position.step - slowest
     if delivery.spec.live is not None and ahead > 0:
-        leased = [slot.position for slot in delivery.ring.slots.values() if slot.leases]
-        behind = sum(one is not None and one.epoch * steps + one.step < slowest for one in leased)
-        if ahead + behind >= delivery.ring.slots_max:
+        used = [slot.position for slot in delivery.ring.slots.values() if slot.leases or slot.claims]
+        beside = sum(
+            one is None or not 0 <= one.epoch * steps + one.step - slowest < delivery.ring.slots_max for one in used
+        )
+        if ahead + beside >= delivery.ring.slots_max:
             return True
+    if one.is_spectator:
+        return False
     skew = (share.position.epoch * steps + share.position.step - slowest) // one.course.world_size
     return skew > max(0, min(delivery.spec.max_skew, delivery.ring.slots_max - 3))
 
@@ -244,5 +266,6 @@ def _has_samples(stream: Stream, one: Subscription, claim: Claim) -> bool:
     mailbox, position = stream.delivery.mailbox, claim.share.position
     if mailbox is None or mailbox.is_bound(position):
         return True
-    waits = one.waiting and claim.sequence == one.granted
+    trainers = [other for other in stream.delivery.subscriptions.values() if not other.ended and not other.is_spectator]
+    waits = one.waiting and claim.sequence == one.granted and not (one.is_spectator and trainers)
     return mailbox.may_bind(stream.spec.plan.rows(position.step), waits=waits)

@@ -4,7 +4,8 @@
                                                        --OrderChunk-> World: which samples a worker read, and so are in which slot
 
 Checked, besides what every world checks: a place is lent to one producer at a time, and to nobody while its sample is still to be
-read; no sample is in two batches, nor comes to a trainer twice; and with ``when_full = "block"`` none is ever lost.
+read; no sample is in two batches, nor comes to a trainer twice; and with ``when_full = "block"`` none is ever lost. What a
+spectator looks at is still to be read.
 """
 
 from dataclasses import dataclass, field
@@ -229,6 +230,8 @@ class LiveWorld(CheckedWorld):
         super()._perform_GrantLease(lease)
         if self.specs[lease.stream].live is None:
             return
+        if self.trainers[lease.subscription].is_spectator:
+            return  # a look takes nothing from anybody
         samples = self._in_slot[lease.slot]
         position = Position(lease.epoch, lease.step)
         if (lease.slot, lease.generation) not in self._handed_slots:

@@ -92,6 +92,8 @@ class Trainer:
     ended: bool = False
     is_remote: bool = False
     """It gets its batches as bytes: a lease lasts until they are sent, and what it says ends none."""
+    is_spectator: bool = False
+    """It only wants a look."""
     told: list[ErrorCode] = field(default_factory=list)
     leases: dict[int, tuple[int, int]] = field(default_factory=dict)
     grants: list[tuple[int, int]] = field(default_factory=list)
@@ -427,7 +429,7 @@ class World:
         start = self._start(asked, action)
         course = reading(spec.plan, asked.rank, asked.world_size, start, asked.end_epoch)
         trainer = Trainer(action.subscription, action.session, spec, action.window, course, next(course, None))
-        trainer.is_remote = asked.is_remote
+        trainer.is_remote, trainer.is_spectator = asked.is_remote, asked.is_spectator
         self.trainers[trainer.number] = trainer
 
     def _start(self, asked: ev.SubscriptionAsked, _action: act.AdmitSubscription) -> Position:

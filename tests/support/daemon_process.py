@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import batchd_client
-from support.kernel import RUN_VARIABLE, carriers, children_of
+from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, workers_of
 from support.settings import MEMORY, write_settings
 from support.waiting import PATIENCE_S, wait_until
 
@@ -69,12 +69,15 @@ class DaemonProcess:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._killed: set[int] = set()
+        self._workers = daemon["workers"]
+        self._has_workers = False
 
     # --- its life -----------------------------------------------------------------------------------------------------
 
     def start(self, *, ready: bool = True) -> Self:
         """Start it, and wait until trainers may come, unless that is not to be waited for."""
         assert self._process is None, "it runs already"
+        self._has_workers = False
         command = [
             *self._limit,
             sys.executable,
@@ -171,8 +174,16 @@ class DaemonProcess:
         return next(stream for stream in self.status()["streams"] if stream["name"] == name)
 
     def worker_pids(self) -> set[int]:
-        """The processes of its workers, as the kernel knows them."""
-        return children_of(self.pid)
+        """The processes of its workers, as the kernel knows them; the first ones are forked soon after its start."""
+        if not self._has_workers:
+            wait_until(lambda: len(workers_of(self.pid)) >= self._workers, "all workers are forked")
+            self._has_workers = True
+        return workers_of(self.pid)
+
+    def fork_server_pid(self) -> int:
+        """The process that its workers are forked from."""
+        (pid,) = fork_servers_of(self.pid)
+        return pid
 
     def kill_a_worker(self) -> None:
         """End its oldest worker that was not ended so before; who is about to die may be gone at any moment."""

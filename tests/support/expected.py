@@ -11,6 +11,7 @@ import numpy as np
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan, Position
+from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
@@ -34,6 +35,11 @@ class Expected:
         self._columns = kind.columns(config.source)
         self._reader = kind.open(config.source, index, 1 << 26)
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
+        self._maker: Pipeline | None = None
+        if config.cache == "decoded":
+            steps = steps_of(config.pipeline, config.cache_short_side)
+            self._maker = Pipeline(self._columns, steps[: cut_of(steps)], config.seed, has_rows=False)
+            self._pipeline = Pipeline(list(self._maker.columns.values()), steps[cut_of(steps) :], config.seed)
         self.plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
         self._known: dict[tuple[int, int], Seen] = {}
 
@@ -78,7 +84,10 @@ class Expected:
         """Make a sample, or the first that can stand in for it; which one it was."""
         for attempt, candidate in enumerate(self._candidates(epoch, sample)):
             try:
-                self._pipeline.run(self._reader.read(candidate), epoch, candidate, attempt, fields)
+                values = self._reader.read(candidate)
+                if self._maker is not None:
+                    values = self._maker.make(values, epoch, candidate, attempt)
+                self._pipeline.run(values, epoch, candidate, attempt, fields)
             except (SampleUnreadable, SampleUndecodable):
                 continue
             return candidate

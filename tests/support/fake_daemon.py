@@ -127,6 +127,14 @@ class FakeDaemon:
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE_S), f"never: {condition}"
 
+    @property
+    def plain_status(self) -> dict[str, object]:
+        """How it says that it is."""
+        bgr_fields = list(self.stream.bgr_fields)
+        return {"version": "fake"} | (
+            {"streams": [{"name": self.stream.name, "bgr_fields": bgr_fields}]} if bgr_fields else {}
+        )
+
     def heard_of(self, kind: type) -> list:
         """The messages of one kind that have arrived so far."""
         return [message for message in list(self.heard) if type(message) is kind]
@@ -256,7 +264,7 @@ class FakeDaemon:
                 for sequence in [one for one in subscription.leases if one >= consumed]:
                     self._end_lease(subscription, sequence)
             case AskStatus(request=request):
-                self.send(session, Status(request, {"version": "fake"}))
+                self.send(session, Status(request, self.plain_status))
             case AskBad(request=request):
                 self.send(session, BadSamples(request, 1, [(7, "cat/7.jpg", "empty file", 2)]))
 

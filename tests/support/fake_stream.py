@@ -25,6 +25,7 @@ class FakeStream:
     drop_last: bool = False
     fields: tuple[Field, ...] = (Field("image", "uint8", (2, 2, 3)), Field("label", "int64", ()))
     writes_pixels: bool = True
+    bgr_fields: tuple[str, ...] = ()
 
     @property
     def layout(self) -> SlotLayout:

@@ -5,6 +5,7 @@ header that lies) is built here from the format's own description.
 """
 
 import zlib
+from base64 import b85decode
 from collections.abc import Mapping
 from pathlib import Path
 from struct import pack, unpack_from
@@ -61,6 +62,49 @@ def jpeg_with_scans(image, scans):
     data = progressive_jpeg(image)
     last = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + last * scans + JPEG_END
+
+
+def jpeg_of(image, subsampling="420", restart=0, quality=90, *, is_progressive=False):
+    """Write a JPEG of colours with a restart marker every so many MCUs, baseline or progressive; a grey image as a grey one."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, restart]
+    if image.ndim == 3:
+        factor = getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{subsampling}")
+        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
+    return encode(image, ".jpg", *options, cv2.IMWRITE_JPEG_PROGRESSIVE, int(is_progressive))
+
+
+def jpeg_by_component(grey, scans=1):
+    """Write a baseline JPEG with a scan for each of three components, all the same; that of the first ``scans`` times."""
+    data = jpeg(grey)
+    frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
+    head, height_and_width = data[:frame], data[frame + 5 : frame + 9]
+    tables = data[frame + 2 + unpack_from(">H", data, frame + 2)[0] : scan]
+    components = b"".join(bytes([number, 0x11, 0]) for number in (1, 2, 3))
+    entropy = data[scan + 10 : -2]
+    parts = [b"\xff\xda\0\x08\1" + bytes([number]) + b"\0\0\x3f\0" + entropy for number in (1, 2, 3)]
+    return (
+        head
+        + b"\xff\xc0\0\x11\x08"
+        + height_and_width
+        + b"\3"
+        + components
+        + tables
+        + parts[0] * scans
+        + parts[1]
+        + parts[2]
+        + JPEG_END
+    )
+
+
+def arithmetic_jpeg():
+    """Give a JPEG of 37 x 20 pixels whose entropy coding is arithmetic, which nothing that is installed here writes."""
+    return b85decode(
+        "|JeWF01!$>Nk#wx0RR9200961|JwjV02>k%7Zed27Zw*D92+1gLMtdGB`8rkJupIGRb^yfRb5+Zc$tA}agcLcU4^xVke;Kft*d8%yve$z$C;"
+        "?Br2pFhLjfEf9w;LyPAe-;q;6eqq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@<*zq@@4J01*fP6aXay0U`hb5"
+        "di}c0sqVZ3IGrg1pyEd1^?Or3<CiG0ucid06zf#04NY4kOr~hY^=z#&@_NpyhJ>Bqus-Heth7>@0Srsje=I^MoF;vOa-fn)W1bT(%$Ly*lS;"
+        "G*bwfre>H1{48TKn&~@nuzeN>P<-=Wbq^Kn|=-JF5cgu0n;j9s}bI!=Vn%bw@`)?;*VY1N2tRAK?;Bt}cjkla5e2i64bK};NeZgD)IK5q~fd"
+        "AP"
+    )
 
 
 def ycck_jpeg(inks):

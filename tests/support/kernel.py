@@ -38,6 +38,23 @@ def children_of(pid: int) -> set[int]:
     return {child for child in process_ids() if parent_of(child) == pid}
 
 
+def fork_servers_of(daemon: int) -> set[int]:
+    """The living process, or none, that the workers of a daemon are forked from."""
+    return {child for child in children_of(daemon) if b"batchd.worker" in _command_line(child).split(b"\0")}
+
+
+def workers_of(daemon: int) -> set[int]:
+    """The living workers of a daemon."""
+    return {worker for server in fork_servers_of(daemon) for worker in children_of(server)}
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def carries(pid: int, marker: str) -> bool:
     """Was it started with ``marker`` (NAME=VALUE) in its environment, or by somebody who was?"""
     try:

@@ -2,8 +2,9 @@
 
 import http.client
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.daemon_process import DaemonProcess
+from support.kernel import children_of
 from support.waiting import PATIENCE_S, wait_until
 
 ANYWHERE = "127.0.0.1:0"
@@ -44,21 +46,32 @@ def fetch(daemon: DaemonProcess, path: str, *, method: str = "GET", **headers: s
         connection.close()
 
 
+def asked(daemon: DaemonProcess) -> DaemonProcess:
+    """The daemon, once its observer has asked it for the first time and can say something of it."""
+    wait_until(lambda: fetch(daemon, "/overview.json").status == HTTPStatus.OK, "the observer has asked")
+    return daemon
+
+
 def scrape(daemon: DaemonProcess) -> dict[str, float]:
     """All metrics, by their names with labels as they are written, without the prefix."""
     found = {}
     for family in text_string_to_metric_families(fetch(daemon, "/metrics").text):
         for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-            found[sample.name.removeprefix("batchd_") + (f"{{{labels}}}" if labels else "")] = sample.value
+            found[written(sample.name.removeprefix("batchd_"), sample.labels)] = sample.value
     return found
+
+
+def written(name: str, labels: Mapping[str, str]) -> str:
+    """A metric's name with its labels, as the keys of ``scrape`` are."""
+    text = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
+    return name + (f"{{{text}}}" if text else "")
 
 
 def observer_of(daemon: DaemonProcess) -> int:
     """The process id of its observer."""
 
     def find() -> list[int]:
-        return [pid for pid in daemon.worker_pids() if "batchd.observer" in _command(pid)]
+        return [pid for pid in children_of(daemon.pid) if "batchd.observer" in _command(pid)]
 
     return int(wait_until(find, "there is an observer")[0])
 

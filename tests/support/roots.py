@@ -1,6 +1,6 @@
 """A small Debian to install into: made once by debootstrap, under an overlay that a test throws away. For tests of packages.
 
-    build/packages/bookworm     read-only for every test: minbase, Python, make
+    build/packages/bookworm     read-only for every test: minbase, Python, make, libjpeg (of which the Debian package depends)
     Root(folder)                what a test changes in it lies in ``folder``, which is empty where nothing was changed
         /mnt                    this tree, read-only, so that nothing can be left in it
 
@@ -22,7 +22,7 @@ WHEELHOUSE = TREE / "build/wheelhouse"
 PYTHON = Path("/usr/bin/python3")
 """Debian's own, for which the wheels are collected."""
 COMMAND_PATIENCE_S = 900
-_INCLUDED = "python3,python3-venv,adduser,ca-certificates,make"
+_INCLUDED = "python3,python3-venv,adduser,ca-certificates,make,libjpeg62-turbo"
 _ENTER = """
 set -e
 mount -t overlay overlay -o lowerdir={lower},upperdir={upper},workdir={work} {merged}

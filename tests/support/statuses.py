@@ -22,7 +22,7 @@ Status = dict[str, Any]
 SECONDS = 10.0
 """Between the two looks of ``two_looks``."""
 
-_WORK = WorkStatistics(10.0, 0.0, 10.0, 10**9, (), 0.001, 0, 0.0, ())
+_WORK = WorkStatistics(10.0, 0.0, 10.0, 0.0, 0.0, 10**9, (), 0.001, 0, 0.0, ())
 _SUBSCRIPTION = SubscriptionStatistics(
     number=1,
     session=1,
@@ -31,6 +31,9 @@ _SUBSCRIPTION = SubscriptionStatistics(
     window=4,
     epoch=0,
     step=40,
+    last_epoch=0,
+    last_step=39,
+    is_spectator=False,
     consumed_batches=40,
     delivered_samples=10_000,
     held_slots=1,
@@ -43,6 +46,7 @@ _SUBSCRIPTION = SubscriptionStatistics(
 _STREAM = StreamStatistics(
     number=1,
     name="photos",
+    own_source=False,
     fingerprint="f" * 32,
     samples=100_000,
     batch_size=250,
@@ -63,6 +67,7 @@ _STREAM = StreamStatistics(
     sample_s=0.001,
     work=_WORK,
     stopped=None,
+    bgr_fields=(),
     live=None,
     subscriptions=(_SUBSCRIPTION,),
 )
@@ -90,7 +95,9 @@ def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counte
     done = replace(
         _WORK,
         parts=tuple(PartStatistics(name, spent_s) for name, spent_s in (parts or {"read": 0.5, "decode": 9.0}).items()),
-        slowest=tuple(SlowSample(number, *one) for number, one in enumerate((slowest or {}).items())),
+        slowest=tuple(
+            SlowSample(number, *one, slow_row=number + 1) for number, one in enumerate((slowest or {}).items())
+        ),
         **(work or {}),
     )
     one = replace(_SUBSCRIPTION, waits=WaitStatistics(**(waits or {})), **(trainer or {}))
@@ -111,7 +118,7 @@ def later(status: Status, seconds: float = SECONDS) -> Status:
 
 
 def _none_done() -> WorkStatistics:
-    return WorkStatistics(0.0, 0.0, 0.0, 0, (), 0.0, 0, 0.0, ())
+    return WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
 
 
 def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | None) -> Status:
@@ -128,10 +135,18 @@ def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | No
         "sent_bytes_per_s": sent_bytes_per_s,
         "connections": 1,
     }
-    daemon = {"version": "1", "pid": 5, "uptime_s": 100.0, "memory_bytes": 1 << 30, "decoders": "", "worker_deaths": 0}
+    daemon = {
+        "version": "1",
+        "pid": 5,
+        "uptime_s": 100.0,
+        "memory_bytes": 1 << 30,
+        "cpus": 8,
+        "decoders": "",
+        "worker_deaths": 0,
+    }
     return {
         "daemon": {**daemon, "draining": False},
         "workers": list(statistics["workers"]),
         "trainers": [trainer],
-        "streams": list(statistics["streams"]),
+        "streams": [{**stream, "cache": None} for stream in statistics["streams"]],
     }

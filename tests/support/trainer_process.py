@@ -84,6 +84,11 @@ class TrainerProcess:
         state: dict[str, Any] = self._do(do="state")[1]
         return state
 
+    def statistics(self) -> dict[str, Any]:
+        """What it has counted itself."""
+        counted: dict[str, Any] = self._do(do="statistics")[1]
+        return counted
+
     def fork(self) -> int:
         """Have it fork a child that does nothing; the child's process id."""
         child: int = self._do(do="fork")[1]

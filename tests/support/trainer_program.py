@@ -3,7 +3,7 @@
 {"do": "take", "batches": 3}         -> {"seen": [epoch, step, samples, digest]} ... {"done": true}
 {"do": "hold", "batches": 3}         -> the same, and keeps them
 {"do": "look"}                       -> the same of all that it keeps, as they are now
-{"do": "release"}  "state"  "fork"   -> {"done": ...}
+{"do": "release"}  "state"  "statistics"  "fork"   -> {"done": ...}
 an exception ends it                 -> {"error": its class, "text": what it says}
 """
 
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import batchd_client
@@ -58,6 +59,10 @@ class Trainer:
     def state(self) -> None:
         """Say what a checkpoint would hold."""
         say(done=self._stream.state_dict())
+
+    def statistics(self) -> None:
+        """Say what it has counted."""
+        say(done=asdict(self._stream.statistics()))
 
     def fork(self) -> None:
         """Fork a child that does nothing, and say which it is."""

@@ -14,6 +14,40 @@ ADDRESS = "ipc:///run/batchd"
 STEPS = 10
 WATCHDOG = "[Service]\nWatchdogSec=10\n"
 
+HUNGRY = """
+from pathlib import Path
+
+EATEN = Path("/var/lib/batchd/eaten")
+
+
+def eat(sample, rng):
+    if not EATEN.exists():
+        EATEN.touch()
+        b"1" * (2 << 30)
+    return sample
+"""
+"""A function that takes more memory than there is, once."""
+SLOW = """
+from time import sleep
+
+
+class Data:
+    def __init__(self):
+        sleep(20)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+"""
+"""A source that takes longer to be asked for its length than a reload usually may."""
+SLOW_STREAM = """
+[streams.slow]
+batch_size = 4
+source = { type = "python", function = "slow:Data", fields = { x = "int64" } }
+"""
+
 Train = Callable[..., TrainerProcess]
 
 
@@ -26,9 +60,10 @@ def is_active(machine: Machine, unit: str = "batchd") -> bool:
 
 
 def workers_of(machine: Machine) -> set[str]:
-    """The process ids of those of the daemon's children that decode."""
+    """The process ids of those that decode: children of the one of the daemon's children that they are forked from."""
     children = machine.children(main_pid(machine))
-    return {pid for pid in children if "batchd.worker" in machine.run("cat", f"/proc/{pid}/cmdline", check=False)}
+    servers = {pid for pid in children if "batchd.worker" in machine.run("cat", f"/proc/{pid}/cmdline", check=False)}
+    return {worker for server in servers for worker in machine.children(server)}
 
 
 def test_the_start_is_over_when_trainers_can_be_served(started: Machine, train: Train) -> None:
@@ -114,8 +149,34 @@ def test_it_stops_within_its_time(started: Machine, train: Train) -> None:
     assert "State 'stop-sigterm' timed out" not in said
 
 
-def test_a_killed_worker_leaves_the_unit_active(started: Machine, train: Train) -> None:
-    """What the kernel does for want of memory: SIGKILL. Another worker comes, the trainer notices nothing."""
+def test_a_worker_that_the_kernel_kills_for_memory_leaves_the_unit_active(
+    machine: Machine, drop_in: Callable[[str], None], train: Train
+) -> None:
+    """``OOMPolicy=`` would stop it otherwise. Another worker comes, and the trainer gets what it would have got."""
+    if "memory" not in machine.run("cat", "/sys/fs/cgroup/cgroup.controllers", check=False).split():
+        pytest.skip("the container has no memory controller (cgroup version 2), so nobody is killed for memory in it")
+    machine.write("/opt/hungry/hungry.py", HUNGRY)
+    call = '{ op = "call", function = "hungry:eat" }'
+    machine.write(
+        CONFIG_FILE,
+        CONFIG.replace("[daemon]", '[daemon]\npython_path = ["/opt/hungry"]').replace("32] }]", f"32] }}, {call}]"),
+    )
+    drop_in("[Service]\nMemoryMax=1G\nMemorySwapMax=0\n")
+    machine.run("systemctl", "start", "batchd")
+    daemon = main_pid(machine)
+    assert [seen.step for seen in train(ADDRESS).take()] == list(range(STEPS))
+    machine.run("test", "-e", "/var/lib/batchd/eaten")
+    wait_until(
+        lambda: "killed by the OOM killer" in machine.said("batchd"), "systemd has seen it and says so", every_s=0.2
+    )
+    wait_until(lambda: len(workers_of(machine)) == 2, "another worker has come", every_s=0.2)
+    assert is_active(machine)
+    assert main_pid(machine) == daemon
+    machine.run("rm", "-r", "/opt/hungry", "/var/lib/batchd/eaten")
+
+
+def test_a_worker_that_somebody_kills_leaves_the_unit_active(started: Machine, train: Train) -> None:
+    """Another worker comes, the trainer notices nothing."""
     trainer = train(ADDRESS)
     first = trainer.take(2)
     daemon, workers = main_pid(started), workers_of(started)
@@ -217,6 +278,17 @@ def test_a_reload_changes_what_is_asked_for_alone(started: Machine, train: Train
     assert len(train(ADDRESS, "more").take()) == STEPS
     assert [seen.step for seen in first + trainer.take()] == list(range(STEPS))
     assert main_pid(started) == daemon
+
+
+def test_a_reload_gets_the_time_that_its_scan_takes(started: Machine, drop_in: Callable[[str], None]) -> None:
+    """More than ``TimeoutStartSec=``, after which systemd would kill ``batchd reload``."""
+    drop_in("[Service]\nTimeoutStartSec=10\n")
+    started.write("/opt/slow/slow.py", SLOW)
+    started.write(CONFIG_FILE, CONFIG.replace("[daemon]", '[daemon]\npython_path = ["/opt/slow"]') + SLOW_STREAM)
+    started.run("systemctl", "reload", "batchd")
+    assert "slow" in started.run("batchd", "status", "--address", "/run/batchd")
+    assert "Reload operation timed out" not in started.said("batchd")
+    started.run("rm", "-r", "/opt/slow")
 
 
 def test_a_bad_reload_is_refused_and_the_old_configuration_stays(started: Machine, train: Train) -> None:

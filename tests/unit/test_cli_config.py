@@ -98,7 +98,7 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
     code, text = fail(capsys, "chek")
 
     assert code == 2
-    assert "No such command 'chek'" in text
+    assert "No such command 'chek'; did you mean check?" in text
 
 
 def test_an_error_leaves_with_its_message_and_its_exit_code(
@@ -154,6 +154,14 @@ def test_check_shows_what_would_be_served(config_file: Path) -> None:
     ]
     assert "image float32[8, 3, 32, 48]" in lines[4]
     assert len(lines) == 5
+
+
+def test_check_counts_the_memory_of_caches(config_file: Path) -> None:
+    """Beside that of rings, and of those that streams share once."""
+    cache = ("--set", "streams.photos.cache=encoded", "--set", "streams.photos.cache_memory=1GiB")
+    result = run("check", str(config_file), *cache)
+
+    assert result.output.splitlines()[0].endswith("of 64.0 MiB shared memory, and up to 1.0 GiB for caches")
 
 
 def test_check_takes_batchd_toml_by_itself(config_file: Path) -> None:

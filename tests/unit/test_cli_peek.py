@@ -1,5 +1,6 @@
 """What ``batchd peek`` says of streams that are no pictures, against a daemon that is not real."""
 
+import cv2
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -64,6 +65,38 @@ def test_a_stream_with_an_image_of_another_name_is_drawn(tmp_path) -> None:
     assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert refused.exit_code == 1
     assert "no images in a field 'words': it has digit" in str(refused.exception)
+
+
+def test_the_daemon_says_which_images_are_blue_first(tmp_path) -> None:
+    """A pipeline that makes them so is drawn in its right colours, without being told."""
+
+    class RedStream(FakeStream):
+        def page(self, _epoch: int, _step: int) -> bytearray:
+            page = bytearray(self.layout.slot_bytes)
+            slot_arrays(page, self.layout)["image"][..., 2] = 255
+            return page
+
+    sheets = [tmp_path / "plain.png", tmp_path / "bgr.png", tmp_path / "told.png"]
+    peek(tmp_path, RedStream(), "-o", str(sheets[0]))
+    peek(tmp_path, RedStream(bgr_fields=("image",)), "-o", str(sheets[1]))
+    peek(tmp_path, RedStream(), "-o", str(sheets[2]), "--bgr")
+    plain, known, told = (cv2.imread(str(sheet))[80, 80].tolist() for sheet in sheets)
+
+    assert plain == [255, 0, 0]
+    assert known == told == [0, 0, 255]
+
+
+def test_the_batch_at_a_position_is_drawn(tmp_path) -> None:
+    """Whichever was asked for; what is no position is refused."""
+    sheet = str(tmp_path / "sheet.png")
+
+    assert peek(tmp_path, WordStream(fields=FIELDS), "-o", sheet, "--at", "2:3").output.endswith(
+        ": epoch 2, step 3, 4 samples\n"
+    )
+    for nonsense in ("3", "0:", "-1:0", "0:1:2", "a:b", "0:99999999999999999999"):
+        refused = CliRunner().invoke(cli, ["peek", "photos", "--at", nonsense])
+        assert refused.exit_code == 2
+        assert "EPOCH:STEP" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,20 @@ def test_epochs_bound_iteration_and_prefetch(daemon, fake) -> None:
 
     assert [len(positions(stream)) for _ in range(4)] == [5, 5, 0, 0]
     daemon.status()
-    assert max(fake.held_sequences()) == 9
+    assert [one.granted for session in fake.sessions for one in session.subscriptions.values()] == [10]
+
+
+def test_the_end_of_a_loop_is_the_daemons_last_word_of_it(daemon, fake) -> None:
+    """The last batch goes back, and how long it was waited for is said; once, however often the loop is tried again."""
+    stream = daemon.stream("photos", epochs=1)
+    for _ in range(3):
+        positions(stream)
+    daemon.status()
+
+    assert fake.held_sequences() == []
+    *_others, last = fake.heard_of(Pull)
+    assert last.wait_us == pytest.approx(stream.statistics().wait_s * 1e6, abs=5)
+    assert (last.consumed, last.waiting, len(last.released)) == (5, False, 1)
 
 
 def test_epochs_count_from_the_beginning_of_the_training(daemon) -> None:

@@ -1,17 +1,21 @@
 """Sources that are somebody's own Python: objects that are asked for samples by number, and generators."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from batchd.config.code_sources import SAMPLES_MAX, GeneratorSource, PythonSource
 from batchd.config.composed_sources import ConcatSource, SubsetSource
+from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import RandomFlip
+from batchd.config.plugin_source import PluginSource
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan, Position
 from batchd.errors import SourceInvalid
 from batchd.functions.find import find_module
 from batchd.functions.load import FunctionUnusable
-from batchd.functions.named import code_of, code_problems
+from batchd.functions.named import code_of, code_problems, runs_own_code
 from batchd.functions.told import FunctionFailed
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
@@ -38,6 +42,19 @@ def open_python(fields=FIELDS, max_bytes=1000, **options):
 def open_generator(fields=FIELDS, function="mine:generate", **changes):
     source = GeneratorSource(function=function, fields=fields, **changes)
     return kind_of(source).open(source, None, 1000)
+
+
+def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():
+    """Wherever in it that part is."""
+    folder = FolderSource(path=Path("/photos"))
+    own = [
+        PythonSource(function="mine:Data", fields=FIELDS),
+        GeneratorSource(function="mine:generate", fields=FIELDS),
+        PluginSource(name="zip"),
+    ]
+    assert all(map(runs_own_code, own))
+    assert runs_own_code(SubsetSource(of=ConcatSource(sources=(folder, own[0]))))
+    assert not runs_own_code(SubsetSource(of=ConcatSource(sources=(folder, folder))))
 
 
 # --- python ----------------------------------------------------------------------------------------------------------

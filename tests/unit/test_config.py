@@ -88,6 +88,7 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "tcp": ("[::1]:7070", "[::1]:7070"),
         "http": ("off", "off"),
         "http_details": ("true", True),
+        "http_names": ('["batchd.Example.org."]', ("batchd.example.org",)),
         "keys_dir": ("/tmp/keys", Path("/tmp/keys")),
         "python_path": ('["/srv/one", "/srv/two"]', (Path("/srv/one"), Path("/srv/two"))),
         "cache_dir": ("/tmp/cache", Path("/tmp/cache")),
@@ -510,6 +511,64 @@ def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
 
     assert found["streams.photos.max_skew"].message == 'max_skew counts only with lag = "lockstep"'
     assert load(tmp_path, WHOLE + 'max_skew = 3\nlag = "lockstep"\n').streams["photos"].max_skew == 3
+
+
+def test_a_cache_has_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
+    """Nobody's memory is taken by a default, and what would have no effect is a misunderstanding."""
+    found = problems(tmp_path, WHOLE + 'cache = "encoded"\n')
+    assert found["streams.photos.cache"].message.startswith('cache = "encoded" needs cache_memory')
+
+    found = problems(tmp_path, WHOLE + 'cache_memory = "8GiB"\n')
+    assert found["streams.photos.cache_memory"].message == (
+        'cache_memory counts only with a cache: cache = "encoded", "seekable" or "decoded"'
+    )
+
+    stream = load(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\n').streams["photos"]
+    assert (stream.cache, stream.cache_memory, stream.cache_bytes) == ("encoded", 8 << 30, 8 << 30)
+
+
+def test_a_cache_on_disk_has_a_size_and_no_memory(tmp_path: Path) -> None:
+    """The one key is for memory, the other for the folder."""
+    on_disk = 'cache = "encoded"\ncache_dir = "/ssd"\n'
+    stream = load(tmp_path, WHOLE + on_disk + 'cache_size = "8GiB"\n').streams["photos"]
+    assert (stream.cache_dir, stream.cache_bytes, stream.cache_memory) == (Path("/ssd"), 8 << 30, None)
+
+    found = problems(tmp_path, WHOLE + on_disk)
+    assert found["streams.photos.cache"].message.startswith('cache = "encoded" needs cache_size')
+    found = problems(tmp_path, WHOLE + on_disk + 'cache_size = "8GiB"\ncache_memory = "8GiB"\n')
+    assert (
+        found["streams.photos.cache_memory"].message
+        == "the cache is a file in cache_dir: say cache_size, not cache_memory"
+    )
+    found = problems(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\ncache_size = "8GiB"\n')
+    assert found["streams.photos.cache_size"].message == "cache_size counts only with cache_dir"
+    found = problems(tmp_path, WHOLE + 'cache_dir = "/ssd"\ncache_size = "8GiB"\n')
+    assert set(found) == {"streams.photos.cache_dir", "streams.photos.cache_size"}
+
+
+def test_a_short_side_is_for_what_is_decoded(tmp_path: Path) -> None:
+    """Files are kept as they are."""
+    short = 'cache_memory = "8GiB"\ncache_short_side = 256\n'
+    assert load(tmp_path, WHOLE + 'cache = "decoded"\n' + short).streams["photos"].cache_short_side == 256
+
+    found = problems(tmp_path, WHOLE + 'cache = "encoded"\n' + short)
+    assert found["streams.photos.cache_short_side"].message.startswith(
+        'cache_short_side counts only with cache = "decoded"'
+    )
+
+
+def test_a_cache_of_what_comes_once_is_refused(tmp_path: Path) -> None:
+    """Of samples that are pushed, and of those of a generator."""
+    for source in ('type = "push", capacity = 8', 'type = "generator", function = "a:b"'):
+        text = f"""
+        [streams.a]
+        source = {{ {source}, fields = {{ x = "int64" }} }}
+        batch_size = 1
+        cache = "encoded"
+        cache_memory = "8GiB"
+        """
+        found = problems(tmp_path, text)
+        assert "come once, so there is nothing to keep of them" in found["streams.a.cache"].message
 
 
 def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:

@@ -148,12 +148,33 @@ def test_a_field_for_paths_changes_the_fingerprint() -> None:
 
 def test_every_key_of_a_stream_decides_either_bytes_or_time() -> None:
     """A new key must be put on one of the two sides, here and in the fingerprint."""
-    decided = DECIDE_BYTES.keys() | DECIDE_TIME.keys() | {"source", "pipeline", "max_skew"}
+    decided = DECIDE_BYTES.keys() | DECIDE_TIME.keys() | {"source", "pipeline", "max_skew", "cache", "cache_memory"}
+    decided |= {"cache_dir", "cache_size", "cache_short_side"}
 
     assert set(StreamConfig.model_fields) == decided
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
+    assert fingerprint_with(cache="encoded", cache_memory=1 << 20) == fingerprint_with()
+    assert fingerprint_with(cache="seekable", cache_memory=1 << 20) == fingerprint_with()
+    assert fingerprint_with(cache="encoded", cache_dir=Path("/ssd"), cache_size=1 << 20) == fingerprint_with()
+
+
+def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
+    """What is decoded for all epochs is decoded whole, and a shorter side is a resize. How much is kept decides nothing."""
+    decoded = {"cache": "decoded", "cache_memory": 1 << 20}
+    steps = (Decode(), RandomResizedCrop(size=(32, 32)))
+    resized = (Decode(), Resize(shorter_side=64), RandomResizedCrop(size=(32, 32)))
+    seen = [
+        fingerprint_with(pipeline=steps),
+        fingerprint_with(pipeline=steps, **decoded),
+        fingerprint_with(pipeline=steps, **decoded, cache_short_side=64),
+        fingerprint_with(pipeline=steps, **decoded, cache_short_side=65),
+    ]
+
+    assert len(set(seen)) == 4
+    assert fingerprint_with(pipeline=resized, **decoded) == seen[2]
+    assert fingerprint_with(pipeline=steps, cache="decoded", cache_dir=Path("/ssd"), cache_size=1 << 30) == seen[1]
 
 
 def test_the_source_of_peoples_functions_counts() -> None:

@@ -15,8 +15,10 @@ import pytest
 
 from batchd.daemon import slot_memory
 from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, oom_kills, shortage
+from batchd.daemon.reserve import SLOT_DESCRIPTORS
 from batchd.daemon.slot_memory import SEALS, SlotMemory
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
+from support.kernel import descriptors_of
 
 GIBIBYTE = 1 << 30
 MEBIBYTE = 1 << 20
@@ -226,6 +228,29 @@ def test_slots_are_known_by_number_and_counted_in_bytes(memory) -> None:
     assert memory.slot_bytes(7) == 2 * SLOT_BYTES
     assert memory.total_bytes == 3 * SLOT_BYTES
     assert os.fstat(memory.readable(1)).st_ino != os.fstat(memory.readable(7)).st_ino
+
+
+def slots_open() -> int:
+    names = descriptors_of("self").values()
+    return sum("memfd:batchd-slot" in name for name in names) // SLOT_DESCRIPTORS
+
+
+def test_what_was_given_back_is_closed_before_a_slot_is_refused(memory, monkeypatch) -> None:
+    """One by one, until there is enough: each that is open still has its memory."""
+    before = slots_open()
+    for slot in range(3):
+        memory.create(slot, SLOT_BYTES)
+    memory.free(range(3))
+
+    def still_open() -> int:
+        return slots_open() - before - len(memory)
+
+    monkeypatch.setattr(slot_memory, "_available_bytes", lambda: RESERVE_BYTES + (3 - still_open()) * SLOT_BYTES)
+    memory.create(7, 2 * SLOT_BYTES)
+    assert still_open() == 1
+    with pytest.raises(MemoryError, match="shared memory"):
+        memory.create(8, 4 * SLOT_BYTES)
+    assert still_open() == 0
 
 
 def test_closing_lets_go_of_everything() -> None:

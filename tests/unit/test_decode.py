@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from batchd.config.image_steps import Decode, Resize
-from batchd.pipeline import decode
+from batchd.pipeline import decode, jpeg_box
 from batchd.pipeline.decode import Decoder
 from batchd.pipeline.exif import exif_orientation
+from batchd.pipeline.geometry import Cut
 from batchd.pipeline.probe import probe_image
 from batchd.pipeline.scratch import Scratch
 from support.images import (
@@ -36,14 +37,17 @@ from support.pipelines import UPRIGHT_64_96, run_once
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch):
-    """Run as if simplejpeg were not installed."""
+    """Run with cv2 alone: as if simplejpeg were not installed, nor the extension built."""
+    monkeypatch.setattr(jpeg_box, "IS_BUILT", False)
     monkeypatch.setattr(decode, "simplejpeg", None)
 
 
-def decoded(data, factor=1, **options):
-    """Decode alone, as stored."""
+def decoded(data, factor=1, box=None, **options):
+    """Decode alone, as stored: the box, or all."""
     view = memoryview(data)
-    return Decoder(Decode(**options), Scratch()).decode(view, probe_image(view), factor).copy()
+    header = probe_image(view)
+    whole = Cut(0, 0, -(-header.height // factor), -(-header.width // factor))
+    return Decoder(Decode(**options), Scratch()).decode(view, header, factor, box or whole).copy()
 
 
 def close(result, image, tolerance=3):
@@ -148,16 +152,17 @@ def test_orientation_is_left_alone_where_that_is_wanted(orientation):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("color", ["rgb", "bgr", "gray"])
-def test_both_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
-    """At every scale, in every colour order, for every orientation: a machine without simplejpeg sees the same batches."""
+def test_all_jpeg_decoders_give_the_same_bytes(orientation, color, monkeypatch):
+    """At every scale, in every colour order, for every orientation: a machine with one of them alone sees the same batches."""
     data = jpeg_with_exif(jpeg(stored_as(photo(203, 305), orientation)), orientation)
     sizes = [(203, 305), (100, 150), (50, 70), (20, 30)]
     pipelines = [[Decode(color=color), Resize(size=size)] for size in sizes]
     expected = [run_once(steps, data) for steps in pipelines]
 
-    monkeypatch.setattr(decode, "simplejpeg", None)
-
-    assert all(np.array_equal(run_once(steps, data), image) for steps, image in zip(pipelines, expected, strict=True))
+    for module, name in ((jpeg_box, "IS_BUILT"), (decode, "simplejpeg")):
+        monkeypatch.setattr(module, name, None)
+        made = [run_once(steps, data) for steps in pipelines]
+        assert all(np.array_equal(image, other) for image, other in zip(made, expected, strict=True))
 
 
 @pytest.mark.usefixtures("without_simplejpeg")
@@ -168,7 +173,7 @@ def test_without_simplejpeg_whole_and_truncated_jpegs_are_still_told_apart():
     assert close(run_once(UPRIGHT_64_96, data), corners())
     with pytest.raises(ValueError, match="truncated"):
         run_once(UPRIGHT_64_96, data[:-2])
-    assert "simplejpeg" not in decode.decoder_versions()
+    assert decode.decoder_versions() == f"OpenCV {cv2.__version__}"
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])

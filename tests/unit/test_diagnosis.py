@@ -12,6 +12,7 @@ from batchd.daemon.keys import KeyDirectory
 from batchd_client.diagnosis import explain
 from batchd_client.rehearsal import GREETING_BYTES
 from batchd_wire.runtime import TcpAddress
+from support.waiting import PATIENCE_S
 
 SECONDS = 0.3
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(24, b"\0") + bytes(31)
@@ -103,6 +104,6 @@ def test_a_cut_in_the_handshake_is_no_wrong_key(tmp_path, cut_after) -> None:
         says(GREETING if number == 0 else words[:cut_after])(connection, number)
 
     with zmq.Context() as context, listening(behave) as address:
-        reason = explain(context, address, keys.new("a"), SECONDS, timed_out=False)
+        reason = explain(context, address, keys.new("a"), PATIENCE_S, timed_out=False)
     assert isinstance(reason, OSError)
     assert "the connection was cut" in str(reason)

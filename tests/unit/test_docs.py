@@ -3,6 +3,8 @@
 import ast
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,6 +14,7 @@ import click
 import pytest
 
 from batchd.cli.main import cli
+from batchd.config import schema
 from batchd.config.load import read_config
 from batchd.diagnosis import verdicts
 from batchd.errors import EXIT_CODE_MEANINGS
@@ -300,14 +303,15 @@ def test_the_shares_by_which_verdicts_are_made_are_those_of_the_code():
     rules = (DOCS / "why.md").read_text().partition("## How it decides")[2]
     for words, share in (
         ("less than {} % of the time", verdicts.WAIT_SHARE_MIN),
-        ("from {} % bad samples on", verdicts.BAD_SHARE_MIN),
+        ("if bad samples took {} % of the workers' time", verdicts.BAD_TIME_MIN),
         ("for {} % or more", verdicts.IDLE_SHARE_MIN),
         ("took {} % of it", verdicts.SLOW_SHARE_MIN),
-        ("for less than {} % of the time in which they wanted one", verdicts.CPU_SHARE_MIN),
+        ("wanted a CPU and had none for {} % of it", verdicts.NO_CPU_MIN),
         ("more than {} % takes", verdicts.ENDLESS_SHARE),
     ):
         assert words.format(round(100 * share)) in " ".join(rules.split())
-    assert (verdicts.MAIN_SHARE, verdicts.SLOW_ROWS_SHARE_MAX) == (0.5, 0.25), "half, and a quarter, stand in words"
+    in_words = (verdicts.MAIN_SHARE, verdicts.SLOW_ROWS_SHARE_MAX, verdicts.BAD_SHARE_MIN)
+    assert in_words == (0.5, 0.25, 0.05), "half, a quarter and a twentieth stand in words"
 
 
 # --- pages that are made ----------------------------------------------------------------------------------------------------
@@ -323,6 +327,12 @@ def test_the_pages_of_errors_and_commands_are_current(errors_page):
     """They are what the code says."""
     assert (DOCS / "errors.md").read_text() == errors_page, "run `make docs`"
     assert (DOCS / "commands.md").read_text() == load(DOCS / "make_commands.py").commands_markdown(), "run `make docs`"
+
+
+def test_the_json_schema_is_current():
+    """It is what the tree of the configuration says, in a process that reads all kinds of sources and steps at once."""
+    made = subprocess.run([sys.executable, DOCS / "make_schema.py"], check=True, capture_output=True, text=True).stdout
+    assert Path(schema.__file__).with_name("schema.json").read_text() == made, "run `make docs`"
 
 
 def test_every_exception_of_the_client_is_on_the_page_with_what_helps(errors_page):

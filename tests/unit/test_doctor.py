@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from batchd.daemon.reserve import DescriptorPlan
 from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.finding import Level
+from batchd.doctor.machine import Machine, Running
 from batchd.doctor.storage import PlaceSpeed
+from batchd.pipeline import jpeg_box
 from support.machines import GROUP, made_machine
 from support.waiting import wait_until
 
@@ -99,6 +102,30 @@ def test_the_limit_of_a_control_group_counts(tmp_path, version):
     assert "MemoryMax=" in finding.advice
 
 
+def test_the_slots_of_a_daemon_that_runs_are_not_missing(tmp_path):
+    """They are what the rings want, and they are taken already."""
+    files = {"proc/meminfo": f"MemAvailable: {2 * GIBIBYTE // 1024} kB\n"}
+    machine = made_machine(tmp_path, files)
+    assert memory.check_memory(machine, 4 * GIBIBYTE).level is Level.PROBLEM
+
+    finding = memory.check_memory(machine, 4 * GIBIBYTE, Running(3 * GIBIBYTE))
+    assert finding.level is Level.OK
+    assert "5.0 GiB available (3.0 GiB of it in the slots of the daemon that runs), 4.0 GiB wanted" in finding.found
+
+
+@pytest.mark.parametrize(("group", "level"), [("batchd", Level.OK), ("other", Level.PROBLEM)])
+def test_a_limit_is_relieved_by_what_is_held_below_it(tmp_path, group, level):
+    """The daemon of another control group takes nothing from this one's limit."""
+    files = {
+        f"{GROUP}/memory.max": str(4 * GIBIBYTE),
+        f"{GROUP}/memory.current": str(3 * GIBIBYTE),
+        "proc/7/cgroup": f"0::/system.slice/{group}.service\n",
+    }
+    running = Running(3 * GIBIBYTE, frozenset({7}))
+
+    assert memory.check_memory(made_machine(tmp_path, files), 3 * GIBIBYTE, running).level is level
+
+
 def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
     """It matters to those who let devices read the ring, and to nobody else."""
     machine = made_machine(tmp_path, limits={"locked memory": 8 << 20})
@@ -109,7 +136,7 @@ def test_a_small_limit_of_locked_memory_is_worth_a_note(tmp_path):
 
 @pytest.mark.parametrize(
     ("choice", "level"),
-    [("never", Level.NOTE), ("within_size", Level.OK), ("always", Level.NOTE), ("advise", Level.OK)],
+    [("never", Level.NOTE), ("within_size", Level.OK), ("always", Level.NOTE), ("advise", Level.NOTE)],
 )
 def test_huge_pages_are_told_by_what_they_do_to_slots(tmp_path, choice, level):
     """None of it is a warning."""
@@ -146,13 +173,13 @@ def test_several_nodes_are_worth_a_note(tmp_path):
 # --- processors ----------------------------------------------------------------------------------------------------------
 
 
-def test_workers_beyond_the_processors_are_a_warning(tmp_path):
-    """Affinity counts, and is named beside what there is."""
+def test_workers_beyond_the_processors_are_worth_a_note(tmp_path):
+    """They help where they wait for files. Affinity counts, and is named beside what there is."""
     (finding,) = processors.check_count(made_machine(tmp_path, affinity=4), 16)
 
-    assert finding.level is Level.WARNING
+    assert finding.level is Level.NOTE
     assert finding.found == "4 of 8 may be used; 16 workers"
-    assert 'workers = "auto"' in finding.advice
+    assert "storage-bound" in finding.advice
 
 
 def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
@@ -160,7 +187,7 @@ def test_a_quota_counts_and_so_does_its_throttling(tmp_path):
     files = {f"{GROUP}/cpu.max": "150000 100000\n", f"{GROUP}/cpu.stat": "nr_periods 1000\nnr_throttled 500\n"}
     count, throttled = processors.check_count(made_machine(tmp_path, files), 8)
 
-    assert count.level is Level.WARNING
+    assert count.level is Level.NOTE
     assert "1.5 by the control group's quota" in count.found
     assert throttled.level is Level.WARNING
     assert "50% of its periods" in throttled.found
@@ -218,6 +245,33 @@ def test_processes_are_limited_by_user_and_group(tmp_path):
     assert limits.check_processes(made_machine(tmp_path / "c", limits=few, user=0), 8).level is Level.OK
 
 
+def test_what_a_user_has_started_already_counts_against_his_limit(tmp_path):
+    """In threads, as the kernel counts; what others have started does not count, nor does a daemon that would be replaced."""
+    status = "Name: x\nUid:\t{user}\t0\t0\t0\nThreads:\t{threads}\n"
+    files = {
+        "proc/5/status": status.format(user=1000, threads=30),
+        "proc/7/status": status.format(user=1000, threads=60),
+        "proc/8/status": status.format(user=0, threads=500),
+    }
+    machine = made_machine(tmp_path, files, limits={"processes": 100})
+
+    assert limits.check_processes(machine, 8).found == "10 more, 48 wanted for 8 workers"
+    assert limits.check_processes(machine, 8).level is Level.PROBLEM
+    running = Running(pids=frozenset({7}))
+    assert limits.check_processes(machine, 8, running).found == "70 more, 48 wanted for 8 workers"
+
+
+def test_the_limits_that_count_are_those_that_the_kernel_enforces(monkeypatch):
+    """The soft ones; a daemon raises that of open files alone to the hard one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (number, 1000 + number))
+
+    assert Machine().limits == {
+        "files": 1000 + resource.RLIMIT_NOFILE,
+        "locked memory": resource.RLIMIT_MEMLOCK,
+        "processes": resource.RLIMIT_NPROC,
+    }
+
+
 def test_a_kernel_without_memfd_is_a_problem_and_one_without_populate_is_not(tmp_path):
     """A seccomp profile may be what is in the way."""
     machine = made_machine(tmp_path)
@@ -266,16 +320,24 @@ def test_the_date_is_not_before_the_installation(tmp_path):
 @pytest.mark.parametrize(
     ("speeds", "expected"),
     [
-        ([DecoderSpeed("simplejpeg 1", 4.0, 10.0), DecoderSpeed("cv2 5", 16.0, 16.0)], [Level.OK, Level.OK]),
-        ([DecoderSpeed("simplejpeg 1", 10.0, 10.5)], [Level.WARNING]),
-        ([DecoderSpeed("simplejpeg 1", 40.0, 90.0)], [Level.NOTE]),
-        ([DecoderSpeed("simplejpeg 1", 4.0)], [Level.OK]),
-        ([DecoderSpeed("cv2 5", 4.0, 10.0)], [Level.OK, Level.WARNING]),
+        (
+            [DecoderSpeed("simplejpeg 1", 4.0, 10.0), DecoderSpeed("cv2 5", 16.0, 16.0)],
+            [Level.OK, Level.OK, Level.NOTE],
+        ),
+        ([DecoderSpeed("simplejpeg 1", 10.0, 10.5)], [Level.WARNING, Level.NOTE]),
+        ([DecoderSpeed("simplejpeg 1", 40.0, 90.0)], [Level.NOTE, Level.NOTE]),
+        ([DecoderSpeed("simplejpeg 1", 4.0)], [Level.OK, Level.NOTE]),
+        ([DecoderSpeed("cv2 5", 4.0, 10.0)], [Level.OK, Level.NOTE, Level.WARNING]),
+        ([DecoderSpeed("libjpeg-turbo 2", 4.0, 10.0), DecoderSpeed("simplejpeg 1", 4.0, 4.0)], [Level.OK] * 3),
+        (
+            [DecoderSpeed("libjpeg-turbo 2", 9.0, 9.0), DecoderSpeed("simplejpeg 1", 4.0, 9.0)],
+            [Level.WARNING, Level.OK, Level.OK],
+        ),
         ([], [Level.PROBLEM]),
     ],
 )
 def test_a_decoder_without_simd_is_told_by_its_speed(speeds, expected):
-    """It is the first one that counts; no simplejpeg at all is a warning."""
+    """It is the first one that counts; none that decodes crops is a note, no simplejpeg at all a warning."""
     assert [finding.level for finding in decoding.check_decoding(speeds)] == expected
 
 
@@ -283,9 +345,50 @@ def test_decoders_are_measured_with_simd_and_without():
     """In children of their own; the first is the one that workers use."""
     first, *_ = decoding.measure_decoders()
 
-    assert first.name.startswith("simplejpeg")
+    assert first.name.startswith("libjpeg-turbo" if jpeg_box.IS_BUILT else "simplejpeg")
     assert first.megapixel_ms > 0
     assert first.plain_ms is not None
+
+
+class SlowStorage:
+    """Files of this machine as if they were on a slow storage, with a clock that hardly anything else moves on."""
+
+    def __init__(self, monkeypatch):
+        self._now_s = 0.0
+        self._known = set()
+        self.read = set()
+        self._open, self._pread, self._stat = os.open, os.pread, os.stat
+        for name in ("open", "pread", "stat"):
+            monkeypatch.setattr(storage.os, name, getattr(self, name))
+        monkeypatch.setattr(storage, "perf_counter", self.perf_counter)
+
+    def perf_counter(self):
+        """Say what time it is; no two times are the same."""
+        self._now_s += 1e-9
+        return self._now_s
+
+    def _find(self, path):
+        if str(path) not in self._known:
+            self._known.add(str(path))
+            self._now_s += 0.003
+
+    def stat(self, path, **named):
+        """Find a file."""
+        self._find(path)
+        return self._stat(path, **named)
+
+    def open(self, path, flags, *rest, **named):
+        """Find a file, which takes 3 ms the first time."""
+        self._find(path)
+        return self._open(path, flags, *rest, **named)
+
+    def pread(self, descriptor, length, place):
+        """Read a piece, which takes 2 ms the first time."""
+        piece = (os.fstat(descriptor).st_ino, place)
+        if piece not in self.read:
+            self.read.add(piece)
+            self._now_s += 0.002
+        return self._pread(descriptor, length, place)
 
 
 # --- storage -------------------------------------------------------------------------------------------------------------
@@ -334,6 +437,43 @@ def test_a_folder_is_measured_and_left_as_it_is(tmp_path):
     assert (speed.files, speed.mean_bytes, speed.failure) == (3, 100_000, "")
     assert speed.mb_per_s > 0
     assert speed.piece_ms > 0
+
+
+def test_nothing_is_looked_up_or_read_before_it_is_timed(tmp_path, monkeypatch):
+    """Here is a storage that takes 3 ms to find a file and 2 ms to read a piece, and nothing the second time."""
+    small = [tmp_path / f"{number}.jpg" for number in range(50)]
+    for file in small:
+        file.write_bytes(bytes(1000))
+    (tmp_path / "shard.tar").write_bytes(bytes(10 * storage.PIECE_BYTES))
+    slow = SlowStorage(monkeypatch)
+    speed = storage.measure_place(tmp_path)
+
+    pieces = 50 + 3  # of the large one as many as make it 200 with the files
+    assert (speed.files, len(slow.read)) == (51, pieces)
+    assert speed.piece_ms == pytest.approx((51 * 3 + pieces * 2) / pieces, rel=0.01)
+
+
+def test_no_piece_of_a_single_file_is_read_twice(tmp_path, monkeypatch):
+    """A shard, of which there are fewer pieces than could be read."""
+    (tmp_path / "shard.tar").write_bytes(bytes(10 * storage.PIECE_BYTES))
+    slow = SlowStorage(monkeypatch)
+    speed = storage.measure_place(tmp_path / "shard.tar")
+
+    assert len(slow.read) == 10
+    assert speed.piece_ms == pytest.approx(2, rel=0.01)
+
+
+def test_files_that_cannot_be_read_or_hold_nothing_are_passed_over(tmp_path):
+    """Links to what is gone, to folders, to a FIFO that would hold up whoever opens it; and empty files."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "pipe").symlink_to(tmp_path / "fifo")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    (tmp_path / "up").symlink_to(tmp_path)
+    (tmp_path / "empty").touch()
+    assert "no file" in storage.measure_place(tmp_path).failure
+    (tmp_path / "photo").write_bytes(bytes(1000))
+
+    assert storage.measure_place(tmp_path).files == 1
 
 
 def test_what_cannot_be_measured_says_why(tmp_path):

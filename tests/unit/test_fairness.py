@@ -31,6 +31,7 @@ class Workplace:
         self.sample_us = sample_us
         self.state = DaemonState(specs, workers, sample_timeout_s=30.0, chunk_rows_max=256)
         self.orders: list[act.OrderChunk] = []
+        self.grants: list[act.GrantLease] = []
         self.done = 0
         for spawned in pick(act.SpawnWorker, self.do(ev.Ticked())):
             self.do(ev.WorkerReady(spawned.worker))
@@ -39,6 +40,7 @@ class Workplace:
         """Let one event happen, and take the orders."""
         actions = self.state.handle(event, 0.0)
         self.orders += pick(act.OrderChunk, actions)
+        self.grants += pick(act.GrantLease, actions)
         return actions
 
     def subscribe(self, number: int, stream: int = 1, epoch: int = 0, window: int = 0, *, waiting: bool = True) -> None:
@@ -197,10 +199,35 @@ def test_chunks_have_at_least_a_row_and_at_most_what_one_message_can_tell(sample
 
 
 def test_workers_share_the_batch_that_a_trainer_waits_for():
-    """Eight rows and four workers: two rows each for the first two, then smaller parts, so that all end together."""
+    """Eight rows and four workers that have nothing else to do: two rows each, so that all end together."""
     place = Workplace([make_spec(samples=80, batch_size=8, window=1)], {1: 1000}, workers=4)
     place.subscribe(1, waiting=False)
     place.work(len(place.orders))
     place.wait(1, consumed=1)
     rows = [order.count for order in place.orders if order.position.step == 1]
-    assert rows == [2, 2, 1, 1, 1, 1]
+    assert rows == [2, 2, 2, 2]
+
+
+def test_a_batch_that_a_trainer_waits_for_is_not_cut_up_where_all_workers_have_something_to_do():
+    """Or trainers that are faster than the workers would make every order small, and the daemon busy with messages."""
+    place = Workplace([make_spec(samples=800, batch_size=8, window=12, slots_max=16)], {1: 1000}, workers=4)
+    place.subscribe(1)
+    for consumed in range(40):
+        while len(place.grants) <= consumed:
+            place.work(1)
+        taken = place.grants[consumed]
+        place.do(ev.Pulled(1, 1, consumed + 1, True, 0, [(taken.sequence, taken.generation)]))
+    assert {order.count for order in place.orders[-20:]} == {8}
+
+
+def test_the_more_workers_there_are_the_longer_is_an_order():
+    """So the daemon has as many messages a second, however many workers there are."""
+    rows = {}
+    for workers in (1, 64, 192):
+        place = Workplace(
+            [make_spec(samples=512_000, batch_size=512, window=12, slots_max=16)], {1: 1000}, workers=workers
+        )
+        place.subscribe(1, waiting=False)
+        place.work(200)
+        rows[workers] = max(order.count for order in place.orders[-50:])
+    assert rows == {1: 20, 64: 20, 192: 60}

@@ -10,10 +10,12 @@ from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.geometry import (
     UPRIGHT,
     Cut,
+    DecodePlan,
     Geometry,
     Pad,
     Scale,
     decode_factor,
+    plan_decoding,
     scaled_cut,
 )
 from batchd.pipeline.planners import planner_for
@@ -21,6 +23,9 @@ from batchd.pipeline.randomness import SampleRandom
 
 PIXELS_MAX = 100_000_000
 RANDOM = SampleRandom(0)
+
+HALF = Scale(250, 350, "auto")
+PADDED = Pad(0, 0, 600, 10)
 
 
 def plan(step, height, width, orientation=1, sample=0):
@@ -177,6 +182,23 @@ def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
 def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor):
     """What is scaled keeps at least the size it is scaled to."""
     assert decode_factor(moves, 600, 800) == factor
+
+
+@pytest.mark.parametrize(
+    ("moves", "is_scaled", "plan"),
+    [
+        ([], True, DecodePlan(1, Cut(0, 0, 600, 801), [])),
+        ([HALF], True, DecodePlan(2, Cut(0, 0, 300, 401), [HALF])),
+        ([HALF], False, DecodePlan(1, Cut(0, 0, 600, 801), [HALF])),
+        ([Cut(10, 20, 500, 700), HALF], False, DecodePlan(1, Cut(10, 20, 500, 700), [HALF])),
+        ([Cut(10, 20, 500, 700), HALF], True, DecodePlan(2, Cut(5, 10, 250, 350), [HALF])),
+        ([Cut(0, 1, 600, 800), Cut(1, 1, 2, 2)], True, DecodePlan(1, Cut(0, 1, 600, 800), [Cut(1, 1, 2, 2)])),
+        ([Cut(0, 801, 600, 0), PADDED], True, DecodePlan(1, Cut(0, 0, 600, 801), [Cut(0, 801, 600, 0), PADDED])),
+    ],
+)
+def test_what_is_decoded_is_the_first_cut_and_no_more(moves, is_scaled, plan):
+    """The moves that are left begin behind it; a cut of nothing is left to itself, as no decoder makes nothing."""
+    assert plan_decoding(moves, 600, 801, is_scaled=is_scaled) == plan
 
 
 def test_a_box_keeps_its_size_and_place_at_a_smaller_scale():

@@ -90,6 +90,16 @@ def test_every_32_bytes_are_a_key(content: bytes) -> None:
         "#" * 40,
         PUBLIC[:-5] + "%nSc1",
     ],
+    ids=[
+        "nothing",
+        "too short",
+        "too long",
+        "no digit",
+        "a line",
+        "a foreign digit",
+        "no key of 32 bytes",
+        "too large",
+    ],
 )
 def test_other_texts_are_no_keys(text: str) -> None:
     """Wrong length, characters that are not of Z85, and groups that are no four bytes."""

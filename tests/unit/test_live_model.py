@@ -1,4 +1,7 @@
-"""Live streams under random producers, trainers, workers and failures; checked after every step, and in the end all go on."""
+"""Live streams under random producers, trainers, workers and failures; checked after every step, and in the end all go on.
+
+Some of the trainers are spectators, whose looks use no samples up.
+"""
 
 import pytest
 from hypothesis import settings
@@ -66,10 +69,13 @@ class LiveMachine(RuleBasedStateMachine):
         place=st.sampled_from([(0, 1), (0, 1), (0, 2), (1, 2), (2, 3)]),
         window=st.sampled_from([0, 1, 3, 20]),
         step=st.sampled_from([0, 0, 0, 1, 7, 40]),
+        is_spectator=st.booleans(),
     )
-    def subscribe(self, session, place, window, step):
+    def subscribe(self, session, place, window, step, is_spectator):
         rank, world_size = place
-        self.world.subscribe(1, session, rank=rank, world_size=world_size, window=window, step=step)
+        self.world.subscribe(
+            1, session, rank=rank, world_size=world_size, window=window, step=step, is_spectator=is_spectator
+        )
 
     @precondition(lambda self: len(self.world.trainers) > 1)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "dies", "is cut off"]))
@@ -171,7 +177,7 @@ class LiveMachine(RuleBasedStateMachine):
             if self.world.producers[session].place is not None:
                 self.world.withdraw(session)  # who asks and never writes keeps one place, and here none can be spared
         self.world.produce(PRODUCERS)
-        trainers = [one for one in self.world.trainers.values() if not one.ended]
+        trainers = [one for one in self.world.trainers.values() if not one.ended and not one.is_spectator]
         goals = {one: one.granted + GOAL_BATCHES for one in trainers}
         for _ in range(DRAIN_TURNS):
             behind = [one for one, goal in goals.items() if one.granted < goal and not self.world.stopped]

@@ -363,3 +363,82 @@ def test_crashes_of_many_pushed_samples_stop_the_stream():
             break
     assert world.stopped
     assert 10 < len(world.quarantined) < 15
+
+
+# --- spectators -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_look_takes_no_samples_from_a_trainer_that_comes_later():
+    """A spectator saw them, and the first trainer gets them all the same, in their order."""
+    world = world_of(capacity=6)
+    world.push_all(ONE)
+    world.subscribe(session=9, is_spectator=True, window=1)
+    world.pull(1, release=0)
+    world.fill_all()
+    assert world.trainers[1].granted > 0
+    world.end_session(9)
+    assert live(world).queued_samples == 6
+    world.subscribe(session=1)
+    assert read(world, 2) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_spectator_that_stands_still_keeps_no_sample_from_anybody():
+    """It holds the only batch that there are samples for, for ever; they come to the trainer nevertheless."""
+    world = world_of(capacity=3)
+    world.push_all(ONE)
+    world.subscribe(session=9, is_spectator=True, window=1)
+    world.pull(1, release=0)
+    world.fill_all()
+    world.subscribe(session=1, step=5)
+    assert read(world, 2) == [1, 2, 3]
+    assert world.trainers[1].leases
+
+
+def test_a_look_at_a_batch_that_a_trainer_will_read_leaves_it_to_that_trainer():
+    """The spectator gets it first, and goes; the trainer, to which two others are being sent, finds it filled."""
+    world = world_of(capacity=12)
+    world.subscribe(session=1, is_remote=True, window=4)
+    for _ in range(2):
+        world.push_all(ONE)
+        world.fill_all()
+    sent = world.trainers[1].granted
+    decoded = world.state.statistics().streams[0].decoded_batches
+    assert decoded > sent, "a batch is ready that the trainer has not got"
+    world.subscribe(session=9, is_spectator=True, window=1, step=sent)
+    assert world.trainers[2].granted > 0
+    world.end_session(9)
+    assert world.state.statistics().streams[0].decoded_batches == decoded
+    world.send(1)
+    assert world.seen[1] == set(range(1, 3 * (sent + 1) + 1))
+
+
+def test_a_look_at_what_a_trainer_has_got_binds_nothing():
+    """The batch lies in the ring: no worker is asked, and no place is taken."""
+    world = world_of(capacity=6)
+    world.push_all(ONE)
+    world.subscribe(session=1)
+    read(world)
+    orders = world.state.statistics().streams[0].decoded_batches
+    world.subscribe(session=9, is_spectator=True, window=1, step=1)
+    assert world.trainers[2].granted == 1
+    assert world.state.statistics().streams[0].decoded_batches == orders
+    assert live(world).bound_samples == 0
+
+
+@pytest.mark.parametrize("is_spectator", [True, False])
+def test_a_batch_whose_only_waiter_is_gone_gives_its_samples_to_a_trainer_that_waits(is_spectator):
+    """Nearly all places are in a batch that the trainer reads later; what it waits for is another one."""
+    world = world_of(capacity=4, window=3)
+    world.subscribe(session=9, step=1, is_spectator=is_spectator, window=1)
+    world.pull(1, release=0)
+    world.push_all(ONE)
+    world.subscribe(session=1)
+    if is_spectator:
+        world.fill_all()
+        assert world.trainers[1].granted == 1
+    else:
+        world.end_session(9)
+        world.fill_all()
+    assert live(world).bound_samples == 3, "its claim keeps them"
+
+    assert read(world, 2)[:3] == [1, 2, 3]

@@ -86,6 +86,17 @@ def test_a_spectator_holds_nobody_up():
     assert read_all(world, 1) >= 10
 
 
+def test_a_spectator_sees_what_the_foremost_rank_reads_however_far_the_slowest_is_behind():
+    """Four ranks, each one batch of its own ahead of the slowest at most: seven of the stream's are between them."""
+    world = world_of(max_skew=1, slots_max=14)
+    for rank in range(4):
+        world.subscribe(session=rank + 1, rank=rank, world_size=4)
+    world.fill_all()
+    world.subscribe(session=9, is_spectator=True, window=1, step=7)
+    world.fill_all()
+    assert world.trainers[5].granted > 0
+
+
 def test_a_trainer_that_came_and_went_holds_nobody_up():
     """The slowest is where it was before; whoever was held back by the visitor goes on."""
     world = world_of(max_skew=5, slots_max=12)

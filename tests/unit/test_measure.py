@@ -3,7 +3,7 @@
 import pytest
 
 from batchd.core import events as ev
-from batchd.core.measure import SLOWEST_LISTED_MAX, Moment, Spells
+from batchd.core.measure import SLOWEST_LISTED_MAX, Moment, Spells, WorkDone
 from batchd.core.state import DaemonState
 from batchd.core.statistics import SubscriptionStatistics, WaitStatistics, WorkStatistics
 from batchd_wire.orders import NO_WORK
@@ -45,6 +45,17 @@ def test_waiting_for_a_batch_that_is_filled_is_put_down_to_the_workers() -> None
 
     assert running == WaitStatistics(workers_s=3)
     assert waits_of(world) == WaitStatistics(workers_s=3)
+
+
+def test_waiting_is_counted_up_to_the_look_at_it() -> None:
+    """Whoever compares two looks divides by the time between them, and not by that between events."""
+    world = CheckedWorld([make_spec(window=1)])
+    world.start_workers()
+    world.subscribe()
+    world.pull(1)
+
+    (stream,) = world.state.statistics(world.now + 3).streams
+    assert stream.subscriptions[0].waits == WaitStatistics(workers_s=3)
 
 
 def test_a_trainer_that_is_busy_waits_for_nothing() -> None:
@@ -242,26 +253,41 @@ def test_the_workers_time_is_added_up_part_by_part() -> None:
     assert work.usual_sample_s == 0.0008
 
 
-def test_the_slowest_samples_are_kept_and_no_more_than_that() -> None:
-    """However many there are, with the longest time of each."""
-    world = CheckedWorld([make_spec(samples=3 * 500)])
-    world.start_workers()
-    world.subscribe()
-    for number in range(SLOWEST_LISTED_MAX + 9):
-        order = world.workers[1].orders.pop(0)
-        world.slots[order.slot].rows.update(
-            (order.position, row) for row in range(order.first, order.first + order.count)
-        )
-        slow = [(number, f"{number}.jpg", 1000 * number), (8, "8.jpg", 999_000)]
-        done = NO_WORK._replace(busy_us=5, slow_rows=2, slow_us=1000, slow=slow)
-        world.do(ev.ChunkDone(1, order.order, done, [], ""))
-        world.pull(1)
+def slow_chunks(chunks: list[list[tuple[int, str, int]]]) -> WorkStatistics:
+    """What is kept after each chunk had these slow samples: number, path, us."""
+    done = WorkDone()
+    for slow in chunks:
+        done.add(NO_WORK._replace(slow_rows=len(slow), slow_us=1000, slow=slow))
+    return done.statistics()
 
-    work = work_of(world.state)
-    assert (work.slow_rows, work.slow_s) == (
-        2 * (SLOWEST_LISTED_MAX + 9),
-        pytest.approx(0.001 * (SLOWEST_LISTED_MAX + 9)),
-    )
-    assert len(work.slowest) == SLOWEST_LISTED_MAX
-    assert work.slowest[0].path == "8.jpg"
-    assert min(one.taken_s for one in work.slowest) > 0.008
+
+def test_the_slowest_samples_are_kept_and_no_more_than_that() -> None:
+    """However many there are, the slowest first."""
+    chunks = [[(number, f"{number}.jpg", 1000 * number), (8, "8.jpg", 999_000)] for number in range(100)]
+    work = slow_chunks(chunks)
+
+    assert (work.slow_rows, work.slow_s) == (200, pytest.approx(0.1))
+    assert [one.path for one in work.slowest[:3]] == ["8.jpg", "99.jpg", "98.jpg"]
+    assert len(work.slowest) <= SLOWEST_LISTED_MAX
+    assert work.slowest[0].slow_row == 200
+
+
+def test_samples_that_were_slow_long_ago_are_listed_no_more() -> None:
+    """What was mended, or was slow while somebody copied a disk, would hide what is slow now."""
+    former = [[(number, f"former-{number}.jpg", 999_000)] for number in range(40)]
+    now = [[(1000 + number % 40, f"now-{number % 40}.jpg", 1000)] for number in range(40)]
+    work = slow_chunks(former + now * 13)
+    assert {one.path.partition("-")[0] for one in work.slowest} == {"now"}
+
+    newest = slow_chunks(former * 7 + now[:3])
+    assert [one.path for one in newest.slowest[-3:]] == ["now-0.jpg", "now-1.jpg", "now-2.jpg"]
+
+
+def test_waiting_for_a_cpu_is_unknown_until_a_worker_knows_it() -> None:
+    """It is not zero then."""
+    done = WorkDone()
+    done.add(NO_WORK._replace(cpu_wait_us=None, read_cpu_us=7))
+    assert done.statistics().cpu_wait_s is None
+    done.add(NO_WORK._replace(cpu_wait_us=3000, read_cpu_us=7))
+
+    assert (done.statistics().cpu_wait_s, done.statistics().read_cpu_s) == (0.003, 14e-6)

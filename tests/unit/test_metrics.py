@@ -12,6 +12,7 @@ import pytest
 
 from batchd.core.fleet import WorkerState
 from batchd.core.statistics import (
+    CacheStatistics,
     DaemonStatistics,
     LiveStatistics,
     PartStatistics,
@@ -20,7 +21,7 @@ from batchd.core.statistics import (
     WorkerStatistics,
     WorkStatistics,
 )
-from batchd.observer import scopes
+from batchd.observer import exposition, scopes
 from batchd.observer.exposition import Exposition
 from batchd.observer.inquiry import Answer
 from batchd.observer.metrics import COUNTER, METRICS, OWN, PREFIX
@@ -32,11 +33,21 @@ NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, 
 NO_METRIC = {
     "DaemonStatistics": {"workers", "streams"},
     "WorkerStatistics": {"number", "place", "state"},
-    "StreamStatistics": {"number", "name", "fingerprint", "live", "subscriptions", "work"},
+    "StreamStatistics": {"number", "name", "own_source", "bgr_fields", "fingerprint", "live", "subscriptions", "work"},
     "WorkStatistics": {"parts", "slowest"},
     "PartStatistics": {"name"},
-    "SubscriptionStatistics": {"number", "session", "rank", "world_size", "waits"},
+    "SubscriptionStatistics": {
+        "number",
+        "session",
+        "rank",
+        "world_size",
+        "last_epoch",
+        "last_step",
+        "is_spectator",
+        "waits",
+    },
     "LiveStatistics": {"when_full"},
+    "CacheStatistics": {"kind", "streams", "folder"},
 }
 """What is a label, a part with fields of its own, or says nothing over time."""
 SCOPES_OF = {
@@ -47,6 +58,7 @@ SCOPES_OF = {
     PartStatistics: {scopes.PART},
     SubscriptionStatistics: {scopes.TRAINER},
     LiveStatistics: {scopes.MAILBOX},
+    CacheStatistics: {scopes.CACHE},
 }
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (apt install prometheus)"
@@ -59,6 +71,7 @@ def claim(session: int, rank: int = 0, **changes: object) -> dict[str, object]:
     return {"session": session, "rank": rank, "window": 4, "epoch": 0, "step": 2, "waiting": False, **numbers} | {
         "delivered_samples": 10,
         "short_of_memory_s": 0,
+        "is_spectator": False,
         "waits": {"workers_s": 3, "network_s": 4},
         **changes,
     }
@@ -82,7 +95,9 @@ def status(trainers: list[dict], claims: list[dict], **stream: object) -> dict[s
     counts = dict.fromkeys((field.name for field in fields(StreamStatistics)), 5)
     work = dict.fromkeys((field.name for field in fields(WorkStatistics)), 6)
     work |= {"parts": [{"name": "read", "busy_s": 1}, {"name": "flip", "busy_s": 2}, {"name": "flip", "busy_s": 4}]}
-    photos = counts | {"name": "photos", "stopped": None, "live": live, "subscriptions": claims, "work": work, **stream}
+    cache = dict.fromkeys((field.name for field in fields(CacheStatistics)), 8)
+    parts = {"live": live, "subscriptions": claims, "work": work, "cache": cache}
+    photos = counts | {"name": "photos", "stopped": None, **parts, **stream}
     tcp = dict.fromkeys(("connections", "strangers", "closed", "failed_handshakes", "sent_bytes"), 7)
     daemon = {
         "version": "1",
@@ -92,6 +107,7 @@ def status(trainers: list[dict], claims: list[dict], **stream: object) -> dict[s
         "draining": False,
         "worker_deaths": 2,
         "ending_slots": 0,
+        "reload": None,
     }
     worker = {"place": 0, "state": "ready", "orders": 1, "chunks": 2, "samples": 3, "busy_s": 0.5}
     return {"daemon": daemon | {"tcp": tcp}, "workers": [worker], "trainers": trainers, "streams": [photos]}
@@ -143,13 +159,27 @@ def test_names_say_unit_and_kind():
             assert metric.name.removesuffix("_total").endswith("_bytes"), metric.name
 
 
-def test_trainers_of_one_name_are_counted_together():
-    """Prometheus takes no two values with the same labels."""
+def test_trainers_of_one_name_are_told_apart():
+    """What they count falls when one goes, and two that each wait a little would look like one that starves."""
     told = status([trainer(1), trainer(2)], [claim(1), claim(2, step=9)])
 
     labels = ("photos", "train.py", "0", "shared memory")
+    assert values("trainer_delivered_samples_total", told) == {(*labels, "1"): 10, (*labels, "2"): 10}
+    assert values("trainer_step", told) == {(*labels, "1"): 2, (*labels, "2"): 9}
+
+
+def test_claims_of_one_trainer_on_one_stream_are_counted_together():
+    """Prometheus takes no two values with the same labels."""
+    told = status([trainer(1)], [claim(1), claim(1, step=9)])
+
+    labels = ("photos", "train.py", "0", "shared memory", "1")
     assert values("trainer_delivered_samples_total", told) == {labels: 20}
     assert values("trainer_step", told) == {labels: 9}
+
+
+def test_who_only_wants_a_look_is_no_trainer():
+    """Else each sheet of the page would be a series."""
+    assert values("trainer_window", status([trainer(1)], [claim(1, is_spectator=True)])) == {}
 
 
 def test_a_step_that_is_there_twice_has_the_time_of_both():
@@ -163,7 +193,7 @@ def test_waiting_is_told_by_its_cause():
     """With the labels of the trainer."""
     told = status([trainer(1)], [claim(1)])
 
-    labels = ("photos", "train.py", "0", "shared memory")
+    labels = ("photos", "train.py", "0", "shared memory", "1")
     assert values("trainer_wait_cause_seconds_total", told) == {(*labels, "workers"): 3, (*labels, "network"): 4}
 
 
@@ -174,20 +204,22 @@ def test_a_trainer_at_its_end_has_no_position():
 
 def test_a_trainer_of_which_only_batches_are_left_is_nobody():
     """Its session has ended before its claim has."""
-    assert values("trainer_held_slots", status([], [claim(1)])) == {("photos", "", "0", ""): 1}
+    assert values("trainer_held_slots", status([], [claim(1)])) == {("photos", "", "0", "", "1"): 1}
 
 
 def test_trainers_beyond_the_cap_are_others():
-    """Those that came first keep their labels, so nobody can push them out, and the sum stays right."""
+    """Those that came first keep their labels, so nobody pushes them out; what the others count would fall, and is not told."""
     crowd = range(TRAINERS_MAX + 50)
     told = status([trainer(one, f"t{one}") for one in crowd], [claim(one) for one in reversed(crowd)])
 
-    found = values("trainer_delivered_samples_total", told)
+    held, delivered = values("trainer_held_slots", told), values("trainer_delivered_samples_total", told)
 
-    assert len(found) == TRAINERS_MAX + 1
-    assert found["photos", OTHER, OTHER, OTHER] == 500
-    assert found["photos", "t0", "0", "shared memory"] == 10
-    assert sum(found.values()) == 10 * len(crowd)
+    assert (len(held), len(delivered)) == (TRAINERS_MAX + 1, TRAINERS_MAX)
+    assert held["photos", OTHER, OTHER, OTHER, OTHER] == 50
+    assert held["photos", "t0", "0", "shared memory", "0"] == 1
+    assert delivered["photos", "t0", "0", "shared memory", "0"] == 10
+    assert sum(held.values()) == len(crowd)
+    assert len(values("trainer_wait_cause_seconds_total", told)) == 2 * TRAINERS_MAX
 
 
 def test_remote_trainers_beyond_the_cap_are_others():
@@ -195,10 +227,10 @@ def test_remote_trainers_beyond_the_cap_are_others():
     crowd = range(TRAINERS_MAX + 3)
     told = status([trainer(one, f"t{one}", transport="tcp", sent_bytes=2) for one in crowd], [])
 
-    found = values("trainer_sent_bytes_total", told)
+    sent, connections = values("trainer_sent_bytes_total", told), values("trainer_connections", told)
 
-    assert len(found) == TRAINERS_MAX + 1
-    assert found[OTHER,] == 6
+    assert (len(sent), len(connections)) == (TRAINERS_MAX, TRAINERS_MAX + 1)
+    assert connections[OTHER, OTHER] == 3
 
 
 def test_a_stopped_stream_is_a_one():
@@ -207,12 +239,45 @@ def test_a_stopped_stream_is_a_one():
     assert values("stream_stopped", status([], [])) == {("photos",): 0}
 
 
+def test_a_reload_that_was_refused_is_told():
+    """Before the first one there is nothing to tell."""
+    told = status([], [])
+    assert values("reload_failed", told) == values("reload_timestamp_seconds", told) == {}
+
+    for code, failed in ((0, 0), (2, 1)):
+        told["daemon"]["reload"] = {"time_s": 1.5e9, "exit_code": code, "text": "why"}
+        assert values("reload_failed", told) == {(): failed}
+        assert values("reload_timestamp_seconds", told) == {(): 1.5e9}
+
+
 def test_without_an_answer_only_the_observer_speaks():
     """No metric claims a zero that nobody said."""
     text = Exposition(FakeInquiry(None)).text().decode()
 
     assert "batchd_up 0.0" in text
     assert "stream" not in text
+
+
+def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
+    """Only its age, and whether the daemon answers, are new each time."""
+    inquiry = FakeInquiry(status([trainer(1)], [claim(1)]))
+    answers = [Answer(inquiry.told, 0.0, 0.0), Answer(inquiry.told, 1.0, 1.0)]
+    monkeypatch.setattr(inquiry, "fresh", lambda _within_s: answers[0])
+    written = []
+    table, asked = exposition._Table, Exposition(inquiry)
+    monkeypatch.setattr(exposition, "_Table", lambda told: written.append(told) or table(told))
+
+    first, second = asked.text(), asked.text()
+    inquiry.is_answered = False
+    third = asked.text()
+    del answers[0]
+    asked.text()
+
+    assert len(written) == 2
+    assert b"batchd_up 1.0" in first
+    assert b"batchd_up 0.0" in third
+    assert first.partition(b"# HELP batchd_info")[2] == third.partition(b"# HELP batchd_info")[2] != b""
+    assert first.partition(b"# HELP batchd_info")[0] != second.partition(b"# HELP batchd_info")[0]
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ ALLOWED = {
     ): "the module of a kind of source, which is a value of a table there",
 }
 """What may stand in which module, and why."""
-READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb"}
-"""The messages, with all their checks; and records of a database, of which nothing but numbers, text and bytes is taken."""
+READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb", "batchd.sources.cached_reader"}
+"""The messages, with all their checks; records of a database, of which nothing but numbers, text and bytes is taken; and what
+workers have written for each other, in memory that nobody else has."""
 
 
 def sources():
@@ -75,7 +76,13 @@ def test_an_exception_that_is_not_needed_is_none(module, name):
 
 def test_all_modules_are_looked_at():
     """Of each of the three packages, those in folders too."""
-    assert {"batchd.worker.__main__", "batchd.pipeline.decode", "batchd_wire", "batchd_client.memory"} <= SOURCES.keys()
+    assert {
+        "batchd.worker.__main__",
+        "batchd.worker.fork_server",
+        "batchd.pipeline.decode",
+        "batchd_wire",
+        "batchd_client.memory",
+    } <= SOURCES.keys()
 
 
 def test_the_codec_alone_reads_messages():

@@ -1,5 +1,6 @@
 """What the service manager is told: a fake one reads the socket."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -54,7 +55,7 @@ def test_each_word_is_one_message(stack: ExitStack, manager: NotifySocket) -> No
     notifier = notifier_for(stack, manager)
     notifier.ready("2 streams")
     notifier.status("3 streams")
-    notifier.reloading()
+    notifier.reloading("reading")
     notifier.stopping("bye")
     notifier.scanning("scanning photos")
     ready, status, reloading, stopping, scanning = manager.heard()
@@ -227,13 +228,83 @@ def test_a_scan_asks_for_time_as_long_as_it_gets_on(service: Service, manager: N
     assert {lines[0] for lines in told} == {"EXTEND_TIMEOUT_USEC=60000000"}
 
 
-def test_a_reload_ends_with_ready(service: Service, manager: NotifySocket) -> None:
+def test_a_reload_ends_with_ready(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
     """Whatever came of it: the daemon serves on."""
+    world.start_workers()
+    service.round_ended(world.state)
+    manager.heard()
     service.reloading()
     service.reloaded(3, "refused: batchd.toml line 3")
     (first, second) = manager.heard()
     assert first[0] == "RELOADING=1"
     assert second == ["READY=1", "STATUS=refused: batchd.toml line 3"]
+
+
+def test_a_reload_makes_nobody_ready(world: CheckedWorld, service: Service, manager: NotifySocket) -> None:
+    """One that begins and ends while memory is still being reserved is a status; trainers may come when they may."""
+    world.start_workers()
+    service.round_ended(world.state, has_memory=False)
+    service.reloading()
+    service.reloaded(2, "added more")
+    service.round_ended(world.state, has_memory=False)
+    assert without_watchdog(manager.heard()) == [["STATUS=reading the configuration again"], ["STATUS=added more"]]
+    service.round_ended(world.state)
+    assert without_watchdog(manager.heard()) == [["READY=1", "STATUS=1 stream, 2 workers, 0 trainers, 0 samples/s"]]
+
+
+def test_a_reload_asks_for_time_as_long_as_it_scans_and_feeds_no_watchdog(
+    world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
+) -> None:
+    """The watchdog is about the loop; and what the scan says is not written over."""
+    world.start_workers()
+    service.round_ended(world.state)
+    service.reloading()
+    manager.heard()
+    service.rescanned("photos", 0)
+    service.rescanned("photos", 1_000)
+    clock.now_s += STATUS_EVERY_S
+    service.rescanned("photos", 3_000)
+    told = ["EXTEND_TIMEOUT_USEC=60000000", "STATUS=scanning photos: 0 samples so far"]
+    assert manager.heard() == [told, [told[0], "STATUS=scanning photos: 3,000 samples so far"]]
+    service.round_ended(world.state)
+    assert without_watchdog(manager.heard()) == []
+
+
+def test_the_rate_after_a_reload_is_that_of_the_time_since_it_was_last_told(
+    world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
+) -> None:
+    """The outcome stays for a while, and what was delivered meanwhile counts over all of it."""
+    world.start_workers()
+    service.round_ended(world.state)
+    assert world.subscribe()
+    world.fill_all()
+    delivered = sum(stream.delivered_samples for stream in world.state.statistics().streams)
+    clock.now_s += 3 * STATUS_EVERY_S
+    service.reloading()
+    service.reloaded(2, "nothing has changed")
+    clock.now_s += STATUS_EVERY_S
+    service.round_ended(world.state)
+    assert manager.heard()[-1] == [
+        f"STATUS=1 stream, 2 workers, 1 trainer, {delivered / (4 * STATUS_EVERY_S):,.0f} samples/s"
+    ]
+
+
+def test_a_stream_that_comes_in_the_place_of_one_that_goes_is_counted_from_its_beginning(
+    world: CheckedWorld, service: Service, manager: NotifySocket, clock: Clock
+) -> None:
+    """What the old one had delivered is not taken off what the new one does."""
+    world.start_workers()
+    assert world.subscribe(1, 1)
+    world.fill_all()
+    service.round_ended(world.state)
+    world.reconfigure((dataclasses.replace(make_spec(3), name="stream1"),), replaced=(1,))
+    assert world.subscribe(3, 2)
+    world.fill_all()
+    delivered = sum(stream.delivered_samples for stream in world.state.statistics().streams)
+    assert delivered
+    clock.now_s += STATUS_EVERY_S
+    service.round_ended(world.state)
+    assert f" {delivered / STATUS_EVERY_S:,.0f} samples/s" in manager.heard()[-1][-1]
 
 
 def test_workers_that_leave_are_not_to_come(world: CheckedWorld) -> None:

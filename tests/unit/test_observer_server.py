@@ -3,22 +3,26 @@
 import http.client
 import os
 import socket
+import subprocess
+import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
+from batchd.observer import ends, names, visitors
 from batchd.observer import server as limits
-from batchd.observer import visitors
+from batchd.observer.ends import place_of, user_by_question, user_by_table, user_of
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
+from batchd.observer.names import Names
 from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
-from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, Server
+from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
 from batchd.observer.sheets import Sheets
-from batchd.observer.visitors import Visitors, user_of
+from batchd.observer.visitors import Visitors
 from support.waiting import PATIENCE_S, wait_until
 
 
@@ -28,7 +32,7 @@ def place(tmp_path):
     listener = socket.create_server(("127.0.0.1", 0))
     inquiry = Inquiry()
     pages = Pages(inquiry, Chronicle(), Sheets(f"ipc://{tmp_path}"))
-    server = Server(listener, Observatory(inquiry, Visitors(tmp_path, "bigbox"), pages))
+    server = Server(listener, Observatory(inquiry, Visitors(tmp_path, Names(["bigbox"])), pages))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield listener.getsockname()
@@ -46,9 +50,9 @@ def say(place, words: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
-def get(place, path="/healthz", **headers) -> int:
+def get(place, path="/healthz", source="127.0.0.1", **headers) -> int:
     """The status of an answer."""
-    connection = http.client.HTTPConnection(*place, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(*place, timeout=PATIENCE_S, source_address=(source, 0))
     try:
         connection.request("GET", path, headers=headers)
         return connection.getresponse().status
@@ -121,17 +125,55 @@ def test_two_requests_on_one_connection_are_one(place):
     assert say(place, request * 2).count(b"HTTP/1.0 ") == 1
 
 
-def test_a_crowd_is_bounded_and_goes_away(place):
-    """There are so many threads and no more; who comes then is told so, and when the crowd is gone all is well."""
+@contextmanager
+def crowd(place, count, addresses=1):
+    """So many connections from loopback addresses that begin to speak and then say nothing."""
     with ExitStack() as stack:
-        for _ in range(CONNECTIONS_MAX):
-            stack.enter_context(socket.create_connection(place, PATIENCE_S)).sendall(b"GET ")
-        wait_until(lambda: threading.active_count() == CONNECTIONS_MAX + 2, "all have their threads")
+        yield [
+            stack.enter_context(
+                socket.create_connection(place, PATIENCE_S, source_address=(f"127.0.0.{2 + number % addresses}", 0))
+            )
+            for number in range(count)
+        ]
 
-        assert say(place, b"").startswith(b"HTTP/1.0 503 ")
-        assert threading.active_count() == CONNECTIONS_MAX + 2
+
+def begin(connections):
+    """They say the beginning of a request."""
+    for connection in connections:
+        connection.sendall(b"GET ")
+
+
+@pytest.mark.parametrize("addresses", [1, 8])
+def test_a_crowd_is_bounded_and_keeps_nobody_from_asking(place, addresses):
+    """The oldest that have not asked for anything go, so that who asks is answered, from the same address too."""
+    bound = CONNECTIONS_MAX if addresses > 1 else PEER_CONNECTIONS_MAX
+    with crowd(place, CONNECTIONS_MAX + 20, addresses) as connections:
+        with suppress(OSError):
+            begin(connections)
+        wait_until(lambda: threading.active_count() == bound + 2, "all have their threads")
+        for _ in range(5):
+            assert get(place, source="127.0.0.2") == 200
+        wait_until(lambda: threading.active_count() <= bound + 2, "there are no more threads than that")
+        assert connections[0].recv(1) == b"", "the oldest is ended"
 
     wait_until(lambda: get(place) == 200, "there is room again")
+
+
+def test_who_has_asked_is_not_ended_for_others(place, monkeypatch):
+    """Where all have, a newcomer of that address is told that there is no room, and others are answered."""
+    asked, go_on = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(limits.failpoints, "passing", lambda _name: (asked.release(), go_on.wait(PATIENCE_S)))
+    with crowd(place, PEER_CONNECTIONS_MAX) as connections:
+        for connection in connections:
+            connection.sendall(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        for _ in connections:
+            assert asked.acquire(timeout=PATIENCE_S)
+        with crowd(place, 1) as (newcomer,):
+            assert newcomer.recv(100).startswith(b"HTTP/1.0 503 ")
+        monkeypatch.setattr(limits.failpoints, "passing", lambda _name: None)
+        assert get(place) == 200, "who comes from elsewhere is answered"
+        go_on.set()
+        assert all(connection.recv(100).startswith(b"HTTP/1.0 200 ") for connection in connections)
 
 
 def test_the_kernel_says_who_is_at_the_other_end():
@@ -147,8 +189,10 @@ def test_the_kernel_says_who_is_at_the_other_end():
             peer.connect(listener.getsockname())
             connection, _address = listener.accept()
             with connection:
-                theirs, ours = (visitors._place(one) for one in (connection.getpeername(), connection.getsockname()))
-                assert user_of(theirs, ours) == os.getuid()
+                theirs, ours = (place_of(one) for one in (connection.getpeername(), connection.getsockname()))
+                assert user_by_question(theirs, ours) == user_by_table(theirs, ours) == os.getuid()
+                assert user_of(ours, theirs) == os.getuid(), "both ends are ours"
+                assert user_by_question(ours, (theirs[0], 9)) is None, "a listener is no connection"
                 peer.shutdown(socket.SHUT_RDWR)
                 assert user_of(theirs, ours) is None, "what is being closed may be anybody's"
 
@@ -173,13 +217,23 @@ def test_only_a_living_connection_with_both_its_ends_is_somebodys(tmp_path: Path
     table = tmp_path / "tcp"
     table.write_text(HEADER + line)
 
-    assert user_of(THEIRS, OURS, [tmp_path / "none", table]) == user
+    assert user_by_table(THEIRS, OURS, [tmp_path / "none", table]) == user
+
+
+def test_where_the_kernel_answers_no_questions_its_table_is_read(monkeypatch):
+    """As in a sandbox that has no such sockets."""
+    monkeypatch.setattr(ends, "_NETLINK_SOCK_DIAG", 77)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as peer:
+        places = place_of(peer.getsockname()), place_of(peer.getpeername())
+
+        assert user_by_question(*places) is None
+        assert user_of(*places) == os.getuid()
 
 
 def test_insiders_are_root_the_daemons_user_and_the_group(tmp_path, monkeypatch):
     """And nobody whom the user namespace does not know."""
     group = tmp_path.stat().st_gid
-    here = Visitors(tmp_path, "bigbox")
+    here = Visitors(tmp_path, Names([]))
     monkeypatch.setattr(visitors, "groups_of", {1: frozenset({group}), 2: frozenset({group + 1})}.__getitem__)
     monkeypatch.setattr(visitors.os, "geteuid", lambda: 3)
 
@@ -210,16 +264,60 @@ def test_a_user_without_an_entry_is_in_no_group():
         ("127.0.0.1.evil.example", False),
     ],
 )
-def test_addresses_and_our_names_are_ours(tmp_path, header, is_ours):
+def test_addresses_and_our_names_are_ours(header, is_ours):
     """Only a name can be made to mean another machine."""
-    assert Visitors(tmp_path, "bigbox").knows_host(header) is is_ours
+    assert Names(["bigbox"]).know(header) is is_ours
 
 
-def test_the_whole_name_of_the_machine_is_one_of_its_names(tmp_path, monkeypatch):
-    """As its resolver has it, whatever domain a visitor thinks up."""
-    monkeypatch.setattr(visitors, "_whole_name", lambda: "bigbox.example.org")
-    known = Visitors(tmp_path, "127.0.0.1").knows_host
+def test_the_whole_name_of_the_machine_is_one_of_its_names(monkeypatch):
+    """As its resolver has it when it has it: one that knew only half at first is asked again, and never by a request."""
+    told = iter(["bigbox", "bigbox.example.org"])
+    monkeypatch.setattr(names, "AGAIN_S", 0.01)
+    monkeypatch.setattr(names, "whole_name", lambda: next(told))
+    known = Names(["127.0.0.1"])
+    assert not known.know("bigbox.example.org")
 
-    assert known("bigbox.example.org:7071")
-    assert known("BIGBOX.example.org.")
-    assert not known("bigbox.evil.example")
+    known.start()
+
+    wait_until(lambda: known.know("bigbox.example.org:7071"), "the name is known")
+    assert known.know("BIGBOX.example.org.")
+    assert not known.know("bigbox.evil.example")
+    wait_until(lambda: threading.active_count() == 1, "the resolver is asked no more")
+
+
+def test_a_resolver_that_hangs_is_waited_for_by_nobody(place, monkeypatch):
+    """Whatever names visitors think up."""
+    monkeypatch.setattr(names, "whole_name", lambda: pytest.fail("a request asks the resolver"))
+
+    assert [get(place, Host=f"host{number}.evil.example") for number in range(5)] == [421] * 5
+
+
+@pytest.mark.parametrize(
+    "header", ["Forwarded", "X-Forwarded-For", "x-forwarded-proto", "X-Forwarded-Anything", "X-Real-IP", "Via"]
+)
+def test_who_is_passed_on_by_a_proxy_is_nobody(place, header):
+    """The kernel's word is about the proxy's user, here an insider."""
+    assert get(place, "/status.json") == 503, "the daemon has not answered, which an insider is told"
+    assert get(place, "/status.json", **{header: "for=10.0.0.9"}) == 403
+    assert get(place, "/healthz", **{header: "for=10.0.0.9"}) == 200
+
+
+BROKEN = """
+from batchd.observer.__main__ import answer
+class Broken:
+    def serve_forever(self):
+        raise RuntimeError("accept no more")
+import threading
+threading.Thread(target=answer, args=(Broken(),), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_an_observer_that_answers_nobody_any_more_ends():
+    """So the daemon starts another one, whatever it was."""
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN], stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
+    )
+
+    assert done.returncode == 1
+    assert "accept no more" in done.stderr

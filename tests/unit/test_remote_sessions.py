@@ -20,9 +20,12 @@ from batchd.daemon.remote import RemoteSessions
 from batchd.daemon.seldom import KINDS_MAX
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
+from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
+from batchd_wire.messages import Greet
+from support.waiting import PATIENCE_S, wait_until
 
 LAYOUT = place_fields((Field("label", "int64", ()),), 4)
 
@@ -69,6 +72,45 @@ def come(remote: RemoteSessions, number: int) -> None:
     session = RemoteSession(number, [], bytes([number]), "10.0.0.1", "test", 1, None)
     remote._register.add(session)
     remote._register.connect(session, Connection(bytes([number]), -number))
+
+
+class DeafRouter:
+    """A ROUTER that has not yet taken note of an end: what is sent there is lost without a word."""
+
+    def __init__(self, router: "zmq.Socket[bytes]") -> None:
+        self._router = router
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._router, name)
+
+    def send_multipart(self, *_message: object, **_options: object) -> None:
+        """Lose it."""
+
+
+def greeting(remote: RemoteSessions, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+    """Connect a peer and take its ``Greet``, which nobody has looked at yet."""
+    peer.connect(remote.router.getsockopt_string(zmq.LAST_ENDPOINT))
+    peer.send(Greet(PROTOCOL_VERSION, "test", 1, "").encode())
+    assert remote.router.poll(int(PATIENCE_S * 1000))
+    return remote.router.recv_multipart(copy=False)
+
+
+def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(remote, events) -> None:
+    """Nobody would tell of that end again. One whose connection is there stays."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as staying:
+        with context.socket(zmq.DEALER) as leaving:
+            remote._take(greeting(remote, staying))
+            late = greeting(remote, leaving)
+        wait_until(lambda: remote.note_ends() or len(remote._doorstep) == 1, "one connection is gone")
+        remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
+        remote._take(late)
+        assert len(remote.everybody()) == 2
+        for _ in range(3):
+            remote.tick()
+
+        assert [session.number for session in remote.everybody()] == [1]
+        assert events == [SessionCutOff(2)]
 
 
 @pytest.mark.parametrize(

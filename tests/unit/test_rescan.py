@@ -5,36 +5,195 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
-from batchd_wire.channel import receive_message
-from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, ConfigRead
+import pytest
 
-REFUSED_NICE = """
-import errno, os, sys
+from batchd import __version__
+from batchd.config.load import load_config
+from batchd.daemon.memory import RESERVE_BYTES
+from batchd.daemon.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
+from batchd.daemon.rings import plan_rings
+from batchd.errors import ExitCode
+from batchd_wire.channel import ChannelClosed, receive_message
+from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
+from support.producers import push_stream
+from support.settings import folder_stream, write_settings
+
+LITTLE_MEMORY = """
+import sys
 from batchd.daemon import rescan
 
-def refuse(_increment):
-    raise PermissionError(errno.EPERM, "Operation not permitted")
+rescan.available_bytes = lambda: {available}
+sys.exit(rescan.main())
+"""
+EAGER = """
+import sys
+from batchd.daemon import rescan
 
-os.nice = refuse
+rescan.PROGRESS_EVERY_S = 0.0
+sys.exit(rescan.main())
+"""
+UNPRINTABLE = """
+import os, sys
+import structlog
+from batchd.daemon import rescan
+
+def check(reading, file):
+    structlog.get_logger().warning("odd", file=os.fsdecode(b"\\xff"), long="x" * 1_000_000)
+    raise OSError("enough")
+
+rescan.check_reading = check
 sys.exit(rescan.main())
 """
 
 
-def test_a_filter_that_refuses_a_lower_priority_does_not_refuse_the_reload() -> None:
-    """Services and containers may not change priorities; the errand, here of another version, is answered all the same."""
-    errand = {"version": "0", "file": "none.toml", "overrides": {}, "daemon": {}, "signatures": {}, "slots": {}}
+def run(program, errand):
+    """Everything that the process sends, and the document in the end."""
     memory = os.memfd_create("errand")
     os.pwrite(memory, json.dumps(errand).encode(), 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     descriptors = theirs.fileno(), memory
-    command = [sys.executable, "-c", REFUSED_NICE, *map(str, descriptors)]
-    with ours, subprocess.Popen(command, pass_fds=descriptors) as reader:
+    messages, document = [], None
+    with (
+        ours,
+        subprocess.Popen([sys.executable, "-c", program, *map(str, descriptors)], pass_fds=descriptors) as reader,
+    ):
         theirs.close()
         os.close(memory)
-        message, (answer,) = receive_message(ours, TO_DAEMON_FROM_RESCAN)
-        with os.fdopen(answer) as document:
-            problem = json.load(document)["problem"]
-        assert reader.wait() == 0
-    assert isinstance(message, ConfigRead)
-    assert "the daemon that runs is 0: restart it" in problem
+        try:
+            while True:
+                message, given = receive_message(ours, TO_DAEMON_FROM_RESCAN)
+                messages.append(message)
+                if isinstance(message, ConfigRead):
+                    (answer,) = given
+                    with os.fdopen(answer) as written:
+                        document = json.load(written)
+                else:
+                    for descriptor in given:
+                        os.close(descriptor)
+        except ChannelClosed:
+            assert reader.wait() == 0
+    return messages, document
+
+
+class Served:
+    """Two streams of 1 MiB, of which a daemon serves some; or ``streams``."""
+
+    def __init__(self, tmp_path: Path, photos: Path, streams=None, **daemon):
+        if streams is None:
+            streams = {name: folder_stream(photos, batch_size=4, memory="1MiB") for name in ("one", "two")}
+        settings = {"memory": "64MiB", "workers": 1, "runtime_dir": str(tmp_path / "run"), "http": "off", **daemon}
+        self.file = write_settings(tmp_path / "batchd.toml", streams, settings)
+        self.config = load_config(self.file, {})
+        rings = plan_rings(self.config)
+        self.slots = {name: ring.slots_max for name, ring in rings.items()}
+        self.ring = next(iter(rings.values()))
+        self.ring_bytes = self.ring.ring_bytes
+
+    def errand(self, signatures=(), made_bytes=0, cached_bytes=()):
+        daemon = self.config.daemon.model_dump(mode="json")
+        facts = {}, daemon, dict(signatures), self.slots, made_bytes, dict(cached_bytes)
+        return asdict(Errand(__version__, str(self.file), *facts))
+
+
+@pytest.fixture
+def served(tmp_path, photos):
+    return Served(tmp_path, photos)
+
+
+def outcome(document):
+    return ExitCode(document["exit_code"])
+
+
+def test_a_ring_that_is_replaced_gives_its_memory_to_the_new_one(served) -> None:
+    """Both streams have changed; what the machine has left is nearly nothing, and is enough."""
+    program = LITTLE_MEMORY.format(available=RESERVE_BYTES)
+    _messages, document = run(program, served.errand(made_bytes=2 * served.ring_bytes))
+    assert outcome(document) is ExitCode.FINE, document
+    _messages, document = run(program, served.errand(made_bytes=2 * served.ring_bytes - 1))
+    assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
+    assert "need 1 B of shared memory, have 0 B" in document["problem"]
+
+
+def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos) -> None:
+    """Once for both streams, and less what it has already."""
+    keys = {"batch_size": 4, "memory": "1MiB", "cache": "encoded", "cache_memory": "8MiB"}
+    served = Served(tmp_path, photos, {name: folder_stream(photos, **keys) for name in ("one", "two")})
+    need_bytes = RESERVE_BYTES + 2 * served.ring_bytes + (8 << 20)
+
+    _messages, document = run(LITTLE_MEMORY.format(available=need_bytes), served.errand())
+    assert outcome(document) is ExitCode.FINE, document
+    (key,) = {stream["cache"]["key"] for stream in document["streams"].values()}
+    less = LITTLE_MEMORY.format(available=need_bytes - 1)
+    _messages, document = run(less, served.errand())
+    assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
+    _messages, document = run(less, served.errand(cached_bytes={key: 1}))
+    assert outcome(document) is ExitCode.FINE, document
+
+
+def test_what_a_ring_that_stays_has_not_made_yet_is_not_given_away(served) -> None:
+    """A new stream fits into what there is, but not beside what the other one was promised."""
+    _messages, document = run(LITTLE_MEMORY.format(available=1 << 40), served.errand())
+    signature = document["streams"]["one"]["signature"]
+    enough_for_one = LITTLE_MEMORY.format(available=RESERVE_BYTES + served.ring_bytes)
+    _messages, document = run(enough_for_one, served.errand({"one": signature}))
+    assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
+    _messages, document = run(enough_for_one, served.errand({"one": signature}, made_bytes=served.ring_bytes))
+    assert outcome(document) is ExitCode.FINE, document
+
+
+def test_a_mailbox_that_is_made_before_the_memory_is_looked_at_is_not_asked_for_twice(tmp_path, photos) -> None:
+    """The slots alone have to be had."""
+    served = Served(tmp_path, photos, {"live": {**push_stream(), "memory": "8MiB"}})
+    assert served.ring.mailbox_bytes
+    available = RESERVE_BYTES + served.ring_bytes - served.ring.mailbox_bytes
+    _messages, document = run(LITTLE_MEMORY.format(available=available), served.errand())
+    assert outcome(document) is ExitCode.FINE, document
+
+
+def test_a_scan_says_that_it_gets_on(served) -> None:
+    """Before it looks at a stream, and while it finds samples."""
+    messages, _document = run(EAGER, served.errand())
+    told = [message for message in messages if isinstance(message, ScanProgressed)]
+    assert [(message.name, message.found) for message in told] == [
+        ("", 0),
+        ("one", 0),
+        ("one", 40),
+        ("two", 0),
+        ("two", 40),
+    ]
+
+
+def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
+    """What servers may take, and what the source lets somebody's function take, wherever in it that is."""
+    (tmp_path / "mine.py").write_text("def numbers():\n    return [0] * 8\n")
+    numbers = {"type": "python", "function": "mine:numbers", "fields": {"x": "int64"}, "length_timeout_s": 1000.0}
+    source = {"type": "concat", "sources": [numbers, {**numbers, "length_timeout_s": 10.0}]}
+    streams = {"one": folder_stream(photos), "two": {"source": source, "batch_size": 4}}
+    served = Served(tmp_path, photos, streams, storage_timeout_s=50.0, storage_retries=3)
+    messages, _document = run(EAGER, served.errand())
+    patience = {message.name: message.patience_s for message in messages if isinstance(message, ScanProgressed)}
+    assert patience == {"": SILENCE_MAX_S + 2 * LOOK_MAX_S, "one": SILENCE_MAX_S + 200, "two": SILENCE_MAX_S + 1200}
+
+
+def test_what_is_to_be_logged_is_the_daemons_to_log(tmp_path, photos, capfd) -> None:
+    """So it has the form, and the least level, of all other lines."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    messages, _document = run(EAGER, Served(tmp_path, photos, cache_dir=str(cache)).errand())
+    event = "no index is kept or used: others may write into the folder"
+    said = [message for message in messages if isinstance(message, RescanLogged)]
+    assert said == [RescanLogged("warning", event, {"folder": str(cache)})] * 2
+    assert event not in "".join(capfd.readouterr())
+
+
+def test_a_line_that_no_message_can_carry_is_cut_and_written_out(served) -> None:
+    """Names of files need not be text, and reasons may be long."""
+    messages, document = run(UNPRINTABLE, served.errand())
+    (said,) = (message for message in messages if isinstance(message, RescanLogged))
+    assert said.facts["file"] == "\\udcff"
+    assert said.facts["long"] == "x" * 4_000
+    assert "enough" in document["problem"]

@@ -160,6 +160,7 @@ def worker(monkeypatch):
             layout=layout.to_wire(),
             python_path=[],
             modules={},
+            cache="off",
         )
         descriptor = index.to_memfd()
         try:

@@ -1,6 +1,7 @@
 """What a worker says of its own work."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,9 @@ from batchd.config.pixel_steps import ColorJitter
 from batchd.pipeline import laps
 from batchd.pipeline.execute import Pipeline
 from batchd.worker import stopwatch
+from batchd.worker.run_queue import RunQueue
 from batchd.worker.stopwatch import SLOW_FACTOR, Stopwatch
-from batchd_wire.orders import SLOW_LISTED_MAX
+from batchd_wire.orders import BAD_PART, SLOW_LISTED_MAX
 from support.images import jpeg, photo
 from support.pipelines import image_row
 
@@ -71,7 +73,7 @@ def test_times_are_those_of_the_parts(clock: Clock) -> None:
     work = watch.work()
 
     assert (work.busy_us, work.waited_us, work.cpu_us) == (24_000, 50_000, 18_000)
-    assert (watch.laps.names, work.parts_us) == (["read", "decode"], [6_000, 15_000])
+    assert (watch.parts, work.parts_us) == (["read", "decode", BAD_PART], [6_000, 15_000, 0])
     assert work.read_bytes == 30
 
 
@@ -86,8 +88,103 @@ def test_what_was_said_is_not_said_again(clock: Clock) -> None:
     sample(watch, clock, decode=1)
 
     assert watch.work() == watch.work()._replace(
-        busy_us=1000, waited_us=0, cpu_us=1000, parts_us=[0, 1000], read_bytes=10
+        busy_us=1000, waited_us=0, cpu_us=1000, parts_us=[0, 1000, 0], read_bytes=10
     )
+
+
+def test_the_time_of_a_bad_sample_is_neither_reading_nor_decoding(clock: Clock) -> None:
+    """Nor is it that of the sample that stands in for it, which is not slow for that."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+    sample(watch, clock, read=2, decode=5)
+    watch.begin_sample()
+    clock.pause(3)
+    watch.is_read({"image": memoryview(bytes(10))})
+    clock.run(90)
+    watch.waste_sample()
+    slow = sample(watch, clock, read=2, decode=5)
+    work = watch.work()
+
+    assert dict(zip(watch.parts, work.parts_us, strict=True)) == {"read": 4_000, "decode": 10_000, BAD_PART: 93_000}
+    assert work.busy_us == 107_000
+    assert slow is None
+
+
+def test_a_sample_that_cannot_be_read_is_a_bad_one(clock: Clock) -> None:
+    """Its file is gone, and a slow file server says so late."""
+    watch = Stopwatch()
+    watch.begin()
+    watch.begin_sample()
+    clock.pause(30)
+    watch.waste_sample()
+
+    assert watch.work().parts_us == [0, 30_000]
+
+
+def test_reading_that_takes_a_cpu_is_told_from_waiting(clock: Clock) -> None:
+    """What passes between two samples is no part of it."""
+    watch = Stopwatch()
+    watch.laps.part("decode")
+    watch.begin()
+    for _ in range(3):
+        clock.run(10)
+        watch.begin_sample()
+        clock.pause(4)
+        clock.run(2)
+        watch.is_read({})
+        clock.run(5)
+        watch.end_sample()
+
+    assert watch.work().read_cpu_us <= 3 * 6_000
+    watch.begin()
+    sample(watch, clock, read=9)
+    assert watch.work().read_cpu_us == 0
+
+
+def test_decoding_while_reading_is_slow_once(clock: Clock) -> None:
+    """Its time is not counted as reading and as computing."""
+    watch = Stopwatch()
+    watch.begin()
+    for _ in range(20):
+        watch.begin_sample()
+        clock.run(10)
+        watch.is_read({})
+        watch.end_sample()
+
+    assert watch.work().usual_us == 10_000
+
+
+def test_waiting_for_a_cpu_is_what_the_kernel_counts(clock: Clock) -> None:
+    """Of this chunk alone; and nothing where it counts nothing."""
+    waited_ns = iter([5 * MILLISECOND, 7 * MILLISECOND, 10 * MILLISECOND])
+    watch = Stopwatch(lambda: next(waited_ns))
+    watch.laps.part("decode")
+    watch.begin()
+    sample(watch, clock)
+
+    assert watch.work().cpu_wait_us == 3_000
+    assert Stopwatch().work().cpu_wait_us is None
+
+
+def test_the_kernels_count_grows_where_it_has_one(tmp_path: Path) -> None:
+    """And is unknown where it has none, or writes zeros."""
+    queue = RunQueue()
+    first_ns = queue.waited_ns()
+    if first_ns is not None:
+        later_ns = queue.waited_ns()
+        assert later_ns is not None
+        assert later_ns >= first_ns
+    queue.close()
+    assert queue.waited_ns() is None
+    assert RunQueue(tmp_path / "nothing").waited_ns() is None
+    place = tmp_path / "schedstat"
+    place.write_text("0 0 0\n")
+    assert RunQueue(place).waited_ns() is None
+    place.write_text("120048210 244707 21\n")
+    queue = RunQueue(place)
+    assert queue.waited_ns() == 244_707
+    queue.close()
 
 
 @pytest.mark.parametrize("slow", [{"decode": 9}, {"read": 9}])
@@ -169,4 +266,6 @@ def test_every_part_of_a_pipeline_takes_time() -> None:
         pipeline.run(values, 0, number, 0, row)
         watch.end_sample()
 
-    assert all(spent_us > 0 for spent_us in watch.work().parts_us)
+    *spent_us, bad_us = watch.work().parts_us
+    assert all(spent > 0 for spent in spent_us)
+    assert bad_us == 0

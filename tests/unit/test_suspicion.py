@@ -125,7 +125,7 @@ def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
 def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chunk_rows):
     """In one epoch, at any sample, often at the same one again: every batch comes, whole and in order."""
     world = DeadlyWorld(
-        set(), with_note=True, workers=2, chunk_rows_max=chunk_rows, samples=1600, batch_size=40, slots_max=4
+        set(), with_note=True, workers=2, chunk_rows_max=chunk_rows, samples=2400, batch_size=40, slots_max=4
     )
     world.subscribe(end_epoch=1)
     chance = random.Random(seed)
@@ -139,7 +139,7 @@ def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chun
         world.work(1)
         world.pull(1)
     assert killed == 100
-    assert world.trainers[1].granted == 40
+    assert world.trainers[1].granted == 60
     assert world.quarantined == set()
 
 

@@ -1,11 +1,14 @@
 """Frames of ``batchd top``: what they show of made statuses, in terminals of all sizes."""
 
 import io
+import os
+import sys
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from batchd.cli import top
 from batchd.cli.frame import bar, frame
 from batchd.diagnosis.overview import Looks, see
 from support.statuses import later, two_looks
@@ -64,6 +67,14 @@ def test_a_stalled_trainer_is_shown_as_such():
         assert words in drawn(looks.overview())
 
 
+def test_names_and_rates_are_whole_in_a_terminal_of_80_columns():
+    """As most open; the bars are shorter there."""
+    text = drawn(see(*two_looks(stream={"name": "imagenet-train"})), 80)
+
+    for expected in ("imagenet-train", "decoded/s", "delivered/s", "leased", "ready", "bad"):
+        assert expected in text
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     """Columns that matter less are left out, and long words go on in the next line."""
@@ -102,3 +113,55 @@ def test_nothing_to_show_is_said():
     assert "no trainer reads any stream" in text
     assert "no worker runs" in text
     assert text.startswith("the daemon has gone")
+
+
+class WatchedSource:
+    """A daemon of which there is an answer at some looks; the last look presses q."""
+
+    def __init__(self, news: list[bool], keys: int) -> None:
+        self.looks, self.notice = Looks(), ""
+        self._news, self._keys = iter(news), keys
+
+    def ask(self) -> None:
+        """Nothing is asked."""
+
+    def sources(self) -> list[int]:
+        """Nothing comes by itself."""
+        return []
+
+    def take(self) -> bool:
+        """What was planned; at the end, somebody has had enough."""
+        news = next(self._news, None)
+        if news is None:
+            os.write(self._keys, b"q")
+        self.notice = "no answer" if news is False and self.notice == "" else self.notice
+        return bool(news)
+
+
+class CountedScreen:
+    """Counts how often it is drawn."""
+
+    def __init__(self) -> None:
+        self.console, self.drawn = Console(file=io.StringIO(), width=80, height=24), 0
+
+    def update(self, _frame: object, *, refresh: bool) -> None:
+        """One more."""
+        self.drawn += refresh
+
+
+@pytest.mark.parametrize(
+    ("news", "drawn"),
+    [([], 1), ([True], 1), ([True, True, True], 3), ([True, False, False, False], 2), ([False, False], 1)],
+)
+def test_only_what_is_news_is_drawn(monkeypatch, news, drawn):
+    """An answer, another notice, and the first frame; not each time that something wakes it."""
+    keys, pressed = os.pipe()
+    wake = os.eventfd(0)
+    screen = CountedScreen()
+    with os.fdopen(keys) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        top._watch(WatchedSource(news, pressed), screen, wake, 0.001)
+    os.close(pressed)
+    os.close(wake)
+
+    assert screen.drawn == drawn

@@ -1,12 +1,13 @@
 """Why a trainer waits: each verdict from numbers that prove it, and none from numbers that do not."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
 from batchd.diagnosis.readings import compare
-from batchd.diagnosis.verdicts import Kind, Verdict, judge, worst
-from support.statuses import later, two_looks
+from batchd.diagnosis.verdicts import OTHER_REMEDIES, Kind, Verdict, judge, worst
+from support.statuses import Status, later, two_looks
 
 
 def verdict(**changes: object) -> Verdict:
@@ -23,6 +24,12 @@ WAITING = {"workers_s": 4.0}
 """Four of the ten seconds."""
 
 
+def replace_workers(status: Status) -> None:
+    """Others have their places, and have worked for half a second each."""
+    for worker in status["workers"]:
+        worker.update(number=worker["number"] + 100, chunks=1, busy_s=0.5)
+
+
 def test_a_full_ring_is_the_trainers_own_pace() -> None:
     """Four batches are ready at any time, and the workers have nothing to do."""
     found = verdict()
@@ -35,6 +42,25 @@ def test_a_full_ring_is_the_trainers_own_pace() -> None:
 def test_a_ring_that_is_full_but_for_the_batch_behind_the_last_one_is_full() -> None:
     """At each moment one is being filled, unless nobody has taken any for a while."""
     assert verdict(trainer={"ready_ahead": 3}).kind is Kind.TRAINER_BOUND
+
+
+def test_a_ring_that_is_shared_is_full_with_each_ones_share() -> None:
+    """Four trainers have eight slots, so none of them ever has four batches ahead."""
+    before, after = two_looks(work=BUSY, trainer={"ready_ahead": 1})
+    for status in (before, after):
+        (one,) = status["streams"][0]["subscriptions"]
+        status["streams"][0]["subscriptions"] = [dict(one, number=n, session=n) for n in range(1, 5)]
+        status["trainers"] = [dict(status["trainers"][0], session=n) for n in range(1, 5)]
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert [found.kind for found in judge(reading)] == [Kind.TRAINER_BOUND] * 4
+
+
+def test_workers_that_idle_could_have_made_more() -> None:
+    """One batch is ready, and nobody waits for the next one."""
+    assert verdict(work={"busy_s": 5.0, "cpu_s": 5.0}, trainer={"ready_ahead": 1}).kind is Kind.TRAINER_BOUND
+    assert verdict(work={"busy_s": 5.0, "cpu_s": 5.0}, trainer={"ready_ahead": 0}).kind is Kind.FED
 
 
 def test_nothing_is_wrong_where_nobody_waits_and_the_ring_is_not_full() -> None:
@@ -52,14 +78,73 @@ def test_a_slow_step_is_named_with_its_time_and_the_cores_that_it_takes() -> Non
 
     assert found.kind is Kind.DECODE_BOUND
     assert "waits 40% of the time; color_jitter takes 1.20 ms of 1.90 ms a sample" in found.proof
-    assert found.remedy == "2 cores more would end it (workers =)"
+    assert found.remedy == "2 cores more would end it; workers = 4, 6 CPUs have no worker"
 
 
 def test_a_trainer_that_only_takes_batches_is_not_told_how_many_cores_are_enough() -> None:
     """None are."""
     found = verdict(work=BUSY, waits={"workers_s": 9.9})
 
-    assert found.remedy == "it takes batches as fast as they come: each core more is 526 samples/s more"
+    assert found.remedy == (
+        "it takes batches as fast as they come: each core more is 526 samples/s more; workers = 8, 6 CPUs have no worker"
+    )
+
+
+def test_time_for_servers_of_files_is_time_of_a_core_more() -> None:
+    """It waits for its files as well, so it makes no more samples than those that there are."""
+    work = {"busy_s": 11.0, "cpu_s": 11.0, "waited_s": 8.0}
+    found = verdict(work=work, waits={"workers_s": 9.9}, parts={"decode": 11.0})
+
+    assert "each core more is 526 samples/s more" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("cpus", "remedy"),
+    [
+        (2, "2 cores more would end it; no CPU is left here: a cheaper pipeline, or a daemon on another host"),
+        (1, "2 cores more would end it; no CPU is left here: a cheaper pipeline, or a daemon on another host"),
+        (
+            3,
+            f"2 cores more would end it; 1 CPU has no worker here (workers = 3), beyond that {OTHER_REMEDIES}",
+        ),
+        (4, "2 cores more would end it; workers = 4, 2 CPUs have no worker"),
+    ],
+)
+def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> None:
+    """More workers than CPUs would only share them."""
+    before, after = two_looks(work=BUSY, waits=WAITING)
+    after["daemon"]["cpus"] = cpus
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert judge(reading)[0].remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "remedy"),
+    [
+        (4.0, "3 cores more would end it for all streams together"),
+        (
+            9.5,
+            "train-02 on other takes batches as fast as they come: each core more is 526 samples/s more, shared by 2 streams",
+        ),
+    ],
+)
+def test_the_cores_that_several_streams_want_are_added_up(wait_s: float, remedy: str) -> None:
+    """They share the workers: what would be enough for one is taken by the other, too."""
+    before, after = two_looks(work=BUSY, waits=WAITING)
+    for status in (before, after):
+        other = deepcopy(status["streams"][0]) | {"number": 2, "name": "other"}
+        other["subscriptions"] = [dict(status["streams"][0]["subscriptions"][0], number=2, session=2)]
+        if status is after:
+            other["subscriptions"][0]["waits"] = {"workers_s": wait_s, "memory_s": 0.0}
+        status["streams"].append(other)
+        status["trainers"].append(dict(status["trainers"][0], session=2, name="train-02"))
+    reading = compare(before, after)
+    assert reading is not None
+
+    (found,) = [one for one in judge(reading) if one.stream == "photos"]
+    assert found.remedy.partition("; ")[0] == remedy
 
 
 @pytest.mark.parametrize(
@@ -79,9 +164,72 @@ def test_slow_storage_is_told_from_slow_decoding(work: dict[str, float], parts: 
     assert "100.0 MB/s" in found.proof
 
 
+SLOW_STORAGE: dict[str, Any] = {
+    "work": {"busy_s": 19.0, "cpu_s": 2.0, "cpu_wait_s": 0.0},
+    "parts": {"read": 16.0, "decode": 3.0},
+    "waits": WAITING,
+}
+
+
+def remedy_with_a_cache(before: int, after: int, budget_bytes: int, hits: int = 0, folder: str | None = None) -> str:
+    """What is said to a stream of 100,000 samples of 100 kB whose cache had so many of them, and has so many now."""
+    slow = deepcopy(SLOW_STORAGE)
+    slow["work"]["cache_hits"] = hits
+    slow["work"]["read_bytes"] = (10_000 - hits) * 100_000
+    looks = two_looks(**slow)
+    for status, held in zip(looks, (before, after), strict=True):
+        cache = {"held_samples": held, "used_bytes": held * 100_000, "budget_bytes": budget_bytes, "folder": folder}
+        cache["kind"] = "encoded"
+        status["streams"][0]["cache"] = cache
+    reading = compare(*looks)
+    assert reading is not None
+    (found,) = judge(reading)
+    assert found.kind is Kind.STORAGE_BOUND
+    return found.remedy
+
+
+def test_who_waits_for_storage_is_told_what_a_cache_would_need() -> None:
+    """As much as all samples have, and a little more."""
+    found = verdict(**SLOW_STORAGE)
+
+    assert found.kind is Kind.STORAGE_BOUND
+    assert 'cache = "encoded" would read each sample once: it needs some 9.8 GiB (cache_memory =, ' in found.remedy
+
+
+def test_a_cache_that_fills_is_not_told_to_be_larger() -> None:
+    """What is to come is not known yet, but how much there is."""
+    assert remedy_with_a_cache(20_000, 30_000, 20 << 30).endswith("its cache fills: it has 30% of the samples so far")
+
+
+def test_a_cache_that_is_full_is_told_how_large_it_would_have_to_be() -> None:
+    """By what is read beside it; one that has everything is none of the reasons."""
+    full = remedy_with_a_cache(40_000, 40_000, 4 << 30, hits=4_000)
+    assert full.endswith(
+        "its cache is full, and has 40% of the samples: all of them need some 9.8 GiB (cache_memory =)"
+    )
+
+    assert remedy_with_a_cache(40_000, 40_000, 4 << 30, hits=4_000, folder="/ssd").endswith("9.8 GiB (cache_size =)")
+
+    assert "cache" not in remedy_with_a_cache(100_000, 100_000, 20 << 30, hits=9_999)
+
+
+def test_a_source_of_ones_own_is_not_told_to_get_faster_storage() -> None:
+    """What it waits for is its own affair; and arrays that it makes were read from nowhere."""
+    found = verdict(
+        work={"busy_s": 19.0, "cpu_s": 5.0, "read_bytes": 0},
+        parts={"read": 14.0, "decode": 5.0},
+        waits=WAITING,
+        stream={"own_source": True},
+    )
+
+    assert found.kind is Kind.STORAGE_BOUND
+    assert found.proof.endswith("workers wait for your source 74% of their time, 1.40 ms a sample")
+    assert found.remedy.startswith("see what its code waits for")
+
+
 def test_reading_that_takes_a_cpu_is_no_slow_storage() -> None:
     """A video is decoded while it is read, and a faster disk would not help."""
-    found = verdict(work=BUSY, parts={"read": 15.0, "resize": 4.0}, waits=WAITING)
+    found = verdict(work=BUSY | {"read_cpu_s": 14.5}, parts={"read": 15.0, "resize": 4.0}, waits=WAITING)
 
     assert found.kind is Kind.DECODE_BOUND
     assert "read takes 1.50 ms of 1.90 ms a sample, workers busy 95%" in found.proof
@@ -102,6 +250,53 @@ def test_workers_that_finish_nothing_are_not_idle() -> None:
     assert "--seconds 60" in found.remedy
 
 
+def test_workers_that_die_are_told_of_before_anything_else() -> None:
+    """What they had in hand is counted nowhere, so all numbers of work are too low."""
+    before, after = two_looks(waits=WAITING, work={"busy_s": 0.0, "cpu_s": 0.0})
+    replace_workers(after)
+    after["daemon"]["worker_deaths"] = 7
+    reading = compare(before, after)
+    assert reading is not None
+
+    (found,) = judge(reading)
+    assert found.kind is Kind.DYING_WORKERS
+    assert found.proof == "waits 40% of the time, and 7 workers died or were killed in 10 s"
+    assert "batchd bad photos" in found.remedy
+    assert not found.kind.is_healthy
+
+
+def test_workers_that_die_while_none_takes_orders_are_told_of() -> None:
+    """At the moment of the second look their successors are still starting."""
+    before, after = two_looks(waits=WAITING)
+    after["workers"] = []
+    after["daemon"]["worker_deaths"] = 2
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert judge(reading)[0].kind is Kind.DYING_WORKERS
+
+
+def test_workers_that_died_over_their_orders_did_not_idle() -> None:
+    """Their successors have other numbers, and have done a little."""
+    before, after = two_looks(work={"busy_s": 1.0, "cpu_s": 1.0})
+    replace_workers(after)
+    after["daemon"]["worker_deaths"] = 2
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert reading.utilisation == pytest.approx((1.0 + 2 * (10.0 - 0.5)) / 20)
+
+
+def test_workers_that_a_reload_has_replaced_finished_their_orders() -> None:
+    """None of them died."""
+    before, after = two_looks(work={"busy_s": 1.0, "cpu_s": 1.0})
+    replace_workers(after)
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert reading.utilisation == pytest.approx(1.0 / 20)
+
+
 def test_a_ring_that_is_too_small_leaves_workers_idle_while_somebody_waits() -> None:
     """The trainer takes four batches at once, and the ring has two slots."""
     found = verdict(
@@ -110,6 +305,15 @@ def test_a_ring_that_is_too_small_leaves_workers_idle_while_somebody_waits() -> 
 
     assert found.kind is Kind.MEMORY_BOUND
     assert "while workers idle 75%: a ring of 2 slots for a window of 4" in found.proof
+    assert found.remedy == "give it more: memory = in [streams.photos], or in [daemon]"
+
+
+def test_who_waits_for_a_slot_waits_for_memory_however_busy_another_stream_keeps_the_workers() -> None:
+    """Its wait was measured by its cause; nobody need infer it from idle workers."""
+    found = verdict(waits={"memory_s": 4.0}, stream={"slots_max": 2}, work=BUSY)
+
+    assert found.kind is Kind.MEMORY_BOUND
+    assert "waits 40% of the time, 100% of that for a free slot: a ring of 2 slots for a window of 4" in found.proof
     assert found.remedy == "give it more: memory = in [streams.photos], or in [daemon]"
 
 
@@ -142,29 +346,87 @@ def test_a_few_slow_samples_are_named() -> None:
     assert "2.0% of the samples take 49% of the time, 50 x as usual: huge.png 200 ms, big.png 100 ms" in found.proof
 
 
-def test_many_bad_samples_are_told_of() -> None:
-    """Each is read in vain."""
-    found = verdict(work=BUSY, waits=WAITING, stream={"bad_rows": 2000})
+def test_slow_samples_of_former_times_are_not_named() -> None:
+    """The list is of the stream's whole life, and the two looks of a part of it."""
+    before, after = two_looks(
+        work={"busy_s": 19.0, "cpu_s": 18.0, "slow_rows": 200, "slow_s": 9.0, "usual_sample_s": 0.0009},
+        slowest={"/data/before.png": 0.9, "/data/huge.png": 0.2},
+        waits=WAITING,
+    )
+    before["streams"][0]["work"]["slow_rows"] = 1
+    reading = compare(before, after)
+    assert reading is not None
+
+    (found,) = judge(reading)
+    assert found.kind is Kind.SLOW_SAMPLES
+    assert found.proof.endswith(" x as usual: huge.png 200 ms")
+
+
+def test_bad_samples_that_take_much_of_the_workers_time_are_told_of() -> None:
+    """Each was read and decoded in vain."""
+    found = verdict(
+        work=BUSY, parts={"read": 1.0, "decode": 8.0, "bad samples": 9.5}, waits=WAITING, stream={"bad_rows": 2000}
+    )
 
     assert found.kind is Kind.BAD_DATA
-    assert "20% of the samples are bad, 2,000 rows" in found.proof
+    assert "20% of the samples are bad, 2,000 rows, and take 50% of the workers' time" in found.proof
     assert "batchd bad photos" in found.remedy
 
 
-def test_workers_without_a_cpu_are_not_slow() -> None:
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ({"work": BUSY}, Kind.DECODE_BOUND),
+        ({"work": {"busy_s": 5.0, "cpu_s": 5.0}}, Kind.MEMORY_BOUND),
+        ({"work": BUSY | {"cpu_s": 5.0}, "parts": {"read": 14.0, "decode": 5.0}}, Kind.STORAGE_BOUND),
+    ],
+)
+def test_bad_samples_that_cost_little_are_told_beside_what_is_waited_for(numbers: dict[str, Any], kind: Kind) -> None:
+    """Without them the trainer would wait as long."""
+    found = verdict(**numbers, waits=WAITING, stream={"bad_rows": 2000})
+
+    assert found.kind is kind
+    assert found.proof.endswith(", and 20% of the samples are bad (batchd bad photos)")
+
+
+@pytest.mark.parametrize("cpu_wait_s", [12.0, None], ids=["the kernel counts", "it does not"])
+def test_workers_without_a_cpu_are_not_slow(cpu_wait_s: float | None) -> None:
     """Somebody else has the cores."""
-    found = verdict(work={"busy_s": 19.0, "cpu_s": 6.0}, waits=WAITING)
+    work = {"busy_s": 19.0, "cpu_s": 6.0, "cpu_wait_s": cpu_wait_s}
+    found = verdict(work=work, parts={"read": 1.0, "decode": 17.0}, waits=WAITING)
 
     assert found.kind is Kind.CPU_STARVED
-    assert "workers had a CPU for 32% of the time" in found.proof
+    assert "workers wanted a CPU and had none for 63% of their time" in found.proof
 
 
-def test_a_function_that_waits_is_not_taken_for_a_missing_cpu() -> None:
-    """A ``call`` may ask a server of its own."""
-    found = verdict(work={"busy_s": 19.0, "cpu_s": 6.0}, parts={"read": 0.1, "call": 15.0}, waits=WAITING)
+def test_reading_without_a_cpu_is_no_slow_storage() -> None:
+    """It takes as long as it does because others have the cores."""
+    work = {"busy_s": 19.0, "cpu_s": 6.0, "read_cpu_s": 3.0, "cpu_wait_s": 12.0}
+    found = verdict(work=work, parts={"read": 14.0, "decode": 5.0}, waits=WAITING)
+
+    assert found.kind is Kind.CPU_STARVED
+
+
+@pytest.mark.parametrize("cpu_wait_s", [0.1, None], ids=["the kernel counts", "it does not"])
+@pytest.mark.parametrize(
+    "parts", [{"read": 0.1, "call": 15.0, "decode": 3.9}, {"read": 0.1, "call": 9.0, "decode": 9.9}]
+)
+def test_a_function_that_waits_is_not_taken_for_a_missing_cpu(
+    cpu_wait_s: float | None, parts: dict[str, float]
+) -> None:
+    """A ``call`` may ask a server of its own, whether it is what takes longest or not."""
+    cpu_s = 19.0 - parts["call"]
+    found = verdict(work={"busy_s": 19.0, "cpu_s": cpu_s, "cpu_wait_s": cpu_wait_s}, parts=parts, waits=WAITING)
 
     assert found.kind is Kind.DECODE_BOUND
-    assert "call takes 1.50 ms" in found.proof
+
+
+def test_a_function_that_waits_is_not_taken_for_slow_storage() -> None:
+    """Files are decoded while they are read, and that takes a CPU."""
+    work = {"busy_s": 19.0, "cpu_s": 10.0, "read_cpu_s": 9.8}
+    found = verdict(work=work, parts={"read": 10.0, "call": 9.0}, waits=WAITING)
+
+    assert found.kind is Kind.DECODE_BOUND
 
 
 def test_waiting_for_others_in_lockstep_is_said() -> None:
@@ -261,3 +523,11 @@ def test_a_quiet_daemon_divides_by_nothing() -> None:
     assert reading is not None
 
     assert judge(reading)[0].kind is Kind.STANDS_STILL
+
+
+def test_who_waits_for_decoding_is_told_what_a_cache_of_pixels_would_need() -> None:
+    """Of photographs whose shorter side is 256 pixels long: 256 KiB each, and a little more."""
+    found = verdict(work=BUSY, parts={"read": 1.0, "decode": 18.0}, waits=WAITING, stream={"samples": 100_000})
+
+    assert found.kind is Kind.DECODE_BOUND
+    assert found.proof.endswith('(cache = "decoded", cache_short_side = 256) would need some 25.6 GiB')

@@ -11,7 +11,7 @@ from batchd.cli import peephole
 from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
-from batchd_wire.messages import AskStatus, Status
+from batchd_wire.messages import AskStatus, Status, Subscribe
 from batchd_wire.waiting import missing_samples
 from support.fake_daemon import FakeDaemon
 
@@ -33,13 +33,14 @@ def status(**live):
 
 @pytest.fixture
 def fake(tmp_path):
-    """A daemon that grants nothing before it was asked for its status."""
+    """A daemon that grants nothing before it was asked for its status by somebody who waits."""
 
     def answer(session, message):
         if isinstance(message, AskStatus):
             fake.send(session, Status(message.request, fake.status))
-            fake.grants_at_most = fake.granted_when_asked
-            fake._grant_all()
+            if fake.heard_of(Subscribe):
+                fake.grants_at_most = fake.granted_when_asked
+                fake._grant_all()
         return isinstance(message, AskStatus)
 
     with FakeDaemon(tmp_path / "run") as fake:
@@ -95,7 +96,7 @@ def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
     assert result.stderr.startswith(f"batchd: waiting for samples: {NONE_YET}")
     assert result.stderr.count("\n") == 1
     assert result.stdout.startswith(str(tmp_path / "sheet.png"))
-    assert len(fake.heard_of(AskStatus)) == 1
+    assert len(fake.heard_of(AskStatus)) == 2, "once before it waits"
 
 
 def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import batchd_client
-from support.observing import ANYWHERE, place_of
+from support.observing import ANYWHERE, asked, observer_of, place_of
 from support.settings import folder_stream
 from support.waiting import wait_until
 
@@ -33,8 +33,8 @@ def shows(page, text: str) -> bool:
 
 @pytest.fixture
 def observed(start_daemon):
-    """A daemon that is observed."""
-    return start_daemon(http=ANYWHERE)
+    """A daemon that is observed, and whose observer has something to say."""
+    return asked(start_daemon(http=ANYWHERE))
 
 
 def test_the_page_loads_and_goes_on_by_itself(observed, start_trainer, open_page):
@@ -105,6 +105,46 @@ def test_a_daemon_that_has_gone_is_shown_as_such(observed, open_page):
     open_page.complaints.clear()
 
 
+def test_a_way_that_has_gone_silent_is_shown_as_such(observed, open_page):
+    """Connections stay open and nothing comes: old numbers are not taken for new."""
+    page = open_page(address_of(observed))
+    shows(page, "serving")
+    os.kill(observer_of(observed), signal.SIGSTOP)
+    try:
+        shows(page, "Nobody has answered for")
+        assert page.locator("#state").text_content() == "gone"
+    finally:
+        os.kill(observer_of(observed), signal.SIGCONT)
+    shows(page, "serving")
+    page.locator("#notice").wait_for(state="hidden", timeout=PATIENCE_MS)
+
+
+def test_an_answer_that_is_none_is_shown_as_such(observed, open_page):
+    """Of a proxy between that has nobody behind it."""
+    page = open_page(address_of(observed))
+    shows(page, "serving")
+    page.route("**/overview.json", lambda route: route.fulfill(status=502, body="nobody is behind me"))
+    shows(page, "nobody is behind me")
+    assert page.locator("#state").text_content() == "no answer"
+    page.unroute("**/overview.json")
+    shows(page, "serving")
+    assert all("502" in complaint or "503" in complaint for complaint in open_page.complaints), "503: not answered yet"
+    open_page.complaints.clear()
+
+
+def test_a_broken_answer_stops_nothing(observed, start_trainer, open_page):
+    """The next one is drawn."""
+    start_trainer(observed.address, epochs=100).take(2)
+    broken = []
+    page = open_page("about:blank")
+    page.route("**/history.json", lambda route: (broken.append(1), route.fulfill(body="{nonsense")), times=1)
+    page.goto(address_of(observed))
+
+    page.locator("svg.plot path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
+
+    assert broken
+
+
 def test_hostile_names_are_text(start_daemon, photos, tmp_path, monkeypatch, open_page):
     """Of trainers and of files: nothing of them is done."""
     folder = shutil.copytree(photos, tmp_path / "photos")
@@ -128,8 +168,11 @@ def test_the_current_batch_is_drawn_when_somebody_opens_it(observed, start_train
     page = open_page(address_of(observed))
     shows(page, "Current batch")
     assert page.locator("details.sheet img").count() == 0
+    pictures = []
+    page.on("response", lambda one: pictures.append(one.url) if "sheet.png" in one.url and one.status == 200 else None)
     page.get_by_text("Current batch").click()
     wait_until(lambda: page.evaluate(DRAWN), "the picture is there")
+    assert len(pictures) == 1, "it is fetched twice"
     picture(page, "sheet")
 
     wait_until(lambda: len(observed.stream_status()["subscriptions"]) == 1, "only the trainer reads")

@@ -45,6 +45,7 @@ def rehearse(photos, tmp_path, daemons_folder):
     return rehearse
 
 
+@pytest.mark.jobs
 def test_a_rehearsal_goes_through_all_of_it_and_measures_nothing(rehearse):
     """Its table has every row, says in front that it is of no GPU, and has no figures that somebody could take for some."""
     done, lines = rehearse("--rehearse")

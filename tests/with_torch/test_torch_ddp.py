@@ -51,7 +51,7 @@ def numbers(steps):
     return [number for step in steps for number in step["numbers"]]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.jobs)])
 def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path, ranks):
     """All take as many steps, the last ones too, so nobody waits for others in vain."""
     said, job = run_job(daemon, ranks, tmp_path / "state.json")
@@ -66,6 +66,7 @@ def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path,
         )  # a last batch of fewer rows than ranks is read by several, and nothing else is
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_job_that_loses_a_rank_goes_on_where_its_checkpoint_is(daemon, tmp_path, ranks):
     """What all ranks read up to the checkpoint and then after it is what an uninterrupted job reads."""
@@ -83,6 +84,7 @@ def test_a_job_that_loses_a_rank_goes_on_where_its_checkpoint_is(daemon, tmp_pat
         assert after[rank] == whole[rank][done:]
 
 
+@pytest.mark.jobs
 def test_a_job_goes_on_with_another_number_of_ranks(daemon, tmp_path):
     """The rest of the epoch is read by four as it would have been by two: every sample of it, each once."""
     checkpoint = tmp_path / "state.json"

@@ -75,6 +75,7 @@ def test_the_resnet_trains_to_the_end(start, photos, tmp_path):
     assert finish(start(*resnet(photos, tmp_path / "out", 2))) == ["resuming at epoch 2, step 0", "done: 2 epochs"]
 
 
+@pytest.mark.jobs
 def test_the_resnet_goes_on_after_ctrl_c(start, photos, tmp_path):
     """With the step after its last checkpoint, which may be in the middle of an epoch."""
     out = tmp_path / "out"
@@ -93,6 +94,7 @@ def test_the_resnet_goes_on_after_ctrl_c(start, photos, tmp_path):
     assert again.returncode == 130
 
 
+@pytest.mark.jobs
 def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, tmp_path):
     """$BATCHD_ADDRESS; no folder is needed then."""
     daemon = start_daemon()
@@ -101,6 +103,7 @@ def test_the_resnet_reads_from_a_daemon_that_runs_already(start, start_daemon, t
     assert said[-1] == "done: 1 epochs"
 
 
+@pytest.mark.jobs
 def test_the_resnet_is_told_how_many_classes_a_source_without_names_has(start, start_daemon, photos, tmp_path):
     """It says what is missing, and trains once it is there."""
     listed = tmp_path / "listed.txt"
@@ -145,6 +148,7 @@ def ddp(photos, out, epochs, ranks):
     )
 
 
+@pytest.mark.jobs
 def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
     """And a later job of another number of ranks goes on."""
     said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2)))
@@ -153,6 +157,7 @@ def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
     assert said == ["resuming at epoch 2, step 0", "rank 0 of 1: epoch 2, 40 samples"]
 
 
+@pytest.mark.jobs
 def test_the_ddp_example_goes_on_after_ctrl_c(start, photos, tmp_path):
     """All ranks end, the daemon too, and the checkpoint is there."""
     checkpoint = tmp_path / "out" / "checkpoint.pt"

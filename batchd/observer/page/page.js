@@ -5,7 +5,9 @@ import { Plot, colour, fillBar, fillLegend, html, say, svg } from "/plots.js";
 const RING = ["k0", "k6", "k4"]; // leased, ready, filling
 const ringColour = (index) => RING[index];
 const LOOK_MS = 1000, HISTORY_MS = 5000, BAD_MS = 10000, SHEET_AGAIN_MS = 1000, STILL_S = 5, REST_MS_MIN = 0.01;
+const ANSWER_MS = 5000; // a way that has gone silent ends no request by itself
 const $ = (id) => document.getElementById(id);
+const get = (address) => fetch(address, { signal: AbortSignal.timeout(ANSWER_MS) });
 
 // --- words
 
@@ -192,7 +194,7 @@ class Sheet {
   constructor(stream) {
     this.stream = stream;
     this.content = html("div");
-    this.again = html("button", { type: "button" }, "draw the next");
+    this.again = html("button", { type: "button" }, "draw the current one");
     this.node = html("details", { class: "sheet" }, html("summary", {}, "Current batch"), this.content);
     this.node.addEventListener("toggle", () => this.node.open && this.ask());
     this.again.addEventListener("click", () => this.ask());
@@ -204,23 +206,24 @@ class Sheet {
       let response;
       const address = `/sheet.png?stream=${encodeURIComponent(this.stream)}`;
       do {
-        response = await fetch(address);
+        response = await get(address);
         if (response.status === 202) await new Promise((done) => setTimeout(done, SHEET_AGAIN_MS));
       } while (response.status === 202 && this.node.open);
-      await this.take(response, address);
+      await this.take(response);
     } catch {
       this.content.replaceChildren(html("p", {}, "the observer cannot be reached"), this.again);
     }
   }
 
-  async take(response, address) {
+  async take(response) {
     if (response.headers.get("Content-Type") !== "image/png") {
       const text = html("pre");
       say(text, await response.text());
       return this.content.replaceChildren(text, this.again);
     }
-    const src = `${address}&drawn=${Date.now()}`; // the observer keeps it for a while; the policy allows no blob: address
+    const src = URL.createObjectURL(await response.blob());
     const picture = html("img", { alt: `contact sheet of a batch of ${this.stream}`, src });
+    for (const event of ["load", "error"]) picture.addEventListener(event, () => URL.revokeObjectURL(src), { once: true });
     this.content.replaceChildren(picture, html("p", {}, this.again));
   }
 }
@@ -246,9 +249,15 @@ class Bad {
   async ask() {
     if (!this.node.open) return;
     this.askedMs = performance.now();
-    const response = await fetch(`/bad.json?stream=${encodeURIComponent(this.stream)}`).catch(() => null);
-    if (!response?.ok) return say(this.more, "the daemon does not say which, just now");
-    const { samples, total: all } = await response.json();
+    let found;
+    try {
+      const response = await get(`/bad.json?stream=${encodeURIComponent(this.stream)}`);
+      found = response.ok ? await response.json() : null;
+    } catch {
+      found = null;
+    }
+    if (!found) return say(this.more, "the daemon does not say which, just now");
+    const { samples, total: all } = found;
     while (this.body.children.length > samples.length) this.body.lastChild.remove();
     while (this.body.children.length < samples.length) this.body.append(html("tr"));
     samples.forEach((one, index) =>
@@ -319,34 +328,42 @@ function notice(text) {
 let lostMs = null;
 
 async function look() {
+  const askedMs = performance.now();
+  let response, told;
   try {
-    const response = await fetch("/overview.json");
-    if (response.status === 503) return notice("The daemon has not answered yet.");
-    if (!response.ok) return notice(await response.text());
-    show(await response.json());
-    lostMs = null;
+    response = await get("/overview.json");
+    told = response.ok ? await response.json() : await response.text();
   } catch {
-    lostMs ??= performance.now();
+    lostMs ??= askedMs;
     state(false, "gone");
     notice(`Nobody has answered for ${duration((performance.now() - lostMs) / 1000)}: the daemon has ended, or the way to it. Trying again.`);
+    return;
   }
+  lostMs = null;
+  if (response.ok) return show(told);
+  state(false, "no answer");
+  notice(response.status === 503 ? "The daemon has not answered yet." : told);
 }
 
 async function remember() {
-  const response = await fetch("/history.json").catch(() => null);
-  if (!response?.ok) return;
+  const response = await get("/history.json");
+  if (!response.ok) return;
   const history = await response.json();
   for (const stream of streams.values()) stream.plot(history);
 }
 
-// One after the other, and not while nobody looks.
+// One after the other, and not while nobody looks; what goes wrong once is tried again.
 async function keep(ask, everyMs) {
   for (;;) {
-    if (!document.hidden) await ask();
+    try {
+      if (!document.hidden) await ask();
+    } catch (error) {
+      console.warn(error);
+    }
     await new Promise((done) => setTimeout(done, everyMs));
   }
 }
 
-await look();
+await look().catch(console.warn); // there are streams to plot then
 keep(look, LOOK_MS);
 keep(remember, HISTORY_MS);

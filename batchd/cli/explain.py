@@ -1,0 +1,151 @@
+"""``batchd check --explain``: what is decoded of a few samples and done to them, as workers will. Runs in the user's shell.
+
+Steps on an image are one plan, made from the file's header before anything is decoded; here it is shown instead of followed.
+
+Invariant: no decoder is run, and none of people's functions is called but those that a source consists of.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from batchd.cli.table import aligned
+from batchd.config.call_steps import Call
+from batchd.config.image_steps import Decode
+from batchd.config.runtime import default_cache_dir
+from batchd.config.shape_steps import PadBatch, Ragged
+from batchd.config.sizes import round_bytes
+from batchd.config.steps import Step
+from batchd.config.tree import DaemonConfig, StreamConfig
+from batchd.core.plan import Plan, Position
+from batchd.functions.load import expect
+from batchd.functions.named import code_of
+from batchd.pipeline.cut import cut_of, steps_of
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.geometry import Cut, Move, Pad, Scale, Turn, Warp
+from batchd.pipeline.image_stage import ImagePlan
+from batchd.pipeline.record_length import record_bytes_max
+from batchd.sources.cache import IndexCache
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.index import SourceIndex
+from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.scan import scan_source
+from batchd_wire.wording import counted
+
+SAMPLES = 4
+_TITLES = ("sample", "name", "file", "decoded", "then")
+
+
+def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator[str]:
+    """Lines for one stream: its first samples, and the plan of each. Scans its source. Raises ``BatchdError`` where it cannot."""
+    whole = steps_of(stream.pipeline, stream.cache_short_side)
+    steps = list(takewhile(lambda step: not isinstance(step, Call | PadBatch | Ragged), whole))
+    if stream.source.is_live:
+        yield f"{name}: its samples are not there yet"
+        return
+    decode = next((step for step in steps if isinstance(step, Decode)), None)
+    if decode is None:
+        yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
+        return
+    python_path = daemon.python_path or ()
+    cache = IndexCache(daemon.cache_dir or default_cache_dir())
+    index = scan_source(stream.source, lambda _found: None, cache, python_path)
+    code = code_of(stream, python_path)
+    expect([str(path) for path in code.python_path], dict(code.digests))
+    plan = Plan(len(index), stream.batch_size, stream.seed, stream.shuffle, drop_last=False)
+    samples = plan.indices(Position(0, 0), 0, min(SAMPLES, plan.rows(0))).tolist()
+    if stream.cache == "decoded":
+        cut = cut_of(whole)
+        yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
+        steps = steps[:cut]
+    pipeline = Pipeline(kind_of(stream.source).columns(stream.source), steps, stream.seed, has_rows=False)
+    yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
+    kept_bytes: list[int] = []
+    yield from aligned([_TITLES, *_rows(stream, index, pipeline, samples, decode, kept_bytes)])
+    if stream.cache == "decoded" and kept_bytes:
+        need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))
+        budget = "cache_memory" if stream.cache_dir is None else "cache_size"
+        yield f"{name}: all {len(index):,} samples need some {round_bytes(need_bytes)}, if they are like these ({budget} =)"
+
+
+def _named(steps: Sequence[Step]) -> str:
+    return ", ".join(step.op for step in steps) or "nothing"
+
+
+def _rows(  # noqa: PLR0917  what is read, and how, and what comes of it
+    stream: StreamConfig,
+    index: SourceIndex,
+    pipeline: Pipeline,
+    samples: Sequence[int],
+    decode: Decode,
+    kept_bytes: list[int],
+) -> Iterator[tuple[str, ...]]:
+    reader = kind_of(stream.source).open(stream.source, index, record_bytes_max(stream.pipeline))
+    try:
+        for sample in samples:
+            yield (str(sample), reader.name(sample), *_cells(reader, pipeline, sample, decode, kept_bytes))
+    finally:
+        reader.close()
+
+
+def _cells(
+    reader: Reader, pipeline: Pipeline, sample: int, decode: Decode, kept_bytes: list[int]
+) -> tuple[str, str, str]:
+    try:
+        values = reader.read(sample)
+        plan = pipeline.plan(values, 0, sample)
+    except (SampleUnreadable, SampleUndecodable) as error:
+        return "a bad sample", "", str(error)
+    assert plan is not None, "there is a decode step"
+    kept_bytes.append(plan.geometry.height * plan.geometry.width * (1 if decode.color == "gray" else 3))
+    file = values[decode.field]
+    assert isinstance(file, memoryview), "it is decoded"
+    return f"{round_bytes(len(file))}, {_stored(plan)}", _decoded(plan), _then(plan)
+
+
+def _stored(plan: ImagePlan) -> str:
+    header = plan.header
+    turned = f", EXIF {header.orientation}" if header.orientation > 1 else ""
+    return f"{header.format} {header.width} x {header.height}{turned}"
+
+
+def _decoded(plan: ImagePlan) -> str:
+    """What leaves the decoder: all or a box, at which scale, and whether anything else is made on the way."""
+    factor, box = plan.decoding.factor, plan.decoding.box
+    height, width = -(-plan.header.height // factor), -(-plan.header.width // factor)
+    scale = f" at 1/{factor}" if factor > 1 else ""
+    if box == Cut(0, 0, height, width):
+        return f"all{scale}: {width} x {height}"
+    if plan.tiles is not None:
+        how = f"cut from {plan.tiles[0]} of {plan.tiles[1]} tiles"
+    else:
+        how = "alone" if plan.is_cut_by_decoder else f"cut from {width} x {height}"
+    return f"{box.width} x {box.height}{scale} from {box.left}, {box.top}, {how}"
+
+
+def _then(plan: ImagePlan) -> str:
+    done = [_move(move) for move in plan.decoding.moves]
+    return ", ".join([*done, *_turns(plan.geometry.turn)]) or "as it is"
+
+
+def _move(move: Move) -> str:
+    size = f"{move.width} x {move.height}"
+    match move:
+        case Scale():
+            return f"scaled to {size} ({move.interpolation})"
+        case Cut():
+            return f"cut to {size} from {move.left}, {move.top}"
+        case Pad():
+            return f"padded to {size}"
+        case Warp():
+            return f"rotated by {move.degrees:.1f} degrees"
+
+
+def _turns(turn: Turn) -> Iterator[str]:
+    """Turns are made last and together, in this order."""
+    if turn.transpose:
+        yield "transposed"
+    if turn.vertical:
+        yield "flipped upside down"
+    if turn.horizontal:
+        yield "flipped left to right"

@@ -1,0 +1,162 @@
+"""The process that the workers are forked from, as the daemon has it. DAEMON process.
+
+    first fork -> started -> [ fork -> Forked, or NotForked ]*, reap*
+    it ends -> its workers end, by the kernel -> the next fork starts another one
+
+Invariant: whoever was asked for is heard of: ``forked``, or ``failed``.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+
+import structlog
+
+from batchd.daemon import launch
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.launch import Launched
+from batchd.daemon.reserve import ADVICE
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+from batchd_wire.forks import TO_DAEMON_FROM_FORKSERVER, Fork, Forked, NotForked, Reap
+
+_log = structlog.get_logger()
+
+
+class ForkServer:
+    """Forks workers. Tells whoever asked that a worker is ``forked``, with its pidfd, or that it has ``failed`` and why."""
+
+    forked: Callable[[int, int, int], None]
+    failed: Callable[[int, str], None]
+
+    def __init__(self, watch: Watch, launched: Launched | None = None) -> None:
+        """``launched``: the first one, which was started already, and is ours from now on."""
+        self._watch = watch
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._channel: socket.socket
+        self._asked: dict[int, list[int]] = {}
+        """Workers of which nothing was heard yet, in the order in which they were asked for, which is that of the answers; each
+        with descriptors that are closed to make room for those of its answer."""
+        self._children: set[int] = set()
+        """Those of the one that there is now."""
+        if launched is not None:
+            self._adopt(launched)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None where there is none at present."""
+        return self._popen.pid if self._popen is not None else None
+
+    def fork(self, worker: int, channel: int, note: int) -> None:
+        """Start a worker with these two descriptors. Raises ``OSError``, and then nothing is heard of it."""
+        if self._popen is None:
+            self._adopt(launch.launch())
+        with ExitStack() as where_it_fails:
+            spare = [os.dup(channel), os.dup(note)]
+            where_it_fails.callback(_close, spare)
+            with suppress(ChannelClosed):  # it has just ended, which its pidfd will tell
+                send_message(self._channel, Fork(worker), [channel, note])
+            where_it_fails.pop_all()
+        self._asked[worker] = spare
+
+    def reap(self, pid: int) -> None:
+        """A worker has ended, and all is known of it. One that has outlived its fork server is reaped by others."""
+        if pid in self._children:
+            self._children.remove(pid)
+            with suppress(ChannelClosed, BlockingIOError):  # whoever is not reaped now is when the fork server ends
+                send_message(self._channel, Reap(pid))
+
+    def kill(self, reason: str) -> None:
+        """Have it end, and all of its workers with it: it does not do what it should."""
+        if self._popen is not None:
+            _log.warning("fork server killed", pid=self._popen.pid, reason=reason)
+            self._popen.kill()
+
+    def close(self) -> None:
+        """End it, whatever it does. Its workers have ended, or end with it."""
+        if self._popen is not None:
+            self._popen.kill()
+            self._popen.wait()
+            self._forget()
+            for spare in self._asked.values():
+                _close(spare)
+            self._asked.clear()
+
+    def _adopt(self, launched: Launched) -> None:
+        launched.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._popen, self._pidfd, self._channel = launched
+        self._watch.add(self._channel.fileno(), self._hear)
+        self._watch.add(self._pidfd, self._bury)
+
+    def _hear(self) -> None:
+        self._receive()
+
+    def _receive(self) -> bool:
+        """Hear what became of the first of those who were asked for; False where nothing was said."""
+        spare = next(iter(self._asked.values()), [])
+        _close(spare)
+        spare.clear()
+        try:
+            message, descriptors = receive_message(self._channel, TO_DAEMON_FROM_FORKSERVER)
+        except BlockingIOError:
+            return False
+        except ChannelClosed:
+            self._watch.remove(self._channel.fileno())
+            return False
+        except MalformedMessage as error:
+            self._watch.remove(self._channel.fileno())
+            self.kill(f"its answer cannot be read: {error}. If there are no descriptors left: {ADVICE}")
+            return False
+        self._take(message, descriptors)
+        return True
+
+    def _take(self, message: Message, descriptors: list[int]) -> None:
+        assert isinstance(message, Forked | NotForked)
+        del self._asked[message.worker]
+        if isinstance(message, NotForked):
+            self.failed(message.worker, message.reason)
+            return
+        (pidfd,) = descriptors
+        self._children.add(message.pid)
+        self.forked(message.worker, message.pid, pidfd)
+
+    def _bury(self) -> None:
+        """The kernel says that it has ended. What it reported before still counts."""
+        assert self._popen is not None
+        while self._receive():
+            pass
+        status, pid = self._popen.wait(), self._popen.pid
+        how = describe(status)
+        _log.warning("fork server ended", pid=pid, how=how, advice="its workers end with it; others are started")
+        self._forget()
+        asked, self._asked = self._asked, {}
+        for worker, spare in asked.items():
+            _close(spare)
+            self.failed(worker, f"the fork server ended ({how})")
+
+    def _forget(self) -> None:
+        for descriptor in (self._pidfd, self._channel.fileno()):
+            self._watch.remove(descriptor)
+        os.close(self._pidfd)
+        self._channel.close()
+        self._popen = None
+        self._children.clear()
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def describe(status: int) -> str:
+    """Say how a process ended, for people: by its exit status, or minus the signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"

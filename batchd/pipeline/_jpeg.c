@@ -1,0 +1,463 @@
+/* Decodes a box of a JPEG, and no more of the file than that takes. Worker process.
+ *
+ *     file    |header|########rows above##########|#####rows of the box#####|....rows below....|
+ *              read    entropy decoding alone       columns of the box: all   never looked at
+ *                                                   others: entropy decoding
+ *
+ * libjpeg-turbo does all of it; this file decides where to start and to stop, so that the pixels of the box are those that the whole
+ * picture would have there. Upsampling makes a pixel from the samples of chroma beside it, and takes the edge of what is decoded for
+ * the edge of the picture, so MARGIN columns more are decoded on either side. Rows need no margin: libjpeg keeps those around.
+ *
+ * Of a file with restart markers a smaller one is cut out first (_jpeg_cut.c), with a margin of rows too, and takes the file's place. So
+ * nothing is read of what lies above and beside the box. Where that cannot be, all of the file is read as above.
+ *
+ * What is unusual is left to other decoders, as is what libjpeg refuses by its header: decode() returns None.
+ *
+ * Invariants: no Python object is touched without the GIL; libjpeg leaves run() only through its end or by longjmp to its begin;
+ * nothing is written behind the end of the buffer, whatever the file says. What was cut has the pixels of the whole.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "_jpeg.h"
+
+#include <jerror.h>
+
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
+#error "libjpeg-turbo 2.1 or newer is needed: older ones have no jpeg_crop_scanline, or upsample 4:4:0 in another way"
+#endif
+
+#define EIGHTHS 8
+#define SCANS_MAX 200
+#define H_SAMPLING_MAX 4
+#define V_SAMPLING_MAX 4
+#define MARGIN 4 /* pixels: the neighbour of a sample of chroma, and never so few samples that libjpeg upsamples in another way */
+#define COLUMNS_BESIDE_MAX (2 * MARGIN + H_SAMPLING_MAX * DCTSIZE - 1)
+#define STRING(number) #number
+#define STRING_OF(macro) STRING(macro)
+
+struct color {
+    const char *name;
+    J_COLOR_SPACE space;
+    int channels;
+};
+
+static const struct color COLORS[] = {{"rgb", JCS_EXT_RGB, 3}, {"bgr", JCS_EXT_BGR, 3}, {"gray", JCS_GRAYSCALE, 1}};
+
+struct box {
+    int top, left, height, width;
+};
+
+struct job {
+    struct jpeg_decompress_struct jpeg;
+    struct failure failure;
+    Py_buffer data, pixels;
+    const struct color *color;
+    int eighths;
+    int height, width; /* of the whole picture, as the caller knows it */
+    struct box box; /* of the picture, and of what is cut out of it from then on */
+    struct cutting cutting;
+    unsigned char *cut; /* memory of the smaller file, or NULL */
+    int is_cut, is_planned_only;
+    int is_known; /* the header is read, and of a kind that this libjpeg decodes */
+    int columns, before; /* result: how long a row of what was decoded is, and what of it is in front of the box */
+};
+
+/* --- what libjpeg calls --- */
+
+static struct failure *failure_of(j_common_ptr jpeg) { return (struct failure *)jpeg->client_data; }
+
+static void fail(j_common_ptr jpeg)
+{
+    struct failure *failure = failure_of(jpeg);
+    (*jpeg->err->format_message)(jpeg, failure->message);
+    longjmp(failure->failed, 1);
+}
+
+/* These lose no pixel. All other warnings do. */
+static int is_harmless(int code)
+{
+    return code == JWRN_EXTRANEOUS_DATA || code == JWRN_NOT_SEQUENTIAL || code == JWRN_ADOBE_XFORM;
+}
+
+static void warned(j_common_ptr jpeg, int level)
+{
+    if (level < 0 && !is_harmless(jpeg->err->msg_code)) fail(jpeg);
+}
+
+static void print_nothing(j_common_ptr jpeg) { (void)jpeg; }
+
+static void scan_passed(j_common_ptr jpeg)
+{
+    if (((j_decompress_ptr)jpeg)->input_scan_number > SCANS_MAX) {
+        struct failure *failure = failure_of(jpeg);
+        snprintf(failure->message, sizeof failure->message, "more than %d scans", SCANS_MAX);
+        longjmp(failure->failed, 1);
+    }
+}
+
+struct jpeg_error_mgr *failing(struct failure *failure)
+{
+    jpeg_std_error(&failure->errors);
+    failure->errors.error_exit = fail;
+    failure->errors.emit_message = warned;
+    failure->errors.output_message = print_nothing;
+    return &failure->errors;
+}
+
+void limit_scans(struct jpeg_decompress_struct *jpeg)
+{
+    struct failure *failure = failure_of((j_common_ptr)jpeg);
+    failure->progress.progress_monitor = scan_passed;
+    jpeg->progress = &failure->progress;
+}
+
+/* --- which files are ours --- */
+
+int is_usual(const struct jpeg_decompress_struct *jpeg)
+{
+    const jpeg_component_info *luma = &jpeg->comp_info[0];
+    if (jpeg->num_components == 1) return jpeg->jpeg_color_space == JCS_GRAYSCALE;
+    if (jpeg->num_components != 3) return 0;
+    if (jpeg->jpeg_color_space != JCS_YCbCr && jpeg->jpeg_color_space != JCS_RGB) return 0;
+    for (int place = 1; place < 3; place++)
+        if (jpeg->comp_info[place].h_samp_factor != 1 || jpeg->comp_info[place].v_samp_factor != 1) return 0;
+    switch (luma->h_samp_factor * 10 + luma->v_samp_factor) {
+    case 11: /* 4:4:4 */
+    case 21: /* 4:2:2 */
+    case 12: /* 4:4:0 */
+    case 22: /* 4:2:0 */
+    case 41: /* 4:1:1 */
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+int is_refined(const struct jpeg_decompress_struct *jpeg)
+{
+    if (!jpeg->progressive_mode) return 1;
+    for (int component = 0; component < jpeg->num_components; component++)
+        for (int place = 0; place < DCTSIZE2; place++)
+            if (jpeg->coef_bits[component][place] != 0) return 0;
+    return 1;
+}
+
+/* --- one picture --- */
+
+static int is_inside(const struct box *box, JDIMENSION height, JDIMENSION width)
+{
+    return box->top >= 0 && box->left >= 0 && box->height > 0 && box->width > 0
+        && (JDIMENSION)box->top <= height && (JDIMENSION)box->height <= height - (JDIMENSION)box->top
+        && (JDIMENSION)box->left <= width && (JDIMENSION)box->width <= width - (JDIMENSION)box->left;
+}
+
+static void set_up(struct job *job)
+{
+    struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    jpeg->out_color_space = job->color->space;
+    jpeg->scale_num = (unsigned)job->eighths;
+    jpeg->scale_denom = EIGHTHS;
+    jpeg->dct_method = JDCT_ISLOW;
+    jpeg->do_fancy_upsampling = TRUE;
+    limit_scans(jpeg);
+}
+
+/* Which columns to decode. libjpeg moves `first` to the left, to where a row of blocks can begin. */
+static void choose_columns(struct job *job)
+{
+    struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    const JDIMENSION left = (JDIMENSION)job->box.left, right = left + (JDIMENSION)job->box.width;
+    JDIMENSION first = left > MARGIN ? left - MARGIN : 0;
+    const JDIMENSION end = jpeg->output_width - right > MARGIN ? right + MARGIN : jpeg->output_width;
+    JDIMENSION columns = end - first;
+    jpeg_crop_scanline(jpeg, &first, &columns);
+    job->before = (int)(left - first);
+    job->columns = (int)columns;
+}
+
+static int fits(const struct job *job)
+{
+    const size_t row = (size_t)job->columns * (size_t)job->jpeg.output_components;
+    return job->jpeg.output_components == job->color->channels && (JDIMENSION)job->columns == job->jpeg.output_width
+        && row <= (size_t)job->pixels.len / (size_t)job->box.height;
+}
+
+static void read_rows(struct job *job)
+{
+    struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    const size_t row_bytes = (size_t)job->columns * (size_t)job->color->channels;
+    unsigned char *pixels = job->pixels.buf;
+    int done = 0;
+    while (done < job->box.height) {
+        JSAMPROW rows[V_SAMPLING_MAX];
+        int wanted = 0;
+        for (; wanted < V_SAMPLING_MAX && done + wanted < job->box.height; wanted++)
+            rows[wanted] = pixels + (size_t)(done + wanted) * row_bytes;
+        done += (int)jpeg_read_scanlines(jpeg, rows, (JDIMENSION)wanted);
+    }
+}
+
+static void read_header(struct job *job, const unsigned char *file, size_t length)
+{
+    jpeg_mem_src(&job->jpeg, file, (unsigned long)length);
+    jpeg_read_header(&job->jpeg, TRUE);
+}
+
+/* The MCUs, of which each makes `pixels` of the scaled picture, under some of `whole` of its pixels. */
+static struct span mcus_under(int first, int length, int whole, int pixels, int sampling)
+{
+    const int margin = sampling > 1 ? MARGIN : 0;
+    const int begin = first > margin ? first - margin : 0, room = whole - first - length;
+    const int end = first + length + (room > margin ? margin : room);
+    const struct span span = {begin / pixels, (end + pixels - 1) / pixels};
+    return span;
+}
+
+/* What of the file is needed. Returns whether it can be cut at all, and that leaves anything out. */
+static int choose_tiles(struct job *job)
+{
+    const struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    const int across = jpeg->max_h_samp_factor, down = jpeg->max_v_samp_factor;
+    struct cutting *cutting = &job->cutting;
+    if (!jpeg->restart_interval || jpeg->progressive_mode || jpeg->arith_code || jpeg->comps_in_scan != jpeg->num_components) return 0;
+    if (jpeg->num_components == 1 && across * down != 1) return 0;
+    cutting->file = job->data.buf;
+    cutting->length = (size_t)job->data.len;
+    cutting->scan = (size_t)(jpeg->src->next_input_byte - cutting->file);
+    cutting->height = job->height;
+    cutting->width = job->width;
+    cutting->mcu_height = down * DCTSIZE;
+    cutting->mcu_width = across * DCTSIZE;
+    cutting->interval = (int)jpeg->restart_interval;
+    cutting->rows = mcus_under(job->box.top, job->box.height, (int)jpeg->output_height, down * job->eighths, down);
+    cutting->columns = mcus_under(job->box.left, job->box.width, (int)jpeg->output_width, across * job->eighths, across);
+    return plan_cut(cutting);
+}
+
+/* Puts a smaller file into the place of the whole, where there is one. */
+static enum verdict read_tiles(struct job *job)
+{
+    struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    size_t length;
+    if (!choose_tiles(job)) return DONE;
+    job->cut = malloc(cut_bytes_max(&job->cutting));
+    if (!job->cut) return NO_MEMORY;
+    length = cut(&job->cutting, job->cut);
+    if (!length) return DONE;
+    job->is_cut = 1;
+    job->box.top -= job->cutting.rows.first * jpeg->max_v_samp_factor * job->eighths;
+    job->box.left -= job->cutting.columns.first * jpeg->max_h_samp_factor * job->eighths;
+    jpeg_abort_decompress(jpeg);
+    read_header(job, job->cut, length);
+    set_up(job);
+    jpeg_calc_output_dimensions(jpeg);
+    return DONE;
+}
+
+/* Up to the choice of what is read of the file. */
+static enum verdict begin(struct job *job)
+{
+    struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    jpeg_create_decompress(jpeg);
+    read_header(job, job->data.buf, (size_t)job->data.len);
+    job->is_known = 1;
+    if (!is_usual(jpeg)) return NOT_MINE;
+    if ((int)jpeg->image_height != job->height || (int)jpeg->image_width != job->width) return NOT_MINE;
+    set_up(job);
+    jpeg_calc_output_dimensions(jpeg);
+    if (!is_inside(&job->box, jpeg->output_height, jpeg->output_width)) return BAD_BOX;
+    return read_tiles(job);
+}
+
+static enum verdict run(struct job *job)
+{
+    struct jpeg_decompress_struct *jpeg = &job->jpeg;
+    enum verdict verdict;
+    jpeg->err = failing(&job->failure);
+    jpeg->client_data = &job->failure;
+    if (setjmp(job->failure.failed))
+        return job->is_known && job->failure.errors.msg_code != JERR_ARITH_NOTIMPL ? BROKEN : NOT_MINE;
+    verdict = begin(job);
+    if (verdict != DONE || job->is_planned_only) return verdict;
+    jpeg_start_decompress(jpeg);
+    if (!is_refined(jpeg)) return NOT_MINE;
+    choose_columns(job);
+    if (!fits(job)) return BAD_BUFFER;
+    if (job->box.top > 0) jpeg_skip_scanlines(jpeg, (JDIMENSION)job->box.top);
+    read_rows(job);
+    return DONE;
+}
+
+static void end(struct job *job)
+{
+    jpeg_destroy_decompress(&job->jpeg);
+    free(job->cut);
+}
+
+/* --- Python --- */
+
+static PyObject *JpegError;
+
+static const struct color *color_named(const char *name)
+{
+    for (size_t place = 0; place < sizeof COLORS / sizeof *COLORS; place++)
+        if (strcmp(COLORS[place].name, name) == 0) return &COLORS[place];
+    return NULL;
+}
+
+/* For all verdicts but DONE. */
+static PyObject *told(const struct failure *failure, enum verdict verdict)
+{
+    switch (verdict) {
+    case BROKEN:
+        PyErr_SetString(JpegError, failure->message);
+        return NULL;
+    case BAD_BOX:
+        PyErr_SetString(PyExc_ValueError, "the box is empty, or reaches out of the picture");
+        return NULL;
+    case NO_MEMORY:
+        return PyErr_NoMemory();
+    case DONE:
+    case NOT_MINE:
+    case BAD_BUFFER:
+    case BAD_SCALE:
+        break;
+    }
+    Py_RETURN_NONE;
+}
+
+static enum verdict checked_run(struct job *job)
+{
+    enum verdict verdict;
+    if (job->eighths != 1 && job->eighths != 2 && job->eighths != 4 && job->eighths != 8) {
+        PyErr_Format(PyExc_ValueError, "the scale is 1, 2, 4 or 8 eighths, not %d", job->eighths);
+        return BAD_SCALE;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    verdict = run(job);
+    end(job);
+    Py_END_ALLOW_THREADS
+    return verdict;
+}
+
+static PyObject *decoded(struct job *job, const char *color)
+{
+    enum verdict verdict;
+    job->color = color_named(color);
+    if (!job->color) return PyErr_Format(PyExc_ValueError, "the color is rgb, bgr or gray, not %s", color);
+    verdict = checked_run(job);
+    if (verdict == BAD_SCALE) return NULL;
+    if (verdict == DONE) return Py_BuildValue("(ii)", job->columns, job->before);
+    if (verdict != BAD_BUFFER) return told(&job->failure, verdict);
+    return PyErr_Format(PyExc_ValueError, "%d rows of %d columns need more than the buffer's %zd bytes", job->box.height, job->columns,
+                        job->pixels.len);
+}
+
+PyDoc_STRVAR(decode_doc,
+"decode(data, pixels, color, eighths, size, box) -> (columns, before) | None\n\n"
+"Decode a box (top, left, height, width), in pixels of the scaled picture, into the writable buffer ``pixels``.\n\n"
+"``size`` is (height, width) of the whole picture, unscaled, as its header says. What is written: ``height`` rows of ``columns`` pixels,\n"
+"``before`` of which are in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
+"Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color or buffer.");
+
+static PyObject *decode(PyObject *self, PyObject *arguments)
+{
+    struct job job;
+    const char *color;
+    PyObject *result;
+    (void)self;
+    memset(&job, 0, sizeof job);
+    if (!PyArg_ParseTuple(arguments, "y*w*si(ii)(iiii):decode", &job.data, &job.pixels, &color, &job.eighths, &job.height,
+                          &job.width, &job.box.top, &job.box.left, &job.box.height, &job.box.width))
+        return NULL;
+    result = decoded(&job, color);
+    PyBuffer_Release(&job.data);
+    PyBuffer_Release(&job.pixels);
+    return result;
+}
+
+PyDoc_STRVAR(tiles_doc,
+"tiles(data, eighths, size, box) -> (taken, all) | None\n\n"
+"How many of the parts between restart markers ``decode`` would read for this box, and how many there are.\n\n"
+"None: the file is not cut for it. Nothing is decoded. Raises JpegError where the header is broken, ValueError for a wrong box.");
+
+static PyObject *tiles(PyObject *self, PyObject *arguments)
+{
+    struct job job;
+    enum verdict verdict;
+    (void)self;
+    memset(&job, 0, sizeof job);
+    if (!PyArg_ParseTuple(arguments, "y*i(ii)(iiii):tiles", &job.data, &job.eighths, &job.height, &job.width, &job.box.top,
+                          &job.box.left, &job.box.height, &job.box.width))
+        return NULL;
+    job.color = COLORS;
+    job.is_planned_only = 1;
+    verdict = checked_run(&job);
+    PyBuffer_Release(&job.data);
+    if (verdict == BAD_SCALE) return NULL;
+    if (verdict == DONE && job.is_cut) return Py_BuildValue("(ii)", job.cutting.taken, job.cutting.all);
+    return told(&job.failure, verdict);
+}
+
+PyDoc_STRVAR(transcode_doc,
+"transcode(data, size, tile_width) -> bytes | None\n\n"
+"The same picture, coefficient by coefficient, as a baseline JPEG with a restart marker about every ``tile_width`` pixels of a row.\n\n"
+"``size`` is (height, width) as its header says. None: a file of a kind that is not cut (inks, unusual subsampling, missing scans), or\n"
+"that cannot be a baseline file.\n"
+"Raises JpegError where the file is broken anywhere, ValueError where ``tile_width`` is not positive.");
+
+static PyObject *transcoded(PyObject *self, PyObject *arguments)
+{
+    struct transcoding job;
+    Py_buffer data;
+    PyObject *result;
+    enum verdict verdict;
+    (void)self;
+    memset(&job, 0, sizeof job);
+    if (!PyArg_ParseTuple(arguments, "y*(ii)i:transcode", &data, &job.height, &job.width, &job.tile_width)) return NULL;
+    if (job.tile_width <= 0) {
+        PyBuffer_Release(&data);
+        return PyErr_Format(PyExc_ValueError, "tiles are 1 pixel wide or more, not %d", job.tile_width);
+    }
+    job.data = data.buf;
+    job.length = (size_t)data.len;
+    Py_BEGIN_ALLOW_THREADS
+    verdict = transcode(&job);
+    Py_END_ALLOW_THREADS
+    result = verdict == DONE ? PyBytes_FromStringAndSize((const char *)job.made, (Py_ssize_t)job.made_length)
+                             : told(&job.failure, verdict);
+    end_transcoding(&job);
+    PyBuffer_Release(&data);
+    return result;
+}
+
+static PyMethodDef METHODS[] = {
+    {"decode", decode, METH_VARARGS, decode_doc},
+    {"tiles", tiles, METH_VARARGS, tiles_doc},
+    {"transcode", transcoded, METH_VARARGS, transcode_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_jpeg", "Boxes of JPEGs, by libjpeg-turbo.", -1, METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__jpeg(void)
+{
+    PyObject *module = PyModule_Create(&MODULE);
+    if (!module) return NULL;
+    JpegError = PyErr_NewExceptionWithDoc("batchd.pipeline._jpeg.JpegError", "A broken JPEG, in libjpeg's words.",
+                                          PyExc_ValueError, NULL);
+    if (!JpegError || PyModule_AddObjectRef(module, "JpegError", JpegError) < 0
+        || PyModule_AddIntConstant(module, "COLUMNS_BESIDE_MAX", COLUMNS_BESIDE_MAX) < 0
+        || PyModule_AddStringConstant(module, "LIBJPEG_TURBO_VERSION", STRING_OF(LIBJPEG_TURBO_VERSION)) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,86 @@
+/* What the parts of the extension share. Worker process, and the writers of `batchd prepare`.
+ *
+ *     _jpeg.c             decodes a box; what Python sees
+ *     _jpeg_cut.c         a smaller JPEG out of the bytes of one with restart markers, without libjpeg
+ *     _jpeg_transcode.c   restart markers for a JPEG that has none
+ *
+ * Invariant: Python is known to _jpeg.c alone.
+ */
+#ifndef BATCHD_JPEG_H
+#define BATCHD_JPEG_H
+
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <jpeglib.h>
+
+enum verdict { DONE, BROKEN, NOT_MINE, BAD_BOX, BAD_BUFFER, BAD_SCALE, NO_MEMORY };
+
+/* --- how libjpeg fails --- */
+
+/* What a client_data of libjpeg points to. Whoever has one has set `failed` before libjpeg is called. */
+struct failure {
+    struct jpeg_error_mgr errors;
+    struct jpeg_progress_mgr progress;
+    jmp_buf failed;
+    char message[JMSG_LENGTH_MAX];
+};
+
+/* The error manager that leaves by longjmp: at an error, and at a warning that may cost a pixel. */
+struct jpeg_error_mgr *failing(struct failure *failure);
+
+/* Ends a file of too many scans. */
+void limit_scans(struct jpeg_decompress_struct *jpeg);
+
+/* One or three components, whose chroma is not larger than their luma. */
+int is_usual(const struct jpeg_decompress_struct *jpeg);
+
+/* Is there every bit of every coefficient? Otherwise libjpeg guesses, from blocks around. */
+int is_refined(const struct jpeg_decompress_struct *jpeg);
+
+/* --- _jpeg_cut.c --- */
+
+struct span {
+    int first, end;
+};
+
+/* A picture, and what of it is wanted: `rows` and `columns` are of MCUs, and become those that are taken. */
+struct cutting {
+    const unsigned char *file;
+    size_t length, scan; /* bytes; where the image data begin */
+    int height, width, mcu_height, mcu_width; /* pixels */
+    int interval; /* MCUs between two restart markers, or 0 */
+    struct span rows, columns;
+    int taken, all; /* result: restart intervals */
+};
+
+/* Widens what is wanted to whole intervals. Returns whether less than all in front of its last row is left. */
+int plan_cut(struct cutting *cutting);
+
+/* Bytes that `cut` writes at most. */
+size_t cut_bytes_max(const struct cutting *cutting);
+
+/* Writes the smaller file, of cut_bytes_max() at most. Returns its bytes, or 0 where the file is not as its header says. */
+size_t cut(const struct cutting *cutting, unsigned char *into);
+
+/* --- _jpeg_transcode.c --- */
+
+struct transcoding {
+    struct jpeg_decompress_struct from;
+    struct jpeg_compress_struct to;
+    struct jpeg_destination_mgr destination;
+    struct failure failure;
+    const unsigned char *data;
+    size_t length;
+    int height, width; /* pixels, as the caller knows them */
+    int tile_width; /* pixels */
+    unsigned char *made; /* result, from malloc, also where it fails */
+    size_t made_length, made_room;
+};
+
+/* Writes the same coefficients as a baseline file with restart markers. DONE, BROKEN, NOT_MINE or NO_MEMORY. */
+enum verdict transcode(struct transcoding *transcoding);
+void end_transcoding(struct transcoding *transcoding);
+
+#endif

@@ -1,0 +1,20 @@
+from typing_extensions import Buffer
+
+COLUMNS_BESIDE_MAX: int
+LIBJPEG_TURBO_VERSION: str
+
+class JpegError(ValueError): ...
+
+def decode(
+    data: Buffer,
+    pixels: Buffer,
+    color: str,
+    eighths: int,
+    size: tuple[int, int],
+    box: tuple[int, int, int, int],
+    /,
+) -> tuple[int, int] | None: ...
+def tiles(
+    data: Buffer, eighths: int, size: tuple[int, int], box: tuple[int, int, int, int], /
+) -> tuple[int, int] | None: ...
+def transcode(data: Buffer, size: tuple[int, int], tile_width: int, /) -> bytes | None: ...

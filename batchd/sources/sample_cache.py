@@ -1,0 +1,224 @@
+"""Samples as they were first read, in shared memory. The daemon makes it; workers fill it and read it, and ask nobody.
+
+    0       8         16        24     32     40      4096                    first extent                          budget
+    +-------+---------+---------+------+------+-------+-----------------------+----------------+----------------+----
+    | magic | samples | allowed | used | seed | zeros | index: uint64 for each| records ...    | records ...    | ...
+    +-------+---------+---------+------+------+-------+-----------------------+----------------+----------------+----
+
+    index[sample]    0: not here; else where its record begins
+    record           | sample | facts bytes, uint32 | values bytes, uint64 | facts | values |     see ``cached_reader``
+    claims           a second memory: who appends a byte to it owns the extent of the byte's number, for ever
+
+``magic``, ``samples`` and ``allowed`` (how many bytes may be in use at present) have one writer, the daemon; ``used`` and
+``seed`` are of caches on disk (``disk_cache``), of which header and index alone are in memory. A record belongs to the worker
+that owns its extent. An entry of the index may have several writers: each of them has a whole record of the same sample, and
+whichever comes last is as good.
+
+The kernel appends for one process after the other, so there is no lock that a dead one could hold. A worker that is killed takes
+the rest of its extent along, and nothing else: its entry is written last, after the call that wrote the record. No page is
+touched before it was written by such a call, which says where there is no memory, instead of SIGBUS.
+
+That an entry is seen after its record is what x86-64 guarantees for stores in this order. Elsewhere the return from a system call
+and some of the interpreter lie between them.
+
+Invariant: what the index names is a whole record, and never changes.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd import failpoints
+
+MAGIC = int.from_bytes(b"BATCHDC1", "little")
+HEADER_BYTES = 4096
+ENTRY = np.dtype("<u8")
+ENTRY_BYTES = ENTRY.itemsize
+EXTENT_BYTES_MAX = 4 << 20
+EXTENTS_MIN = 64
+"""Of a small cache, so that what workers have begun and not filled is a small part of it."""
+PAGE_BYTES = 4096
+RECORD_ALIGNMENT_BYTES = 64
+_RECORD = Struct("<QIQ")
+_NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}
+
+
+class HeaderNumber(IntEnum):
+    """The numbers of the header, uint64 each. Of one on disk ``USED`` is how far its file has grown, ``SEED`` its checksums'."""
+
+    MAGIC = 0
+    SAMPLES = 1
+    ALLOWED = 2
+    USED = 3
+    SEED = 4
+
+
+class CacheForm(NamedTuple):
+    """Where everything lies in a cache for so many ``samples``, of ``budget_bytes`` bytes."""
+
+    samples: int
+    budget_bytes: int
+
+    @property
+    def records_start(self) -> int:
+        """The first byte of the first extent."""
+        return _rounded_up(HEADER_BYTES + ENTRY_BYTES * self.samples, PAGE_BYTES)
+
+    @property
+    def extent_bytes(self) -> int:
+        """The size of each extent, in whole pages."""
+        share = (self.budget_bytes - self.records_start) // EXTENTS_MIN
+        return max(PAGE_BYTES, min(EXTENT_BYTES_MAX, share // PAGE_BYTES * PAGE_BYTES))
+
+    @property
+    def extents(self) -> int:
+        """How many of them there are; 0 or less where the index takes all."""
+        return (self.budget_bytes - self.records_start) // self.extent_bytes
+
+
+class CacheHeader:
+    """The header and the index of a cache for so many ``samples``, as the daemon has them mapped."""
+
+    def __init__(self, samples: int, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, HEADER_BYTES + ENTRY_BYTES * samples)
+        self._numbers = np.frombuffer(self._memory, ENTRY, HEADER_BYTES // ENTRY_BYTES)
+        self._index = np.frombuffer(self._memory, ENTRY, samples, HEADER_BYTES)
+
+    @property
+    def held_samples(self) -> int:
+        """How many samples are in it. Looks at all entries: half a ms for each million."""
+        return int(np.count_nonzero(self._index))
+
+    def close(self) -> None:
+        """Unmap it."""
+        del self._numbers, self._index
+        self._memory.close()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of a cache on disk, how far its file has grown."""
+        return int(self._numbers[HeaderNumber.USED])
+
+    def write(self, entries: npt.NDArray[np.uint64] | None = None, used_bytes: int = 0, seed: int = 0) -> None:
+        """Say what it is, of a new cache, and what is in it already; nothing may be kept before it is allowed."""
+        if entries is not None:
+            self._index[:] = entries
+        self._numbers[HeaderNumber.USED] = used_bytes
+        self._numbers[HeaderNumber.SEED] = seed
+        self._numbers[HeaderNumber.SAMPLES] = len(self._index)
+        self._numbers[HeaderNumber.MAGIC] = MAGIC
+
+    def allow(self, allowed_bytes: int) -> None:
+        """Let workers use so many bytes of it, from now on; what they use already stays."""
+        self._numbers[HeaderNumber.ALLOWED] = allowed_bytes
+
+
+def check_header(memory: memoryview) -> memoryview:
+    """The numbers of the header at the beginning of a cache's memory."""
+    header = memory[:HEADER_BYTES].cast("Q")
+    assert header[HeaderNumber.MAGIC] == MAGIC, "the daemon makes caches of this version"
+    return header
+
+
+class SampleCache:
+    """A cache as a worker has it: of one stream, not for several threads at once. The descriptors stay the caller's."""
+
+    def __init__(self, data: int, claims: int) -> None:
+        self._data = os.dup(data)
+        # Opened anew: where one has appended to is a fact of the open file, which all who got this descriptor share.
+        self._claims = os.open(f"/proc/self/fd/{claims}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        size = os.fstat(data).st_size
+        mapped = mmap.mmap(data, size)
+        mapped.madvise(mmap.MADV_DONTDUMP)
+        memory = memoryview(mapped)
+        self._header = check_header(memory)
+        self._form = CacheForm(self._header[HeaderNumber.SAMPLES], size)
+        self._index = memory[HEADER_BYTES : HEADER_BYTES + ENTRY_BYTES * self._form.samples].cast("Q")
+        self._records = memory.toreadonly()
+        self._extent_bytes, self._records_start = self._form.extent_bytes, self._form.records_start
+        self._room_start = self._room_end = 0
+
+    def close(self) -> None:
+        """Close the descriptors; the mapping ends with the last value that lies in it."""
+        os.close(self._data)
+        os.close(self._claims)
+
+    def __contains__(self, sample: int) -> bool:
+        return self._index[sample] != 0
+
+    def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
+        """The facts and the values of a sample, in place and for as long as they are wanted; None where it is not here."""
+        start = self._index[sample]
+        if start == 0:
+            return None
+        known, facts_bytes, values_bytes = _RECORD.unpack_from(self._records, start)
+        facts_start = start + _RECORD.size
+        values_start = facts_start + facts_bytes
+        if known != sample:  # where stores are not seen in order, the entry may be seen first
+            return None
+        return self._records[facts_start:values_start], self._records[values_start : values_start + values_bytes]
+
+    def has_room(self, values_bytes: int) -> bool:
+        """Would a sample of so many bytes be kept, as far as this worker can tell?"""
+        size = _rounded_up(_RECORD.size + values_bytes, RECORD_ALIGNMENT_BYTES)
+        return self._room_start + size <= self._room_end or self._claimable(-(-size // self._extent_bytes))
+
+    def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> None:
+        """Keep a sample of which ``values`` are the contiguous buffers, if there is room for it, and memory."""
+        values_bytes = sum(memoryview(value).nbytes for value in values)
+        size = _RECORD.size + len(facts) + values_bytes
+        start = self._room(_rounded_up(size, RECORD_ALIGNMENT_BYTES))
+        if start is None:
+            return
+        failpoints.passing("worker.cache.claimed", sample)
+        try:
+            written = os.pwritev(self._data, [_RECORD.pack(sample, len(facts), values_bytes), facts, *values], start)
+        except OSError as error:
+            if error.errno not in _NO_MEMORY:
+                raise
+            return
+        failpoints.passing("worker.cache.written", sample)
+        if written == size:
+            self._index[sample] = start  # one aligned store: it is there, or it is not
+            failpoints.passing("worker.cache.entered", sample)
+
+    def _room(self, size: int) -> int | None:
+        """Take so many bytes of the extent in hand, or of further ones; None where there is no room."""
+        start = self._room_start
+        if start + size <= self._room_end:
+            self._room_start += size
+            return start
+        count = -(-size // self._extent_bytes)
+        first = self._claim(count)
+        if first is None:
+            return None
+        start = self._records_start + first * self._extent_bytes
+        end = start + count * self._extent_bytes
+        if end - start - size > self._room_end - self._room_start:
+            self._room_start, self._room_end = start + size, end
+        return start
+
+    def _claimable(self, count: int) -> bool:
+        claimed = os.fstat(self._claims).st_size
+        end = self._records_start + (claimed + count) * self._extent_bytes
+        return end <= min(self._header[HeaderNumber.ALLOWED], self._form.budget_bytes)
+
+    def _claim(self, count: int) -> int | None:
+        """The first of so many extents in a row, which are this worker's from now on."""
+        if not self._claimable(count):
+            return None
+        os.write(self._claims, bytes(count))
+        behind = os.lseek(self._claims, 0, os.SEEK_CUR)
+        # Others may have taken the last ones in the meantime.
+        return behind - count if behind <= self._form.extents else None
+
+
+def _rounded_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

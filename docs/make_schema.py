@@ -1,0 +1,24 @@
+"""Write batchd/config/schema.json, the JSON Schema of batchd.toml: ``python docs/make_schema.py > batchd/config/schema.json``."""
+
+import json
+import sys
+
+from batchd.config import kinds
+
+kinds.IS_WHOLE = True
+
+
+def main() -> None:
+    """Print the schema."""
+    from batchd.config.tree import Config  # noqa: PLC0415  what it is made of is decided above
+
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Config.model_json_schema(),
+        "title": "batchd.toml",
+    }
+    sys.stdout.write(json.dumps(schema, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The process that workers are forked from dies, stops, or cannot fork: trainers see a delay and nothing else."""
+
+import os
+import signal
+
+import batchd_client
+from support.expected import Expected
+from support.kernel import descriptors_of, is_alive, is_stopped
+from support.seen import samples, see
+from support.settings import folder_stream
+from support.waiting import wait_until
+
+
+def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
+    """The kernel ends them with it, whatever they had in hand; every sample comes once, in its place."""
+    daemon = start_daemon(workers=2, chunk_rows=1)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=3)
+        seen = see(stream, 1)
+        for _ in range(2):
+            workers, server = daemon.worker_pids(), daemon.fork_server_pid()
+            os.kill(server, signal.SIGKILL)
+            wait_until(lambda workers=workers: not any(map(is_alive, workers)), "its workers are gone")
+            seen += see(stream, 1)
+            wait_until(lambda: len(daemon.worker_pids()) == 2, "there are others")
+        seen += [batch for _ in range(3) for batch in see(stream)]
+
+    expected = Expected(daemon.config)
+    assert seen == expected.epoch(0) + expected.epoch(1) + expected.epoch(2)
+    assert [line["how"] for line in daemon.log_lines("fork server ended")] == ["signal 9 (SIGKILL)"] * 2
+    assert daemon.stream_status()["quarantined_samples"] == 0
+
+
+def test_a_sample_is_not_blamed_for_the_death_of_the_fork_server(start_daemon):
+    """It is in hand each time, alone in its chunk."""
+    daemon = start_daemon(workers=1, chunk_rows=1, lasting_faults={"worker.sample.begin:17": "stop"})
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        for _ in range(4):
+            stopped = wait_until(
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+            )
+            os.kill(daemon.fork_server_pid(), signal.SIGKILL)
+            wait_until(lambda pids=stopped: not any(map(is_alive, pids)), "it is gone")
+        status = daemon.stream_status()
+        assert status["quarantined_samples"] == status["bad_samples"] == 0
+        del stream
+
+
+def test_one_that_dies_again_and_again_is_started_less_and_less_often(start_daemon):
+    """The daemon answers meanwhile, says what it tries, and ends when it is told to."""
+    daemon = start_daemon(workers=1, lasting_faults={"forks.order.received": "kill"})
+    failures = wait_until(lambda: daemon.log_lines("worker not started")[2:], "three workers were not started")
+    assert failures[0]["reason"] == "the fork server ended (signal 9 (SIGKILL))"
+    assert daemon.status()["daemon"]["worker_deaths"] >= 3
+    assert daemon.terminate() == 0
+
+
+def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_daemon):
+    """Who is forked already needs it no more; the daemon ends in time, too."""
+    daemon = start_daemon(workers=2)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        daemon.worker_pids()
+        server = daemon.fork_server_pid()
+        os.kill(server, signal.SIGSTOP)
+        assert samples(see(stream)) == list(range(40))
+    assert daemon.terminate() == 0
+    assert not is_alive(server)
+
+
+def test_a_worker_that_dies_while_it_is_stopped_is_noticed_at_once(start_daemon):
+    """The kernel tells the daemon; the rows of the dead one are filled by the other."""
+    daemon = start_daemon(workers=2, chunk_rows=1)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 1)
+        victim = min(daemon.worker_pids())
+        os.kill(daemon.fork_server_pid(), signal.SIGSTOP)
+        os.kill(victim, signal.SIGSEGV)
+        seen += see(stream)
+    assert seen == Expected(daemon.config).epoch(0)
+    (line,) = daemon.log_lines("worker ended")
+    assert (line["pid"], line["how"]) == (victim, "signal 11 (SIGSEGV)")
+    os.kill(daemon.fork_server_pid(), signal.SIGCONT)
+    wait_until(lambda: len(daemon.worker_pids()) == 2, "another one is forked when it goes on")
+
+
+def test_workers_are_as_random_as_ever(start_daemon, photos, tmp_path):
+    """Functions of people's own may ask the random numbers of Python and of NumPy, of which each worker has its own."""
+    (tmp_path / "chance.py").write_text(
+        "import os, random\nimport numpy as np\n"
+        "def draw(sample, rng):\n"
+        "    drawn = [os.getpid(), random.getrandbits(48), np.random.randint(1 << 48)]\n"
+        '    return {"image": np.array(drawn, np.int64)}\n'
+    )
+    draw = {"op": "call", "function": "chance:draw", "outputs": {"image": "int64[3]"}}
+    stream = folder_stream(photos, batch_size=4, pipeline=[{"op": "decode"}, draw])
+    daemon = start_daemon({"photos": stream}, python_path=[str(tmp_path)], workers=3, chunk_rows=1)
+    with batchd_client.connect(daemon.address) as connection:
+        drawn = [row for batch in connection.stream("photos", epochs=1) for row in batch["image"].tolist()]
+    pids, ours, numpys = zip(*drawn, strict=True)
+    assert len(set(pids)) > 1
+    assert len(set(ours)) == len(set(numpys)) == len(drawn)
+
+
+def test_a_worker_has_its_channel_and_its_note_and_nothing_else(start_daemon):
+    """Neither of the fork server nor of workers that came before it."""
+    daemon = start_daemon(workers=3)
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+    for pid in daemon.worker_pids():
+        held = list(descriptors_of(pid).values())
+        assert [sum(what in target for target in held) for what in ("socket:", "note", "pidfd")] == [1, 1, 0], held

@@ -1,0 +1,197 @@
+/* Throws broken JPEGs at the extension, to decode boxes and to write them anew, for so many seconds: what `make fuzz-jpeg` runs.
+ *
+ *     jpeg SECONDS SEED FILE...        the last file that was tried is in jpeg-last.bin, with its box in the first 32 bytes
+ *
+ * The libjpeg of a system is not compiled with AddressSanitizer (for one that is: make fuzz-jpeg LIBJPEG=/path/to/libjpeg.a). So a file
+ * lies in front of a page that cannot be read, and the pixels in front of one that cannot be written: a byte too many is a fault at once,
+ * whoever reads or writes it. What is cut out of a file, and what is written anew, is in memory that AddressSanitizer guards: the code
+ * that fills it is compiled with it. Nothing of Python is called: its symbols stay unresolved.
+ */
+#include "../../batchd/pipeline/_jpeg.c"
+
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FILE_BYTES_MAX (1 << 17)
+#define PIXELS_BYTES_MAX (1 << 22)
+#define SIDE_MAX 2000
+#define PAGE 4096
+
+static uint64_t state;
+
+static uint32_t below(uint32_t end)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)((state >> 16) % end);
+}
+
+/* `bytes` of memory, whose last one is the last before a page that nobody may touch. */
+static unsigned char *guarded(size_t bytes)
+{
+    size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
+    unsigned char *memory = mmap(NULL, whole + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory + whole, PAGE, PROT_NONE)) abort();
+    return memory + whole - bytes;
+}
+
+static size_t read_file(const char *path, unsigned char *into)
+{
+    FILE *file = fopen(path, "rb");
+    size_t length;
+    if (!file) abort();
+    length = fread(into, 1, FILE_BYTES_MAX, file);
+    fclose(file);
+    return length;
+}
+
+/* Break it in one to six places: bits, bytes, lengths of segments, cuts, repetitions, markers. */
+static size_t broken(unsigned char *file, size_t length)
+{
+    for (uint32_t times = below(6); times-- > 0 && length > 64;) {
+        const size_t place = below(3) ? below((uint32_t)length) : below(length < 700 ? (uint32_t)length : 700);
+        const size_t run = 1 + below(64);
+        switch (below(8)) {
+        case 0: file[place] ^= (unsigned char)(1 << below(8)); break;
+        case 1: file[place] = (unsigned char)below(256); break;
+        case 2: file[place] = (unsigned char)(below(2) ? 0xff : 0); break;
+        case 3: length = 64 + below((uint32_t)length - 63); break;
+        case 4:
+            if (place + 2 * run < length && length + run <= FILE_BYTES_MAX) {
+                memmove(file + place + run, file + place, length - place);
+                length += run;
+            }
+            break;
+        case 5:
+            if (place + run < length) {
+                memmove(file + place, file + place + run, length - place - run);
+                length -= run;
+            }
+            break;
+        case 6:
+            if (place + 2 < length) {
+                file[place] = 0xff;
+                file[place + 1] = (unsigned char)(0xc0 + below(64));
+            }
+            break;
+        default:
+            for (size_t i = 0; i < run && place + i < length; i++) file[place + i] = (unsigned char)below(256);
+        }
+    }
+    return length;
+}
+
+/* The size that its first frame announces, as `probe` would read it; sometimes a lie. */
+static void measure(struct job *job, const unsigned char *file, size_t length)
+{
+    for (size_t i = 2; i + 9 < length; i++)
+        if (file[i] == 0xff && file[i + 1] >= 0xc0 && file[i + 1] <= 0xcf && file[i + 1] != 0xc4 && file[i + 1] != 0xc8
+            && file[i + 1] != 0xcc) {
+            job->height = file[i + 5] << 8 | file[i + 6];
+            job->width = file[i + 7] << 8 | file[i + 8];
+            return;
+        }
+}
+
+static int side(int whole, int eighths) { return (whole * eighths + EIGHTHS - 1) / EIGHTHS; }
+
+static void choose(struct job *job)
+{
+    static const int scales[] = {1, 2, 4, 8, 8, 8};
+    int height, width;
+    job->eighths = scales[below(6)];
+    job->color = &COLORS[below(3)];
+    height = side(job->height, job->eighths);
+    width = side(job->width, job->eighths);
+    job->box.top = (int)below((uint32_t)height + 1);
+    job->box.left = (int)below((uint32_t)width + 1);
+    job->box.height = below(3) ? (int)below((uint32_t)(height - job->box.top) + 1) : height - job->box.top;
+    job->box.width = below(3) ? (int)below((uint32_t)(width - job->box.left) + 1) : width - job->box.left;
+    if (below(20) == 0) job->box.left += (int)below(70000) - 35000;
+    if (below(20) == 0) job->box.height = (int)below(1u << 31);
+}
+
+/* As much memory as the caller of the extension would give it, and rarely less. */
+static size_t bytes_for(const struct job *job)
+{
+    const int whole = side(job->width, job->eighths), wanted = job->box.width + COLUMNS_BESIDE_MAX;
+    size_t bytes;
+    if (job->box.height <= 0 || job->box.width <= 0) return 16;
+    bytes = (size_t)job->box.height * (size_t)(wanted < whole ? wanted : whole) * (size_t)job->color->channels;
+    if (bytes > PIXELS_BYTES_MAX) bytes = PIXELS_BYTES_MAX;
+    return below(16) ? bytes : 1 + below((uint32_t)bytes);
+}
+
+static void note(int descriptor, const struct job *job)
+{
+    const int facts[8] = {job->eighths,  (int)(job->color - COLORS), job->height,    job->width,
+                          job->box.top, job->box.left,              job->box.height, job->box.width};
+    if (pwrite(descriptor, facts, sizeof facts, 0) < 0 || ftruncate(descriptor, sizeof facts + job->data.len)
+        || pwrite(descriptor, job->data.buf, (size_t)job->data.len, sizeof facts) < 0)
+        abort();
+}
+
+/* Writes a file anew, and, where that can be, the result once more: it must be one that can be read. */
+static enum verdict write_anew(const struct job *job, struct transcoding *anew)
+{
+    enum verdict verdict;
+    memset(anew, 0, sizeof *anew);
+    anew->data = job->data.buf;
+    anew->length = (size_t)job->data.len;
+    anew->height = job->height;
+    anew->width = job->width;
+    anew->tile_width = 1 + (int)below(200);
+    verdict = transcode(anew);
+    if (verdict == DONE) {
+        struct transcoding again = {.data = anew->made, .length = anew->made_length, .height = job->height, .width = job->width};
+        again.tile_width = anew->tile_width;
+        if (transcode(&again) != DONE) abort();
+        end_transcoding(&again);
+    }
+    end_transcoding(anew);
+    return verdict;
+}
+
+int main(int count, char **arguments)
+{
+    static unsigned char file[2 * FILE_BYTES_MAX];
+    unsigned char *const files = guarded(2 * FILE_BYTES_MAX), *const memory = guarded(PIXELS_BYTES_MAX);
+    const int last = open("jpeg-last.bin", O_RDWR | O_CREAT | O_TRUNC, 0666);
+    unsigned long verdicts[NO_MEMORY + 1] = {0}, written[NO_MEMORY + 1] = {0}, tries = 0, cuts = 0;
+    time_t until;
+    if (count < 4 || last < 0) return 2;
+    until = time(NULL) + atoi(arguments[1]);
+    state = 0x9e3779b97f4a7c15u + (uint64_t)atoi(arguments[2]);
+    for (; tries % 256 || time(NULL) < until; tries++) {
+        struct job job;
+        size_t length = broken(file, read_file(arguments[3 + below((uint32_t)count - 3)], file)), bytes;
+        memset(&job, 0, sizeof job);
+        measure(&job, file, length);
+        if (job.height > SIDE_MAX || job.width > SIDE_MAX) continue;
+        if (below(50) == 0) job.height++;
+        choose(&job);
+        job.data.buf = memcpy(files + 2 * FILE_BYTES_MAX - length, file, length);
+        job.data.len = (Py_ssize_t)length;
+        bytes = bytes_for(&job);
+        job.pixels.buf = memory + PIXELS_BYTES_MAX - bytes;
+        job.pixels.len = (Py_ssize_t)bytes;
+        note(last, &job);
+        verdicts[run(&job)]++;
+        cuts += (unsigned long)job.is_cut;
+        end(&job);
+        if (below(8) == 0) {
+            struct transcoding anew;
+            written[write_anew(&job, &anew)]++;
+        }
+    }
+    printf("%lu files: %lu decoded, %lu broken, %lu for others, %lu with a wrong box, %lu with too little memory\n", tries,
+           verdicts[DONE], verdicts[BROKEN], verdicts[NOT_MINE], verdicts[BAD_BOX], verdicts[BAD_BUFFER]);
+    printf("of %lu a part was cut out; written anew: %lu, %lu broken, %lu not of a kind that is\n", cuts, written[DONE], written[BROKEN],
+           written[NOT_MINE]);
+    return 0;
+}

@@ -1,0 +1,21 @@
+"""What the tests of decoding boxes of JPEGs share, whole files and those with restart markers."""
+
+import pytest
+
+from batchd.config.image_steps import Decode
+from batchd.pipeline import jpeg_box
+from batchd.pipeline.decode import Decoder
+from batchd.pipeline.scratch import Scratch
+
+SUBSAMPLINGS = ("444", "422", "420", "440", "411", "grey")
+PRIVATE_GROWTH_BYTES_MAX = 1 << 20
+
+where_it_is_built = pytest.mark.skipif(
+    not jpeg_box.IS_BUILT,
+    reason="the extension is not built: apt install gcc libjpeg62-turbo-dev, and install batchd again",
+)
+
+
+def decoder(color: str = "rgb") -> Decoder:
+    """A decoder with memory of its own."""
+    return Decoder(Decode(color=color), Scratch())  # type: ignore[arg-type]  tests try all colours

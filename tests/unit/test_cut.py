@@ -1,0 +1,127 @@
+"""Where a pipeline is cut for a cache of decoded samples, and that nobody can tell which samples came out of it."""
+
+import re
+
+import numpy as np
+import pytest
+
+from batchd.config.call_steps import Call
+from batchd.config.columns import Column
+from batchd.config.field_steps import Rename
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.number_steps import OneHot
+from batchd.config.pixel_steps import ColorJitter, Cutout, Gray
+from batchd.pipeline.cut import crop_problem, cropped_files, cut_of, cut_problem, steps_of
+from batchd.pipeline.execute import Pipeline
+from batchd.sources.cached_reader import pack, unpack
+from support.images import encode, jpeg, jpeg_with_exif, photo
+
+CROP = RandomResizedCrop(size=(48, 40))
+FLIP = RandomFlip()
+NORMALIZE = Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+COLUMNS = [Column("image", "encoded"), Column("label", dtype="int64"), Column("mask", "encoded")]
+PIPELINES = {
+    "crop": [Decode(), CROP, FLIP],
+    "resized": [Decode(), Resize(shorter_side=80), RandomCrop(size=(64, 64)), FLIP, NORMALIZE],
+    "whole": [Decode(), Resize(size=(48, 40)), FLIP, NORMALIZE, Layout()],
+    "colours": [Decode(color="bgr"), CenterCrop(size=(90, 90)), Gray(), ColorJitter(brightness=0.3), CROP],
+    "padded": [Decode(color="gray"), Pad(size=(640, 640)), Rotate(degrees=(-10.0, 10.0)), Cutout(size=(8, 8)), CROP],
+    "follow": [Decode(), Follow(mask="mask"), Resize(shorter_side=70), CROP, FLIP],
+    "still": [OneHot(field="label", classes=5), Decode(), Resize(size=(32, 32)), NORMALIZE],
+}
+
+
+def test_it_is_cut_in_front_of_what_is_random_or_makes_numbers():
+    """Whichever comes first."""
+    cuts = {name: [step.op for step in steps[: cut_of(steps)]] for name, steps in PIPELINES.items()}
+
+    assert cuts == {
+        "crop": ["decode"],
+        "resized": ["decode", "resize"],
+        "whole": ["decode", "resize"],
+        "colours": ["decode", "center_crop", "gray"],
+        "padded": ["decode", "pad"],
+        "follow": ["decode", "follow", "resize"],
+        "still": ["one_hot", "decode", "resize"],
+    }
+
+
+def test_a_short_side_is_a_resize_behind_decode():
+    """And behind what says which fields follow, so that these are resized as well."""
+    resize = Resize(shorter_side=256)
+
+    assert steps_of((Decode(), CROP), 256) == (Decode(), resize, CROP)
+    followed = (Decode(), Follow(mask="mask"), CROP)
+    assert steps_of(followed, 256) == (Decode(), Follow(mask="mask"), resize, CROP)
+    assert steps_of(followed, None) == followed
+    assert steps_of((Decode(field="photo"), CROP), 9)[1] == Resize(field="photo", shorter_side=9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([OneHot(field="label", classes=5)], "nothing is decoded"),
+        ([FLIP, Decode()], r'"random_flip" \(pipeline\[0\]\) is random and stands in front of "decode"'),
+        ([Call(function="a:b", random=False), Decode()], r'"call" \(pipeline\[0\]\) is done anew in each epoch'),
+    ],
+)
+def test_what_cannot_be_cut_is_told_what_helps(steps, text):
+    """Everything else can."""
+    problem = cut_problem(steps)
+
+    assert problem is not None
+    assert re.search(text, problem)
+    assert 'cache = "encoded"' in problem
+    assert [cut_problem(each) for each in PIPELINES.values()] == [None] * len(PIPELINES)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("kind", ["jpeg", "large", "exif", "png"])
+def test_nobody_can_tell_what_came_out_of_a_cache(name, kind):
+    """Each epoch has the same bytes from pixels that were just made and from those that were kept."""
+    steps = PIPELINES[name]
+    image = photo(480, 600) if kind == "large" else photo(120, 150)
+    data = {"png": lambda: encode(image, ".png"), "exif": lambda: jpeg_with_exif(jpeg(image), 6)}.get(
+        kind, lambda: jpeg(image)
+    )()
+    grey = encode(np.ascontiguousarray(image[..., 0]), ".png")
+    values = {"image": memoryview(data), "label": np.int64(3), "mask": memoryview(grey)}
+    columns = COLUMNS if name == "follow" else COLUMNS[:2]
+    values = {column.name: values[column.name] for column in columns}
+    if kind == "exif" and name == "follow":
+        pytest.skip("a mask lies as its image is looked at")
+    cut = cut_of(steps)
+    maker = Pipeline(columns, steps[:cut], 7, has_rows=False)
+    rest = Pipeline(list(maker.columns.values()), steps[cut:], 7)
+    kept = pack(maker.make(values, 0, 5, 0))
+
+    for epoch in range(6):
+        fresh, found = (
+            {name: np.zeros(made.fixed_shape, made.dtype) for name, made in rest.columns.items()} for _ in "ab"
+        )
+        rest.run(maker.make(values, epoch, 5, 1), epoch, 5, 0, fresh)
+        rest.run(unpack(memoryview(kept.facts), memoryview(b"".join(kept.values))), epoch, 5, 0, found)
+        for field in fresh:
+            assert np.array_equal(fresh[field], found[field]), field
+        assert fresh["image"].any()
+
+
+def test_files_that_are_cropped_first_of_all_may_be_seekable():
+    """As nobody else sees their bytes: neither a function, nor a step that comes before."""
+    limited = Decode(field="photo", max_bytes=5000)
+
+    assert cropped_files([Decode(), CROP, FLIP]) == {"image": Decode().max_bytes}
+    assert cropped_files([Decode(), Follow(mask="mask"), CenterCrop(size=(8, 8))]) == {"image": Decode().max_bytes}
+    assert cropped_files([Decode(), limited, RandomCrop(field="photo", size=(8, 8)), FLIP]) == {"photo": 5000}
+    for steps in (
+        [Decode(), Resize(shorter_side=80), CROP],
+        [Decode(), FLIP, CROP],
+        [Decode()],
+        [Call(function="a:b"), Decode(), CROP],
+        [Decode(), Call(function="a:b"), CROP],
+        [Rename(field="other", to="image"), Decode(), CROP],
+    ):
+        assert cropped_files(steps) == {}
+        assert "and here none is" in crop_problem(steps)
+    assert crop_problem([Decode(), CROP]) is None

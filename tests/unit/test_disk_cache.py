@@ -1,0 +1,441 @@
+"""A cache on disk: what comes out is what went in, also after a restart, and whatever happens to the file is no error."""
+
+import errno
+import mmap
+import os
+import resource
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchd.config.file_sources import FolderSource
+from batchd.config.image_steps import Decode, RandomResizedCrop
+from batchd.config.tree import Config, StreamConfig
+from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, cache_path
+from batchd.daemon.cache_folder import cache_files, cache_problems
+from batchd.daemon.cache_memory import CacheSpec
+from batchd.sources import disk_cache
+from batchd.sources.disk_cache import FULL_PAUSE_S, DiskCache, Trouble, records_start, troubles
+from support.kernel import descriptors_of
+
+SAMPLES = 1000
+BUDGET_BYTES = 4 << 20
+SAMPLE_BYTES = 5000
+KEY = "5e" * 32
+
+
+class Opened:
+    """Caches of a folder, as daemons and workers have them open."""
+
+    def __init__(self, folder):
+        self.spec = CacheSpec("encoded", KEY, SAMPLES, BUDGET_BYTES, str(folder))
+        self.path = cache_path(self.spec)
+        self._daemons = []
+        self._workers = []
+
+    def daemon(self, **changes):
+        """As a daemon that starts has it."""
+        self._daemons.append(CacheOnDisk(self.spec._replace(**changes)))
+        return self._daemons[-1]
+
+    def worker(self):
+        """As one more worker of the last daemon has it."""
+        self._workers.append(DiskCache(*self._daemons[-1].descriptors))
+        return self._workers[-1]
+
+    def restart(self):
+        """The daemon and its workers are gone, and another one has come: a worker of it."""
+        self.close()
+        self.daemon()
+        return self.worker()
+
+    def close(self):
+        """All of them end."""
+        for one in [*self._workers, *self._daemons]:
+            one.close()
+        self._workers, self._daemons = [], []
+
+
+@pytest.fixture
+def opened(tmp_path):
+    before = len(descriptors_of(os.getpid()))
+    opened = Opened(tmp_path)
+    yield opened
+    opened.close()
+    assert len(descriptors_of(os.getpid())) == before
+
+
+def content(sample, size=SAMPLE_BYTES):
+    """The bytes of a sample, which no other has."""
+    return sample.to_bytes(4, "little") * (size // 4)
+
+
+def keep(cache, sample, size=SAMPLE_BYTES):
+    cache.keep(sample, b"facts", [content(sample, size)])
+
+
+def held(cache, samples=range(SAMPLES), size=SAMPLE_BYTES):
+    """Which of some samples are in a cache, each with its own bytes."""
+    kept = []
+    for sample in samples:
+        found = cache.find(sample)
+        if found is not None:
+            assert [bytes(part) for part in found] == [b"facts", content(sample, size)]
+            kept.append(sample)
+    return kept
+
+
+def place_of(path, sample):
+    """Where the file says that the record of a sample begins."""
+    return int.from_bytes(path.read_bytes()[4096 + 8 * sample :][:8], "little")
+
+
+def flip(path, place):
+    """Turn one bit of a file over."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 4]))
+
+
+def test_a_restart_finds_everything(opened):
+    """Whichever worker had kept it; what is kept afterwards lies behind it."""
+    opened.daemon()
+    workers = [opened.worker() for _ in range(3)]
+    for sample in range(100):
+        keep(workers[sample % 3], sample)
+    assert [held(worker) for worker in workers] == [list(range(100))] * 3
+
+    worker = opened.restart()
+    keep(worker, 200)
+
+    assert held(worker) == [*range(100), 200]
+    assert held(opened.restart()) == [*range(100), 200]
+
+
+def test_samples_of_all_lengths_come_back(opened):
+    """Also one that is longer than any before it, and an empty one."""
+    opened.daemon()
+    worker = opened.worker()
+    for sample, size in enumerate((4, 1 << 20, 0, 400)):
+        keep(worker, sample, size)
+
+    for sample, size in enumerate((4, 1 << 20, 0, 400)):
+        assert held(worker, [sample], size) == [sample]
+
+
+def test_it_never_grows_beyond_its_budget(opened):
+    """What was kept stays, and with a larger budget there is room again."""
+    daemon = opened.daemon()
+    worker = opened.worker()
+    for sample in range(SAMPLES):
+        keep(worker, sample)
+    kept = held(worker)
+    assert BUDGET_BYTES * 0.9 < opened.path.stat().st_size <= BUDGET_BYTES
+    assert daemon.used_bytes == opened.path.stat().st_size
+
+    daemon.resize(2 * BUDGET_BYTES)
+    keep(worker, SAMPLES - 1)
+
+    assert held(worker) == [*kept, SAMPLES - 1]
+
+
+@pytest.mark.parametrize("offset", [0, 9, 13, 21, 26, 40, 3000])
+def test_a_bit_that_is_flipped_makes_one_sample_absent(opened, offset):
+    """Wherever in its record it is; it is said once, and the sample can be kept again."""
+    opened.daemon()
+    worker = opened.worker()
+    for sample in range(3):
+        keep(worker, sample)
+    flip(opened.path, place_of(opened.path, 1) + offset)
+
+    assert held(worker) == [0, 2]
+    assert held(worker) == [0, 2]
+    daemon = opened._daemons[-1]
+    daemon.tell_troubles()
+    daemon.tell_troubles()
+    assert daemon.spoilt_samples == 1
+    keep(worker, 1)
+    assert held(worker) == held(opened.restart()) == [0, 1, 2]
+
+
+def test_a_file_that_was_cut_off_has_lost_what_was_there(opened):
+    """While workers have it open, and after a restart: no error, and no bus error."""
+    opened.daemon()
+    worker = opened.worker()
+    for sample in range(4):
+        keep(worker, sample)
+    os.truncate(opened.path, place_of(opened.path, 2) + 100)
+
+    assert held(worker) == [0, 1]
+    os.truncate(opened.path, place_of(opened.path, 1) + 100)
+    assert held(opened.restart()) == [0]
+    os.truncate(opened.path, 100)
+    worker = opened.restart()
+    assert held(worker) == []
+    keep(worker, 5)
+    assert held(opened.restart()) == [5]
+
+
+def test_a_worker_that_comes_when_the_file_is_cut_off_or_gone_goes_on(opened):
+    """Nothing of it is taken for granted, not its beginning either."""
+    opened.daemon()
+    for sample in range(3):
+        keep(opened.worker(), sample)
+    os.truncate(opened.path, 10)
+    worker = opened.worker()
+    assert held(worker) == []
+    keep(worker, 5)
+    assert held(opened.worker()) == []
+    keep(opened.restart(), 6)
+
+    opened.path.unlink()
+
+    assert held(opened.worker()) == [6]
+    assert held(opened.restart()) == []
+
+
+def test_a_file_that_cannot_be_opened_any_more_is_read_and_not_written(opened, monkeypatch):
+    """And the daemon is told."""
+    daemon = opened.daemon()
+    keep(opened.worker(), 1)
+    really = os.open
+
+    def refuse(path, *arguments):
+        if path == f"/proc/self/fd/{daemon.descriptors[2]}":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return really(path, *arguments)
+
+    monkeypatch.setattr(disk_cache.os, "open", refuse)
+    worker = opened.worker()
+    keep(worker, 2)
+
+    assert held(worker) == [1]
+    assert troubles(daemon.descriptors[1], 0) == [Trouble(0, errno.EACCES)]
+
+
+def test_an_entry_without_its_record_is_not_there(opened):
+    """As after a power cut: it names zeros, another sample, a place behind the end, or one in the index."""
+    opened.daemon()
+    keep(opened.worker(), 1)
+    place, end = place_of(opened.path, 1), opened.path.stat().st_size
+    os.truncate(opened.path, end + (1 << 16))
+    with opened.path.open("r+b") as file:
+        for sample, entry in enumerate((end, place, end + (1 << 20), 1 << 63, 4096, place + 1), 2):
+            file.seek(4096 + 8 * sample)
+            file.write(entry.to_bytes(8, "little"))
+
+    assert held(opened.restart()) == [1]
+
+
+@pytest.mark.parametrize("damage", [b"BATCHDD0", b"other"])
+def test_a_file_that_begins_otherwise_is_begun_anew(opened, damage):
+    """Another format's, or another cache's. Who still has the old one open writes into nobody's."""
+    opened.daemon()
+    old = opened.worker()
+    keep(old, 1)
+    with opened.path.open("r+b") as file:
+        file.write(damage)
+    memory = opened._daemons.pop()
+    memory.close()
+
+    opened.daemon()
+    keep(old, 2)
+
+    assert held(opened.worker()) == []
+
+
+def test_records_of_another_cache_are_none_of_this(opened):
+    """Though they lie where this one's would: on a disk the blocks of a file that is gone may come back."""
+    opened.daemon()
+    keep(opened.worker(), 1)
+    opened.close()
+    other = opened.spec._replace(key="5f" * 32)
+    start = records_start(SAMPLES)
+    records = opened.path.read_bytes()[start:]
+    entry = place_of(opened.path, 1)
+    CacheOnDisk(other).close()
+    with cache_path(other).open("r+b") as file:
+        file.seek(4096 + 8)
+        file.write(entry.to_bytes(8, "little"))
+        file.seek(start)
+        file.write(records)
+
+    opened.daemon(key="5f" * 32)
+    assert held(opened.worker()) == []
+
+
+def test_two_daemons_do_not_fill_one_file(opened):
+    """The second is told so, and another cache of the same folder is no matter. A worker that is left over holds no lock."""
+    first = opened.daemon()
+    opened.worker()
+    with pytest.raises(CacheUnusable, match=r"another daemon fills .*: give one of them another cache_dir"):
+        CacheOnDisk(opened.spec)
+    opened.daemon(key="5f" * 32)
+    assert [one.in_use for one in cache_files(Path(opened.spec.folder))] == [True, True]
+
+    first.close()
+
+    opened.daemon()
+
+
+def test_what_is_not_ours_alone_is_not_used(opened, tmp_path):
+    """A file that others may write, and a link."""
+    opened.daemon()
+    opened.close()
+    opened.path.chmod(0o620)
+    with pytest.raises(CacheUnusable, match="is not this user's alone"):
+        opened.daemon()
+    opened.path.rename(tmp_path / "elsewhere")
+    opened.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheUnusable, match=r"is a link: remove it"):
+        opened.daemon()
+
+
+def test_a_missing_folder_is_named(opened, tmp_path):
+    """And what makes it."""
+    with pytest.raises(CacheUnusable, match=r"there is no .*gone: make it, on a local disk \(mkdir -p"):
+        opened.daemon(folder=str(tmp_path / "gone"))
+
+
+class Clock:
+    """The time, for caches."""
+
+    def __init__(self):
+        self.s = 1000.0
+
+    def __call__(self):
+        return self.s
+
+
+def test_a_disk_that_is_full_is_asked_again_later(opened, monkeypatch):
+    """A file may not be longer, say: samples are not kept, and what was begun is no record."""
+    later = Clock()
+    monkeypatch.setattr(disk_cache, "monotonic", later)
+    daemon = opened.daemon()
+    worker = opened.worker()
+    keep(worker, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (opened.path.stat().st_size + 1000, hard))
+    try:
+        keep(worker, 2)
+        later.s += FULL_PAUSE_S
+        keep(worker, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert held(worker) == [1]
+    assert troubles(daemon.descriptors[1], 0) == [Trouble(2, errno.ENOSPC), Trouble(3, errno.EFBIG)]
+    keep(worker, 4)
+    assert held(worker) == [1]
+
+    later.s += FULL_PAUSE_S
+    keep(worker, 5)
+
+    assert held(worker) == held(opened.restart()) == [1, 5]
+
+
+def test_a_disk_that_fails_is_a_sample_that_is_not_there(opened, monkeypatch):
+    """Reading and writing."""
+    daemon = opened.daemon()
+    worker = opened.worker()
+    keep(worker, 1)
+
+    def fail(*_call):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_cache.os, "preadv", fail)
+        assert worker.find(1) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_cache.os, "writev", fail)
+        keep(worker, 2)
+
+    assert held(worker) == [1]
+    assert troubles(daemon.descriptors[1], 0) == [Trouble(1, errno.EIO), Trouble(2, errno.EIO)]
+
+
+def test_nobody_can_cut_the_index_short(opened):
+    """It is mapped."""
+    opened.daemon()
+    memory = opened._daemons[-1].descriptors[0]
+    with pytest.raises(PermissionError):
+        os.truncate(memory, 4096)
+    with mmap.mmap(memory, 0) as mapped:
+        assert len(mapped) == records_start(SAMPLES)
+
+
+@given(
+    damage=st.lists(
+        st.tuples(st.floats(0, 1), st.sampled_from(["flip", "zero", "cut", "shift"])), min_size=1, max_size=6
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_damaged_a_sample_is_right_or_absent(damage):
+    """Bits, pages and the end of the file, in its header, its index and its records; while it is open, and after a restart."""
+    with TemporaryDirectory() as folder:
+        opened = Opened(folder)
+        opened.daemon()
+        worker = opened.worker()
+        for sample in range(20):
+            keep(worker, sample, 400)
+        for where, how in damage:
+            size = max(1, opened.path.stat().st_size)
+            place = int(where * (size - 1))
+            content_now = bytearray(opened.path.read_bytes())
+            match how:
+                case "flip":
+                    content_now[place : place + 1] = bytes([content_now[place] ^ 16]) if content_now else b""
+                case "zero":
+                    content_now[place : place + 512] = bytes(min(512, size - place))
+                case "cut":
+                    del content_now[max(place, 1) :]
+                case "shift":
+                    content_now[place:place] = b"\1"
+            with opened.path.open("r+b") as file:
+                file.write(content_now)
+                file.truncate()
+            held(worker, range(30), 400)
+        worker = opened.restart()
+        held(worker, range(30), 400)
+        for sample in range(20):
+            keep(worker, sample, 400)
+        assert held(worker, range(30), 400) == list(range(20))
+        opened.close()
+
+
+def problems_of(folder, *sizes, **changes):
+    """What is wrong with streams whose caches are in a folder, with these sizes, by key."""
+    keys = {
+        "source": FolderSource(path=Path("/data")),
+        "batch_size": 4,
+        "pipeline": (Decode(), RandomResizedCrop(size=(8, 8))),
+    }
+    streams = {
+        f"s{number}": StreamConfig(**keys, cache="encoded", cache_dir=folder, cache_size=size, **changes)
+        for number, size in enumerate(sizes)
+    }
+    return {problem.path: problem.message for problem in cache_problems(Config(streams=streams))}
+
+
+def test_check_says_what_is_wrong_with_folders_and_sizes(tmp_path):
+    """Before anything is opened."""
+    (tmp_path / "file").touch()
+
+    assert problems_of(tmp_path, 1 << 30, 1 << 30) == {}
+    assert problems_of(tmp_path, 1 << 30, 1 << 20) == {
+        "streams.s1.cache_size": "s1 and s0 share one file, so both have to say the same cache_size"
+    }
+    assert problems_of(tmp_path / "gone", 1 << 30)["streams.s0.cache_dir"].startswith("there is no ")
+    assert problems_of(tmp_path / "file", 1 << 30) == {"streams.s0.cache_dir": f"{tmp_path / 'file'} is no folder"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_somebody_else_is_told(tmp_path):
+    """With what helps."""
+    tmp_path.chmod(0o500)
+
+    assert "may not write into" in problems_of(tmp_path, 1 << 30)["streams.s0.cache_dir"]

@@ -1,0 +1,150 @@
+"""`batchd check --explain`: for a few samples of each stream what is decoded, and what is done to it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from batchd.cli.main import cli
+from batchd.errors import ConfigInvalid
+from batchd.pipeline import jpeg_box
+from support.images import encode, jpeg, jpeg_of, jpeg_with_exif, photo, ycck_jpeg
+
+STREAM = "[streams.s]\nsource = {source}\nbatch_size = 8\nshuffle = false\npipeline = [ {steps} ]\n"
+CROP = '{ op = "decode" }, { op = "center_crop", size = [100, 60] }'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BATCHD_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def explain(
+    folder: Path, steps: str = CROP, source: str = '{ type = "folder", path = "photos" }', keys: str = ""
+) -> list[str]:
+    """What is printed behind the table of streams, with single blanks."""
+    file = folder / "batchd.toml"
+    file.write_text(f'[daemon]\nruntime_dir = "run"\n{STREAM.format(source=source, steps=steps)}{keys}')
+    result = CliRunner().invoke(cli, ["check", "--explain", str(file)])
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.output.splitlines()]
+    return lines[lines.index("", 2) + 1 :]
+
+
+def put(folder: Path, **files: bytes) -> None:
+    (folder / "photos").mkdir()
+    for name, data in files.items():
+        (folder / "photos" / name.replace("_", ".")).write_bytes(data)
+
+
+@pytest.mark.parametrize(("is_built", "how"), [(True, "alone"), (False, "cut from 200 x 160")])
+def test_each_sample_has_its_box_and_what_is_made_of_it(folder, is_built, how, monkeypatch) -> None:
+    """By the header alone: what decodes the crop of a JPEG, and what has to be decoded whole for it."""
+    monkeypatch.setattr(jpeg_box, "IS_BUILT", is_built)
+    image = photo(160, 200)
+    inks = np.dstack([image, image[..., 0]])
+    put(folder, a_jpg=jpeg(image), b_png=encode(image, ".png"), c_jpg=ycck_jpeg(inks), d_jpg=jpeg(image)[:2000])
+
+    title, _head, *rows = explain(folder)
+
+    assert title == "s: the first 4 samples of epoch 0"
+    assert [row.partition("JPEG ")[2] or row.partition("PNG ")[2] for row in rows[:3]] == [
+        f"200 x 160 60 x 100 from 70, 30, {how} as it is",
+        "200 x 160 60 x 100 from 70, 30, cut from 200 x 160 as it is",
+        "200 x 160 60 x 100 from 70, 30, cut from 200 x 160 as it is",
+    ]
+    assert "a bad sample truncated: a JPEG of 2000 bytes" in rows[3]
+
+
+def test_scales_and_turns_are_shown_as_they_are_stored(folder) -> None:
+    """A photograph on its side: the box is the stored one, and the turn is made last."""
+    put(folder, a_jpg=jpeg_with_exif(jpeg(photo(300, 400)), 6))
+
+    *_, row = explain(
+        folder, '{ op = "decode" }, { op = "center_crop", size = [400, 280] }, { op = "resize", size = [50, 40] }'
+    )
+
+    assert "JPEG 400 x 300, EXIF 6 100 x 70 at 1/4 from 0, 2," in row
+    assert row.endswith("scaled to 50 x 40 (auto), transposed, flipped left to right")
+
+
+@pytest.mark.parametrize(
+    ("steps", "done"),
+    [
+        ('{ op = "decode" }, { op = "resize", size = [40, 50] }', "all at 1/2: 60 x 40 scaled to 50 x 40 (auto)"),
+        ('{ op = "decode" }, { op = "pad", size = [200, 200] }', "all: 120 x 80 padded to 200 x 200"),
+        (
+            '{ op = "decode" }, { op = "resize", size = [100, 100] }, { op = "center_crop", size = [60, 50] }',
+            "all: 120 x 80 scaled to 100 x 100 (auto), cut to 50 x 60 from 25, 20",
+        ),
+        (
+            '{ op = "decode" }, { op = "rotate", degrees = [5, 5] }, { op = "resize", size = [9, 9] }',
+            "rotated by 5.0 degrees",
+        ),
+    ],
+)
+def test_moves_are_told_in_their_order(folder, steps, done) -> None:
+    """All that follows the decoder, up to the first step on pixels."""
+    put(folder, a_jpg=jpeg(photo(80, 120)))
+
+    assert done in explain(folder, steps)[-1]
+
+
+def test_streams_without_such_a_plan_say_why(folder) -> None:
+    """Samples that are still to come, and pixels that nobody decodes."""
+    np.save(folder / "x.npy", np.zeros((4, 8, 8, 3), np.uint8))
+    push = '{ type = "push", fields = { image = "uint8[8,8,3]" } }'
+
+    assert explain(folder, "", '{ type = "npy", path = "x.npy" }') == ["s: no image is decoded"]
+    assert explain(folder, "", push) == ["s: its samples are not there yet"]
+
+
+def test_names_of_files_are_no_orders_to_a_terminal(folder) -> None:
+    """Odd characters are written out."""
+    (folder / "photos").mkdir()
+    (folder / "photos" / "a\x1b[2J.jpg").write_bytes(jpeg(photo(160, 200)))
+
+    assert "a\\x1b[2J.jpg" in explain(folder)[-1]
+
+
+@pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="the extension is not built: apt install gcc libjpeg62-turbo-dev")
+def test_tiles_that_are_cut_out_are_counted(folder) -> None:
+    """Of a file with restart markers: three of the five in each row of blocks, in 14 rows of 20."""
+    put(folder, a_jpg=jpeg_of(photo(160, 200), "444", restart=5))
+
+    *_, row = explain(folder)
+
+    assert "60 x 100 from 70, 30, cut from 42 of 100 tiles" in row
+
+
+def test_where_a_cache_of_decoded_samples_cuts_is_shown(folder) -> None:
+    """What it keeps, what is left to do in each epoch, and how much all samples need."""
+    put(folder, a_jpg=jpeg(photo(160, 200)), b_jpg=jpeg(photo(160, 200)))
+    keys = "cache = 'decoded'\ncache_memory = '8MiB'\ncache_short_side = 80\n"
+
+    lines = explain(folder, '{ op = "decode" }, { op = "random_resized_crop", size = [64, 64] }', keys=keys)
+
+    assert lines[0] == "s: the cache keeps what decode, resize make; in each epoch random_resized_crop"
+    assert lines[1] == "s: the first 2 samples of epoch 0"
+    assert [line.partition("JPEG ")[2] for line in lines[3:5]] == [
+        "200 x 160 all at 1/2: 100 x 80 scaled to 100 x 80 (auto)"
+    ] * 2
+    assert lines[-1] == "s: all 2 samples need some 46.9 KiB, if they are like these (cache_memory =)"
+
+
+def test_a_pipeline_that_cannot_be_cut_is_refused(folder) -> None:
+    """With what to do instead, at its own key."""
+    put(folder, a_jpg=jpeg(photo(160, 200)))
+    file = folder / "batchd.toml"
+    steps = '{ op = "call", function = "numpy:array", outputs = { image = "uint8[8,8,3]" } }'
+    text = STREAM.format(source='{ type = "folder", path = "photos" }', steps=steps)
+    file.write_text(f'[daemon]\nruntime_dir = "run"\n{text}cache = "decoded"\ncache_memory = "8MiB"\n')
+
+    result = CliRunner().invoke(cli, ["check", str(file)])
+
+    assert isinstance(result.exception, ConfigInvalid)
+    assert [problem.path for problem in result.exception.problems] == ["streams.s.cache"]
+    assert "nothing is decoded" in result.exception.problems[0].message

@@ -1,0 +1,114 @@
+"""Files are opened by their folders, and never outside of the root, whatever becomes of links and folders meanwhile."""
+
+import errno
+import os
+
+import pytest
+
+from batchd.sources import folders
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.folders import Folders
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two folders with a file each in a root, and a file outside."""
+    for name in ("root/a/1", "root/b/1", "outside/1"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def opened(root):
+    opened = Folders(bytes(root))
+    yield opened
+    opened.close()
+
+
+def content(opened, path):
+    descriptor = opened.open(bytes(path))
+    try:
+        return os.read(descriptor, 100).decode()
+    finally:
+        os.close(descriptor)
+
+
+def test_files_are_read_again_and_again(opened, root):
+    """The first time by its path, then by its folder."""
+    assert [content(opened, root / name) for name in ("a/1", "b/1", "a/1", "a/1")] == [
+        f"root/{name}" for name in ("a/1", "b/1", "a/1", "a/1")
+    ]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_link_that_leads_out_is_refused(opened, root, is_known):
+    """Also where it has just taken the place of a file, in a folder that is open."""
+    if is_known:
+        content(opened, root / "a" / "1")
+        content(opened, root / "a" / "1")
+        (root / "a" / "1").unlink()
+    (root / "a" / "link").symlink_to(root.parent / "outside" / "1")
+    (root / "a" / "link").rename(root / "a" / "1")
+    for _ in range(2):
+        with pytest.raises(SampleUnreadable, match="leads out of the root"):
+            content(opened, root / "a" / "1")
+
+
+def test_a_link_that_stays_within_is_followed(opened, root):
+    """And so are the others of its folder, from then on by their paths."""
+    content(opened, root / "a" / "1")
+    (root / "a" / "2").symlink_to(root / "b" / "1")
+    assert content(opened, root / "a" / "2") == "root/b/1"
+    assert [content(opened, root / "a" / name) for name in ("2", "1", "2")] == ["root/b/1", "root/a/1", "root/b/1"]
+
+
+def test_a_folder_that_becomes_a_link_leads_nowhere_else(opened, root):
+    """What is open is the folder that was looked at; a link in its place is looked at like any other."""
+    content(opened, root / "a" / "1")
+    (root / "a").rename(root / "old")
+    (root / "a").symlink_to(root.parent / "outside")
+    assert content(opened, root / "a" / "1") == "root/a/1"
+    (root / "old" / "1").unlink()
+    with pytest.raises(SampleUnreadable, match="leads out of the root"):
+        content(opened, root / "a" / "1")
+
+
+def test_a_folder_that_was_made_anew_is_found(opened, root):
+    """As by its path."""
+    content(opened, root / "a" / "1")
+    (root / "a" / "1").unlink()
+    (root / "a").rmdir()
+    with pytest.raises(FileNotFoundError):
+        content(opened, root / "a" / "1")
+    (root / "a").mkdir()
+    (root / "a" / "1").write_text("new")
+    assert [content(opened, root / "a" / "1") for _ in range(2)] == ["new", "new"]
+
+
+def test_more_folders_than_may_be_open_are_read_as_well(opened, root, monkeypatch):
+    """By their paths."""
+    monkeypatch.setattr(folders, "FOLDERS_MAX", 1)
+    for _ in range(2):
+        assert [content(opened, root / name / "1") for name in "ab"] == ["root/a/1", "root/b/1"]
+    assert len(opened._open) == 1
+
+
+def test_no_descriptor_for_a_folder_is_no_fault_of_a_file(opened, root, monkeypatch):
+    """It is read by its path."""
+    really = os.open
+
+    def open_file(path, flags, *mode, **options):
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return really(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", open_file)
+    assert [content(opened, root / "a" / "1") for _ in range(2)] == ["root/a/1"] * 2
+
+
+def test_without_a_bound_nothing_stays_open(root):
+    """There is nothing to look at, then."""
+    opened = Folders(None)
+    assert content(opened, root / "a" / "1") == content(opened, root / "a" / "1") == "root/a/1"
+    assert not opened._open

@@ -1,0 +1,163 @@
+"""The process that workers are forked from, and the daemon's side of it, where something is in the way."""
+
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+
+import pytest
+
+from batchd.core.events import WorkerGone
+from batchd.daemon import launch
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.workers import WorkerProcesses
+from batchd.worker import fork_server
+from batchd_wire.channel import receive_message, send_message
+from batchd_wire.forks import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
+from support.kernel import descriptors_of
+from support.waiting import PATIENCE_S, wait_until
+
+SLEEPS = "import time; time.sleep(3600)"
+REAL = "from batchd.worker.__main__ import main; main()"
+TALKS_NONSENSE = "import os, sys; os.write(int(sys.argv[1]), b'nonsense'); import time; time.sleep(3600)"
+
+
+class Workers:
+    """The daemon's side, with a program of ours in place of the fork server."""
+
+    def __init__(self, monkeypatch, program):
+        monkeypatch.setattr(launch, "command", lambda channel: [sys.executable, "-c", program, str(channel)])
+        self.watch = Watch()
+        self.events = []
+        self.workers = WorkerProcesses(self.watch)
+        self.workers.enqueue = self.events.append
+
+    def gone(self):
+        def ends():
+            self.watch.dispatch()
+            return [(event.worker, event.how) for event in self.events if isinstance(event, WorkerGone)]
+
+        return wait_until(ends, "a worker is gone")
+
+    def close(self):
+        self.workers.close(0.1)
+        self.watch.close()
+
+
+@pytest.fixture
+def started(monkeypatch):
+    made = []
+
+    def start(program):
+        made.append(Workers(monkeypatch, program))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def test_one_that_forks_nobody_in_time_is_killed_and_its_workers_are_gone(started):
+    """The core says when a worker has taken too long; there is no process to kill yet but the fork server."""
+    it = started(SLEEPS)
+    it.workers.spawn(1)
+    it.workers.spawn(2)
+    assert it.workers.pids() == {1: 0, 2: 0}
+    it.workers.kill(1, "it has not started in time")
+    assert it.gone() == [(1, "it could not be started"), (2, "it could not be started")]
+    assert it.workers.pids() == {}
+
+
+def test_one_that_talks_nonsense_is_killed(started):
+    """Whatever it meant: nobody was forked."""
+    it = started(TALKS_NONSENSE)
+    it.workers.spawn(1)
+    assert it.gone() == [(1, "it could not be started")]
+
+
+@pytest.fixture
+def descriptors_max():
+    """Allows so many; as many as before afterwards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda count: resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def take_all(held):
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def test_whoever_was_asked_for_is_taken_in_when_all_descriptors_are_taken(started, descriptors_max):
+    """Those for the answer were held ready; here there is not one more."""
+    it = started(REAL)
+    it.workers.spawn(1)
+    channel = it.workers._forks._channel
+    assert select.select([channel], [], [], PATIENCE_S)[0]
+    descriptors_max(max(descriptors_of(os.getpid())) + 1)
+    held = []
+    with pytest.raises(OSError, match="Too many open files"):
+        take_all(held)
+    it.watch.dispatch()
+    for descriptor in held:
+        os.close(descriptor)
+    (pid,) = it.workers.pids().values()
+    os.kill(pid, signal.SIGSEGV)
+    assert it.gone() == [(1, "signal 11 (SIGSEGV)")]
+
+
+def test_where_no_descriptor_can_be_had_workers_are_tried_again(started, descriptors_max):
+    """Whose answer was lost is not known, so all of them go, and the fork server too."""
+    it = started(REAL)
+    it.workers.spawn(1)
+    channel = it.workers._forks._channel
+    assert select.select([channel], [], [], PATIENCE_S)[0]
+    descriptors_max(3)
+    it.watch.dispatch()
+    descriptors_max(1024)
+    assert it.gone() == [(1, "it could not be started")]
+
+
+def test_one_that_ends_is_followed_by_another(started):
+    """With the next worker."""
+    it = started("pass")
+    for number in (1, 2):
+        it.workers.spawn(number)
+        assert it.gone()[-1] == (number, "it could not be started")
+        it.events.clear()
+
+
+def test_the_end_of_the_daemon_ends_one_that_is_stopped(started):
+    """Whatever it does, and though workers were asked for."""
+    it = started(SLEEPS)
+    it.workers.spawn(1)
+    pid = it.workers._forks.pid
+    os.kill(pid, signal.SIGSTOP)
+    it.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    it.watch = Watch()  # for the fixture
+
+
+def test_a_kernel_that_forks_nobody_is_passed_on(monkeypatch):
+    """With its reason, for the log; the fork server goes on."""
+
+    def refuse():
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    with ours, theirs:
+        for worker in (5, 6):
+            send_message(ours, Fork(worker), held)
+        ours.shutdown(socket.SHUT_WR)
+        assert fork_server.serve_forks(theirs) is None
+        for worker in (5, 6):
+            message, _descriptors = receive_message(ours, TO_DAEMON_FROM_FORKSERVER)
+            assert message == NotForked(worker, "[Errno 11] Resource temporarily unavailable")
+    for descriptor in held:
+        os.close(descriptor)

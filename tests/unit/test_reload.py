@@ -1,0 +1,243 @@
+"""The daemon's side of a reload, with processes that read in every wrong way."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import structlog
+
+from batchd.daemon import reload
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.reload import Origin, Reloader, Watcher
+from batchd.daemon.rescan import Errand
+from batchd.errors import ExitCode
+from batchd_wire.channel import send_message
+from batchd_wire.orders import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
+from support.waiting import wait_until
+
+FINE = {"exit_code": 0, "streams": {"photos": {}}}
+
+
+class Switched:
+    """Takes documents, and remembers them."""
+
+    def __init__(self):
+        self.performed = []
+
+    def perform(self, document, descriptors):
+        self.performed.append((document, set(descriptors)))
+        return "done"
+
+
+class Reader:
+    """A process that does nothing, and what we send in its name."""
+
+    def __init__(self):
+        self.popen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        ours, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.reading = reload._Reading(self.popen, os.pidfd_open(self.popen.pid), ours, monotonic())
+
+    def send(self, message, *descriptors):
+        send_message(self.channel, message, descriptors)
+
+    def send_document(self, document):
+        data = json.dumps(document).encode()
+        memory = os.memfd_create("document")
+        os.pwrite(memory, data, 0)
+        self.send(ConfigRead(len(data)), memory)
+        os.close(memory)
+
+    def end(self):
+        self.popen.kill()
+        self.channel.close()
+
+
+class Reloading:
+    """A reloader whose processes are ours."""
+
+    def __init__(self, monkeypatch):
+        self.watch = Watch()
+        self.switch = Switched()
+        self.readers = []
+        self.progress = []
+        self.outcomes = []
+        monkeypatch.setattr(Reloader, "_start", lambda _self, _origin: self.new_reader().reading)
+        self.reloader = Reloader(
+            self.watch,
+            self.switch,
+            Origin(Path("batchd.toml"), {}),
+            lambda _session, _message: None,
+            Watcher(lambda: None, lambda *told: self.progress.append(told), self.outcomes.append),
+        )
+
+    def new_reader(self):
+        self.readers.append(Reader())
+        return self.readers[-1]
+
+    def begin(self):
+        self.reloader.ask()
+        return self.readers[-1]
+
+    def dispatch_until(self, condition, what):
+        wait_until(lambda: self.watch.dispatch() or condition(), what)
+
+    def outcome(self):
+        self.dispatch_until(lambda: self.outcomes, "it is over")
+        return self.outcomes.pop()
+
+    def close(self):
+        self.reloader.close()
+        self.watch.close()
+        for reader in self.readers:
+            reader.channel.close()
+            subprocess.Popen.kill(reader.popen)
+            reader.popen.wait()
+
+
+@pytest.fixture
+def it(monkeypatch):
+    it = Reloading(monkeypatch)
+    yield it
+    it.close()
+
+
+def test_a_message_that_cannot_be_read_spoils_what_follows(it):
+    """As where a stream's index came while there were no descriptors; the document behind it is whole, and counts for nothing."""
+    reader = it.begin()
+    reader.channel.send(b"nonsense")
+    reader.send_document(FINE)
+    outcome = it.outcome()
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "LimitNOFILE" in outcome.text
+    assert not it.switch.performed
+    assert reader.popen.wait() < 0
+
+
+def test_a_stream_without_its_index_is_not_put_into_force(it):
+    """The daemon goes on with the configuration before."""
+    reader = it.begin()
+    reader.send_document(FINE)
+    it.watch.dispatch()
+    reader.end()
+    outcome = it.outcome()
+    assert (outcome.exit_code, outcome.text) == (1, "what is new cannot be had: no index of photos has come")
+    assert not it.switch.performed
+
+
+def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
+    """What those before have in common with it is not what made them fail."""
+    reader = it.begin()
+    index = os.memfd_create("index")
+    reader.send(StreamScanned("photos"), index)
+    os.close(index)
+    reader.send_document(FINE)
+    it.watch.dispatch()
+    reader.end()
+    assert it.outcome().exit_code == ExitCode.FINE
+    assert it.switch.performed == [(FINE, {"photos"})]
+
+
+def test_progress_and_lines_of_the_log_are_passed_on(it):
+    """But for a level that there is not, and a fact that would be the event."""
+    reader = it.begin()
+    reader.send(ScanProgressed("photos", 7, 300))
+    reader.send(RescanLogged("warning", "odd", {"file": "a", "event": "even"}))
+    reader.send(RescanLogged("bind", "odd", {}))
+    with structlog.testing.capture_logs() as lines:
+        it.watch.dispatch()
+    assert it.progress == [("photos", 7)]
+    assert lines == [{"event": "odd", "file": "a", "log_level": "warning"}]
+
+
+def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it):
+    """Whoever waits is told where it hung."""
+    reader = it.begin()
+    reader.send(ScanProgressed("photos", 7, 300))
+    it.watch.dispatch()
+    it.reloader.round_ended()
+    assert it.reloader.is_reading
+    it.reloader.ask()
+    it.reloader._reading.heard_s -= 1000.0
+    it.reloader.round_ended()
+    outcome = it.outcomes.pop()
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "scanning stream 'photos' has made no progress" in outcome.text
+    assert len(it.readers) == 2
+    assert it.reloader.is_reading
+    it.dispatch_until(lambda: reader.popen.returncode is not None, "it is buried")
+
+
+def test_progress_is_what_keeps_a_reading_alive(it):
+    """However long it takes."""
+    reader = it.begin()
+    it.reloader._reading.heard_s -= 1000.0
+    reader.send(ScanProgressed("photos", 7, 300))
+    it.watch.dispatch()
+    it.reloader.round_ended()
+    assert it.reloader.is_reading
+    it.reloader._reading.heard_s -= 1000.0
+    it.reloader.round_ended()
+    assert not it.reloader.is_reading
+
+
+def test_a_reading_says_itself_how_long_it_may_be_silent(it):
+    """It knows what it waits for: who lets a function take an hour has asked for it."""
+    reader = it.begin()
+    reader.send(ScanProgressed("", 0, 7200))
+    it.watch.dispatch()
+    assert not it.progress
+    it.reloader._reading.heard_s -= 3600.0
+    it.reloader.round_ended()
+    assert it.reloader.is_reading
+    it.reloader._reading.heard_s -= 3700.0
+    it.reloader.round_ended()
+    assert "reading the configuration has made no progress" in it.outcomes.pop().text
+
+
+def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(it, monkeypatch):
+    """As one in a call of the kernel that never ends; here, one that is spared."""
+    reader = it.begin()
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _self: None)
+    waited = []
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda _self, seconds: waited.append(seconds) or expire(seconds))
+    it.reloader.abandon()
+    assert it.outcomes.pop().text == "the daemon is shutting down"
+    assert not waited
+    assert reader.popen.poll() is None
+    with structlog.testing.capture_logs() as lines:
+        it.reloader.close()
+    assert waited == [reload.KILL_TIMEOUT_S]
+    assert lines[-1]["event"] == "reloading process cannot be killed"
+    monkeypatch.undo()
+
+
+def expire(seconds):
+    raise subprocess.TimeoutExpired("rescan", seconds)
+
+
+def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):
+    """Services and containers may not change them; the errand, here of another version, is answered all the same."""
+
+    def refuse(*_arguments):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    switch = Switched()
+    switch.errand = lambda *_facts: Errand("0", "batchd.toml", {}, {}, {}, {}, 0, {})
+    outcomes = []
+    watch = Watch()
+    reloader = Reloader(
+        watch, switch, Origin(Path("batchd.toml"), {}), None, Watcher(lambda: None, None, outcomes.append)
+    )
+    reloader.ask()
+    wait_until(lambda: watch.dispatch() or outcomes, "it is over")
+    reloader.close()
+    watch.close()
+    assert "the daemon that runs is 0: restart it" in outcomes[0].text

@@ -1,0 +1,328 @@
+"""A cache of samples: what comes out is what went in, there is never more of it than allowed, and workers do not meet."""
+
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from batchd.daemon.cache_memory import CacheMemory, CacheSpec, allow_caches
+from batchd.daemon.memory import RESERVE_BYTES
+from batchd.sources import sample_cache
+from batchd.sources.cached_reader import CachedReader, pack, rewritten, unpack
+from batchd.sources.errors import SampleUnreadable
+from batchd.sources.sample_cache import CacheForm, SampleCache
+from support.kernel import descriptors_of
+
+SAMPLES = 1000
+BUDGET_BYTES = 4 << 20
+SAMPLE_BYTES = 5000
+
+
+@pytest.fixture
+def memory():
+    """A cache that may take all of its budget."""
+    memory = CacheMemory(CacheSpec("encoded", "key", SAMPLES, BUDGET_BYTES))
+    memory.allow(BUDGET_BYTES)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def start_worker(memory):
+    """A function that opens the cache as one more worker has it."""
+    opened = []
+
+    def start():
+        opened.append(SampleCache(*memory.descriptors))
+        return opened[-1]
+
+    yield start
+    while opened:
+        opened.pop().close()
+
+
+def content(sample, size=SAMPLE_BYTES):
+    """The bytes of a sample, which no other has."""
+    return sample.to_bytes(4, "little") * (size // 4)
+
+
+def keep(cache, sample, size=SAMPLE_BYTES):
+    cache.keep(sample, b"facts", [content(sample, size)])
+
+
+def held(cache, samples, size=SAMPLE_BYTES):
+    """Which of some samples are in a cache, each with its own bytes."""
+    found = {sample: cache.find(sample) for sample in samples}
+    for sample, parts in found.items():
+        assert parts is None or [bytes(part) for part in parts] == [b"facts", content(sample, size)]
+    return [sample for sample, parts in found.items() if parts is not None]
+
+
+def test_every_kind_of_value_comes_back_as_it_was():
+    """In type, order, shape and content; also what is no character, and what has no elements."""
+    values = {
+        "image": memoryview(b"\xff\xd8 bytes"),
+        "label": np.int64(-7),
+        "flag": np.bool_(True),
+        "text": "na\u00efve \udcff",
+        "count": 1 << 63,
+        "share": 0.1,
+        "is_good": True,
+        "empty": memoryview(b""),
+        "pixels": np.arange(24, dtype=np.uint16).reshape(2, 3, 4),
+        "turned": np.arange(6.0).reshape(2, 3).T,
+        "none": np.empty((0, 4), np.float32),
+        "zero": np.array(3, np.int8),
+    }
+    record = pack(values)
+
+    back = unpack(memoryview(record.facts), memoryview(b"".join(record.values)))
+
+    assert list(back) == list(values)
+    for name, value in values.items():
+        assert type(back[name]) is type(value), name
+        if isinstance(value, np.ndarray):
+            assert (back[name].dtype, back[name].shape) == (value.dtype, value.shape)
+            assert np.array_equal(back[name], value)
+        else:
+            assert back[name] == value
+
+
+def test_an_array_from_the_cache_is_the_steps_to_write_into(start_worker):
+    """What they do to it, the next epoch does not see."""
+    cache = start_worker()
+    cache.keep(3, *pack({"x": np.arange(4)}))
+
+    unpack(*cache.find(3))["x"][:] = 77
+
+    assert unpack(*cache.find(3))["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_bytes_from_the_cache_cannot_be_written(start_worker):
+    """They lie in the memory of all workers."""
+    cache = start_worker()
+    cache.keep(3, *pack({"image": memoryview(b"bytes")}))
+
+    with pytest.raises(TypeError, match="read-only"):
+        unpack(*cache.find(3))["image"][0] = 1
+
+
+def test_what_one_worker_keeps_all_workers_have(memory, start_worker):
+    """They fill it by turns, and none writes where another does."""
+    first, second = start_worker(), start_worker()
+    for sample in range(100):
+        keep((first, second)[sample % 2], sample)
+
+    assert held(first, range(SAMPLES)) == held(second, range(SAMPLES)) == list(range(100))
+    assert memory.held_samples == 100
+
+
+def test_a_full_cache_keeps_what_it_has(memory, start_worker):
+    """Neither is anything forgotten, nor does it take more than its budget."""
+    caches = [start_worker() for _ in range(3)]
+    for sample in range(SAMPLES):
+        keep(caches[sample % 3], sample)
+
+    kept = held(caches[0], range(SAMPLES))
+
+    assert kept[:100] == list(range(100))
+    assert BUDGET_BYTES * 0.9 < len(kept) * SAMPLE_BYTES < BUDGET_BYTES
+    assert memory.used_bytes <= BUDGET_BYTES
+    assert memory.held_samples == len(kept)
+
+
+def test_a_record_may_be_longer_than_an_extent(start_worker):
+    """It gets several in a row; what others keep meanwhile lies elsewhere."""
+    first, second = start_worker(), start_worker()
+    long = 3 * CacheForm(SAMPLES, BUDGET_BYTES).extent_bytes
+    for sample in range(4):
+        keep(first, sample, long)
+        keep(second, 10 + sample)
+
+    assert held(second, range(10), long) == [0, 1, 2, 3]
+    assert held(first, range(10, 20)) == [10, 11, 12, 13]
+
+
+def test_a_record_that_can_never_fit_is_not_kept(start_worker):
+    """And what is shorter still is."""
+    cache = start_worker()
+    keep(cache, 1, BUDGET_BYTES)
+    keep(cache, 2)
+
+    assert held(cache, [1, 2]) == [2]
+
+
+def test_nothing_is_kept_beyond_what_the_machine_has_left(memory, start_worker):
+    """It goes on when there is more again. Several caches share what there is."""
+    cache = start_worker()
+    allow_caches([memory], RESERVE_BYTES)
+    keep(cache, 1)
+    assert held(cache, [1]) == []
+
+    allow_caches([memory], RESERVE_BYTES + (1 << 20))
+    for sample in range(SAMPLES):
+        keep(cache, sample)
+    half = memory.used_bytes
+    assert 1 << 19 < half <= 1 << 21
+
+    other = CacheMemory(CacheSpec("encoded", "other", SAMPLES, BUDGET_BYTES))
+    allow_caches([memory, other], RESERVE_BYTES + (8 << 20))
+    for sample in range(SAMPLES):
+        keep(cache, sample)
+    assert memory.used_bytes > half
+    other.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
+def test_a_lack_of_memory_is_a_sample_that_is_not_kept(start_worker, monkeypatch, number):
+    """And no error, and no bus error."""
+    cache = start_worker()
+
+    def no_memory(*_call):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sample_cache.os, "pwritev", no_memory)
+        keep(cache, 1)
+    keep(cache, 2)
+
+    assert held(cache, [1, 2]) == [2]
+
+
+def test_half_a_record_is_not_entered(start_worker, monkeypatch):
+    """The kernel may write less than it was asked for."""
+    cache = start_worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(sample_cache.os, "pwritev", lambda _data, parts, _start: sum(map(len, parts)) - 1)
+        keep(cache, 1)
+
+    assert held(cache, [1]) == []
+
+
+def test_an_entry_without_its_record_is_not_there(memory, start_worker):
+    """Whatever it names: zeros, or what is of another sample."""
+    cache = start_worker()
+    keep(cache, 1)
+    index = memoryview(mmap.mmap(memory.descriptors[0], 1 << 14)).cast("Q")[512:]
+    index[2] = index[1]
+    index[3] = CacheForm(SAMPLES, BUDGET_BYTES).records_start + (1 << 20)
+
+    assert held(cache, [1, 2, 3]) == [1]
+
+
+def test_nobody_can_cut_the_memory_short(memory):
+    """A worker that reads it would end by a bus error."""
+    for size in (4096, 2 * BUDGET_BYTES):
+        with pytest.raises(PermissionError):
+            os.truncate(memory.descriptors[0], size)
+
+
+class OneReader:
+    """Reads samples of bytes that say how often they were read; the odd ones cannot be read."""
+
+    def __init__(self):
+        self.reads = []
+        self.asked = []
+
+    def read(self, sample):
+        self.reads.append(sample)
+        if sample % 2:
+            raise SampleUnreadable("is odd")
+        return {"image": memoryview(b"read %d" % len(self.reads)), "label": sample}
+
+    def prefetch(self, samples):
+        self.asked += samples
+
+    def known(self, sample):
+        return {"label": sample}
+
+    def name(self, sample):
+        return f"sample {sample}"
+
+    def close(self):
+        pass
+
+
+def test_a_reader_keeps_what_it_is_told_is_good(start_worker):
+    """What was not, and what could not be read, is read again; and only what is not kept is read ahead."""
+    inner = OneReader()
+    reader = CachedReader(inner, start_worker())
+    for sample in (2, 4):
+        reader.read(sample)
+        assert not reader.is_hit
+    reader.keep()
+    with pytest.raises(SampleUnreadable):
+        reader.read(5)
+    reader.keep()
+
+    assert bytes(reader.read(4)["image"]) == b"read 2"
+    assert reader.is_hit
+    assert bytes(reader.read(2)["image"]) == b"read 4"
+    assert inner.reads == [2, 4, 5, 2]
+    reader.prefetch([2, 4, 6])
+    assert inner.asked == [2, 6]
+    assert (reader.known(4), reader.name(4)) == ({"label": 4}, "sample 4")
+
+
+def test_the_last_stream_that_leaves_closes_the_cache():
+    """Its memory goes with it."""
+    before = len(descriptors_of(os.getpid()))
+    memory = CacheMemory(CacheSpec("encoded", "key", SAMPLES, BUDGET_BYTES))
+    memory.join()
+    memory.join()
+
+    memory.leave()
+    assert len(memory.descriptors) == 2
+    memory.leave()
+
+    assert memory.descriptors == []
+    assert len(descriptors_of(os.getpid())) == before
+
+
+def test_other_bytes_are_kept_where_a_rewriter_has_some():
+    """Of its field alone, whatever lies around it; where it has none, the bytes that were read."""
+    values = {
+        "a": memoryview(b"first"),
+        "x": np.arange(3),
+        "image": memoryview(b"file"),
+        "b": memoryview(b"last"),
+        "n": 3,
+    }
+
+    made = rewritten(pack(values), {"image": lambda data: bytes(data) * 2})
+    same = rewritten(pack(values), {"image": lambda _data: None})
+
+    back = unpack(memoryview(made.facts), memoryview(b"".join(made.values)))
+    assert {name: bytes(back[name]) for name in ("a", "image", "b")} == {
+        "a": b"first",
+        "image": b"filefile",
+        "b": b"last",
+    }
+    assert (back["x"].tolist(), back["n"]) == ([0, 1, 2], 3)
+    assert same == pack(values)
+
+
+def test_nothing_is_rewritten_that_is_not_kept(start_worker):
+    """That takes longer than to read it again."""
+    asked = []
+
+    def rewrite(data):
+        asked.append(bytes(data))
+
+    cache = start_worker()
+    reader = CachedReader(OneReader(), cache, rewriters={"image": rewrite})
+    reader.read(2)
+    reader.keep()
+    assert asked == [b"read 1"]
+    for sample in range(100, SAMPLES):
+        keep(cache, sample, 64 << 10)
+    while cache.has_room(100):
+        keep(cache, 99, 100)
+    reader.read(4)
+    reader.keep()
+
+    assert asked == [b"read 1"]
+    assert not cache.has_room(64 << 10)
+    assert held(cache, [4]) == []

@@ -1,0 +1,365 @@
+"""A JPEG with restart markers is the same picture, and a crop that is cut out of it has the pixels of the whole."""
+
+import os
+from itertools import pairwise
+from struct import pack
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.pipeline import jpeg_box
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.geometry import Cut
+from batchd.pipeline.probe import probe_image
+from support.good_trainers import private_bytes
+from support.images import (
+    JPEG_END,
+    JPEG_START,
+    arithmetic_jpeg,
+    cmyk_jpeg,
+    encode,
+    jpeg,
+    jpeg_by_component,
+    jpeg_of,
+    jpeg_with_exif,
+    photo,
+    progressive_jpeg,
+    ycck_jpeg,
+)
+from support.jpeg_boxes import PRIVATE_GROWTH_BYTES_MAX, SUBSAMPLINGS, decoder, where_it_is_built
+
+pytestmark = where_it_is_built
+if jpeg_box.IS_BUILT:
+    from batchd.pipeline import _jpeg
+    from batchd.pipeline.seekable import made_seekable, seekable
+
+WIDE = photo(150, 320)
+UNDER_THE_MIDDLE = Cut(70, 140, 20, 40)
+
+
+def marked(data, tile_width=64):
+    """The same file with restart markers."""
+    header = probe_image(memoryview(data))
+    made = _jpeg.transcode(data, (header.height, header.width), tile_width)
+    assert made is not None
+    return made
+
+
+def whole(data, factor=1, color="rgb"):
+    view = memoryview(data)
+    return decoder(color)._decode_whole(view, probe_image(view), factor).copy()
+
+
+def cropped(data, box, factor=1, color="rgb"):
+    view = memoryview(data)
+    return decoder(color).decode(view, probe_image(view), factor, box).copy()
+
+
+def tiles(data, box, factor=1):
+    view = memoryview(data)
+    return decoder().tiles(view, probe_image(view), factor, box)
+
+
+def intervals(data):
+    """Where each restart interval of a file begins and ends."""
+    begin = data.index(b"\xff\xda")
+    begin += 2 + int.from_bytes(data[begin + 2 : begin + 4], "big")
+    ends = [
+        at
+        for at in range(begin, len(data) - 1)
+        if data[at] == 0xFF and (0xD0 <= data[at + 1] <= 0xD7 or data[at + 1] == 0xD9)
+    ]
+    return list(pairwise([begin - 2, *ends]))
+
+
+@st.composite
+def jpegs(draw):
+    """A JPEG of any subsampling and coding, with restart markers or none, and its size."""
+    size = draw(st.integers(17, 150)), draw(st.integers(17, 150))
+    image, subsampling = photo(*size, seed=size[0]), draw(st.sampled_from(SUBSAMPLINGS))
+    pixels = image[..., 0] if subsampling == "grey" else image
+    restart, is_progressive = draw(st.sampled_from([0, 1, 2, 3, 7, 20])), draw(st.booleans())
+    return jpeg_of(pixels, subsampling, restart, is_progressive=is_progressive), size
+
+
+@given(case=jpegs(), tile_width=st.sampled_from([1, 16, 64, 1000]))
+def test_restart_markers_change_no_pixel(case, tile_width):
+    """For libjpeg-turbo of each of its users, and coefficient by coefficient: what is written from it again is the same file."""
+    data, _size = case
+
+    made = marked(data, tile_width)
+
+    assert np.array_equal(simplejpeg.decode_jpeg(made), simplejpeg.decode_jpeg(data))
+    assert np.array_equal(
+        cv2.imdecode(np.frombuffer(made, np.uint8), 1), cv2.imdecode(np.frombuffer(data, np.uint8), 1)
+    )
+    assert marked(made, 64) == marked(data, 64)
+
+
+@given(
+    case=jpegs(),
+    tile_width=st.sampled_from([None, 8, 32, 64]),
+    factor=st.sampled_from([1, 1, 2, 4, 8]),
+    color=st.sampled_from(["rgb", "bgr", "gray"]),
+    data=st.data(),
+)
+def test_what_is_cut_has_the_pixels_of_the_whole(case, tile_width, factor, color, data):
+    """Bit for bit, whoever wrote the markers, at every scale, at every edge of a tile."""
+    original, size = case
+    file = original if tile_width is None else marked(original, tile_width)
+    height, width = (-(-side // factor) for side in size)
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    box = Cut(top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
+
+    expected = whole(original, factor, color)[top : top + box.height, left : left + box.width]
+
+    assert np.array_equal(cropped(file, box, factor, color), expected)
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+def test_every_box_that_begins_or_ends_at_a_tile_is_right(subsampling):
+    """With one pixel more and less: chroma is shared across tiles, and at their edges it must come from the next one."""
+    image = photo(70, 200)
+    data = marked(jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling), 32)
+    pixels = whole(data)
+    for left in (0, 1, 31, 32, 33, 63, 64, 65, 199):
+        for right in {left + 1, left + 2, 32, 64, 96, 128, 200} & set(range(left + 1, 201)):
+            for top, bottom in ((0, 1), (7, 9), (8, 16), (15, 17), (16, 32), (31, 33), (69, 70)):
+                found = cropped(data, Cut(top, left, bottom - top, right - left))
+                assert np.array_equal(found, pixels[top:bottom, left:right]), (left, right, top, bottom)
+
+
+def test_the_tiles_under_the_crop_are_taken_and_no_others():
+    """Columns and rows, with those beside where chroma is shared; the whole picture is not cut."""
+    luma_and_chroma = marked(jpeg_of(WIDE, "420"))  # tiles of 64 x 16: 5 across, 10 down
+    full_chroma = marked(jpeg_of(WIDE, "444"))  # of 64 x 8: 5 across, 19 down
+
+    assert tiles(luma_and_chroma, UNDER_THE_MIDDLE) == (1 * 2, 50)
+    assert tiles(luma_and_chroma, Cut(64, 128, 16, 64)) == (3 * 3, 50)
+    assert tiles(full_chroma, Cut(64, 128, 16, 64)) == (1 * 2, 95)
+    assert tiles(luma_and_chroma, Cut(35, 70, 10, 20), 2) == (1 * 4, 50)
+    assert tiles(luma_and_chroma, Cut(0, 0, 150, 320)) is None
+    assert tiles(jpeg_of(WIDE), UNDER_THE_MIDDLE) is None
+
+
+def test_markers_that_do_not_divide_a_row_give_rows():
+    """20 MCUs in a row and a marker after 7 or 40: from the last row on that begins with a marker."""
+    assert tiles(jpeg_of(WIDE, "420", restart=40), UNDER_THE_MIDDLE) == (1, 5)
+    assert tiles(jpeg_of(WIDE, "420", restart=7), Cut(120, 0, 9, 9)) == (6, 29)
+    assert tiles(jpeg_of(WIDE, "420", restart=7), UNDER_THE_MIDDLE) is None
+
+
+@pytest.mark.parametrize(
+    ("across", "tile_width", "expected"), [(63, 64, 7), (47, 64, 47), (50, 64, 10), (64, 64, 8), (9, 64, 9), (4, 8, 1)]
+)
+def test_an_interval_divides_the_row(across, tile_width, expected):
+    """By the divisor that is nearest, but for those that make the file much larger: a prime number has whole rows."""
+    data = marked(jpeg_of(photo(16, 8 * across), "444"), tile_width)
+
+    restart = data.index(b"\xff\xdd\0\4")
+    assert int.from_bytes(data[restart + 4 : restart + 6], "big") == expected
+
+
+def segment(marker, payload):
+    return bytes([0xFF, marker]) + pack(">H", len(payload) + 2) + payload
+
+
+def test_what_applications_wrote_is_kept():
+    """EXIF, colour profile, comment, in their order, and nothing is added: no JFIF where there was none."""
+    plain = jpeg(photo(40, 50))
+    profile, comment = segment(0xE2, b"ICC_PROFILE\0\1\1" + b"p" * 60_000), segment(0xFE, b"a comment")
+    data = jpeg_with_exif(JPEG_START + profile + comment + plain[20:], 6)
+
+    made = marked(data)
+
+    kept = data[: data.index(comment) + len(comment)]
+    assert made.startswith(kept)
+    assert b"JFIF" not in made
+    assert probe_image(memoryview(made)) == probe_image(memoryview(data))
+    assert b"JFIF" in marked(plain)
+
+
+def test_components_that_are_colours_stay_such():
+    """By Adobe's mark, which says that there is no luma."""
+    plain = jpeg(photo(40, 50), subsampling="444")
+    data = JPEG_START + segment(0xEE, b"Adobe\0\x64\0\0\0\0\0") + plain[20:]
+
+    made = marked(data)
+
+    assert np.array_equal(whole(made), whole(data))
+    assert not np.array_equal(whole(made), whole(plain))
+
+
+def without_its_last_scan():
+    data = progressive_jpeg(WIDE)
+    return data[: data.rindex(b"\xff\xda")] + JPEG_END
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        cmyk_jpeg((200, 120, 140)),
+        ycck_jpeg(np.dstack([WIDE, WIDE[..., 0]])),
+        without_its_last_scan(),
+        jpeg_of(WIDE).replace(b"\1\x22\0\2\x11\1\3\x11\1", b"\1\x22\0\2\x12\1\3\x12\1"),
+    ],
+    ids=["CMYK", "YCCK", "progressive without its end", "tall chroma"],
+)
+def test_what_is_unusual_stays_as_it_is(data):
+    """A decoder that guesses what is missing would guess something else."""
+    view = memoryview(data)
+
+    assert seekable(view, probe_image(view)) is None
+
+
+def test_other_codings_become_baseline():
+    """Arithmetic, and a scan for each component."""
+    for data in (arithmetic_jpeg(), jpeg_by_component(photo(20, 37)[..., 0])):
+        made = marked(data)
+        assert b"\xff\xc0" in made
+        assert np.array_equal(whole(made), whole(data))
+
+
+def test_a_broken_file_is_told_of():
+    """With a hole, with too many scans, and with another size than the caller knows."""
+    data = jpeg_of(WIDE)
+    half = memoryview(data[: len(data) // 2] + JPEG_END)
+
+    with pytest.raises(SampleUndecodable, match=r"a broken JPEG: .* premature end"):
+        seekable(half, probe_image(half))
+    with pytest.raises(_jpeg.JpegError, match="more than 200 scans"):
+        _jpeg.transcode(jpeg_by_component(photo(16, 16)[..., 0], 250), (16, 16), 64)
+    assert _jpeg.transcode(data, (150, 319), 64) is None
+    with pytest.raises(ValueError, match="1 pixel wide or more, not 0"):
+        _jpeg.transcode(data, (150, 320), 0)
+
+
+def test_a_part_that_is_too_short_is_found_by_the_crops_that_need_it():
+    """Whatever it lacks; other crops do not read it."""
+    data = marked(jpeg_of(WIDE, "444"))
+    begin, end = intervals(data)[8 * 5 + 2]  # row 8 of blocks, the tile in the middle
+    for missing in range(1, end - begin - 2):
+        broken = data[: end - missing] + data[end:]
+        with pytest.raises(SampleUndecodable, match="broken JPEG"):
+            cropped(broken, Cut(64, 128, 16, 64))
+        assert np.array_equal(cropped(broken, Cut(80, 128, 16, 64)), whole(data)[80:96, 128:192])
+        assert np.array_equal(cropped(broken, Cut(64, 64, 8, 64)), whole(data)[64:72, 64:128])
+
+
+def test_markers_out_of_their_order_are_read_as_they_were_before():
+    """Such a file is not cut, so it is as broken, or as whole, as if it had not been looked at."""
+    data = bytearray(marked(jpeg_of(WIDE, "444")))
+    below = intervals(bytes(data))[-2][1] + 1
+    data[below] ^= 1
+    assert np.array_equal(cropped(data, UNDER_THE_MIDDLE), whole(marked(jpeg_of(WIDE, "444")))[70:90, 140:180])
+
+    above = intervals(bytes(data))[3][1] + 1
+    data[above] ^= 1
+
+    assert tiles(data, UNDER_THE_MIDDLE) is None
+    with pytest.raises(SampleUndecodable, match="broken JPEG"):
+        cropped(data, UNDER_THE_MIDDLE)
+
+
+def test_bytes_that_decoders_skip_are_skipped():
+    """Fill bytes in front of markers, and garbage in front of one."""
+    data = marked(jpeg_of(WIDE, "444"))
+    _begin, end = intervals(data)[40]
+    expected = whole(data)[60:80, 0:100]
+    for extra in (b"\xff\xff", b"\0\0\0", b"\x12" * 20):
+        assert np.array_equal(cropped(data[:end] + extra + data[end:], Cut(60, 0, 20, 100)), expected)
+
+
+def test_a_restart_interval_of_any_length_does_no_harm():
+    """The header says one thing, the markers another: pixels of the whole, or a reason."""
+    data = marked(jpeg_of(WIDE, "444"))
+    at = data.index(b"\xff\xdd\0\4") + 4
+    outcomes = set()
+    for interval in (0, 1, 2, 4, 5, 7, 10, 40, 41, 80, 65_535):
+        lying = data[:at] + pack(">H", interval) + data[at + 2 :]
+        try:
+            outcomes.add(bool(cropped(lying, UNDER_THE_MIDDLE).any()))
+        except SampleUndecodable:
+            outcomes.add("reason")
+
+    assert "reason" in outcomes
+
+
+def test_flipped_bytes_give_pixels_or_a_reason():
+    """Any byte of the header or the rest, any box: the process lives on."""
+    random = np.random.default_rng(3)
+    data = marked(jpeg_of(WIDE))
+    outcomes = set()
+    for _ in range(1500):
+        broken = bytearray(data)
+        for _ in range(random.integers(1, 4)):
+            broken[random.integers(2, len(broken) if random.integers(2) else 700)] = random.integers(256)
+        top, left = int(random.integers(150)), int(random.integers(320))
+        box = (top, left, int(random.integers(1, 151 - top)), int(random.integers(1, 321 - left)))
+        for call in (
+            lambda broken=broken, box=box: _jpeg.decode(broken, bytearray(200_000), "rgb", 8, (150, 320), box),
+            lambda broken=broken: _jpeg.transcode(broken, (150, 320), 64),
+        ):
+            try:
+                outcomes.add(call() is None)
+            except _jpeg.JpegError:
+                outcomes.add("reason")
+
+    assert outcomes == {True, False, "reason"}
+
+
+def test_a_box_is_checked_before_anything_is_cut():
+    """By the caller's mistake, not the file's."""
+    data = marked(jpeg_of(WIDE))
+
+    with pytest.raises(ValueError, match="the box is empty, or reaches out"):
+        _jpeg.tiles(data, 8, (150, 320), (140, 0, 11, 5))
+    with pytest.raises(ValueError, match="1, 2, 4 or 8 eighths, not 3"):
+        _jpeg.tiles(data, 3, (150, 320), (0, 0, 1, 1))
+    with pytest.raises(ValueError, match="need more than the buffer's 100 bytes"):
+        _jpeg.decode(data, bytearray(100), "rgb", 8, (150, 320), UNDER_THE_MIDDLE)
+
+
+@pytest.mark.slow
+def test_many_calls_leave_no_memory_behind():
+    """Files that are cut, that are broken where they are cut, and that are written anew."""
+    size, memory = (32, 96), bytearray(20_000)
+    data = marked(jpeg_of(photo(*size), "444"), 8)
+    _begin, end = intervals(data)[14]
+    broken = data[: end - 4] + data[end:]
+    half = data[: len(data) // 2] + JPEG_END
+
+    def many(calls):
+        for _ in range(calls // 4):
+            _jpeg.decode(data, memory, "rgb", 8, size, (8, 8, 9, 9))
+            _jpeg.transcode(data, size, 64)
+            with pytest.raises(_jpeg.JpegError):
+                _jpeg.decode(broken, memory, "rgb", 8, size, (8, 16, 8, 8))
+            with pytest.raises(_jpeg.JpegError):
+                _jpeg.transcode(half, size, 64)
+
+    many(20_000)
+    before = private_bytes(os.getpid())
+    many(200_000)
+
+    assert private_bytes(os.getpid()) - before < PRIVATE_GROWTH_BYTES_MAX
+
+
+def test_a_cache_keeps_what_can_be_cut_and_else_the_file():
+    """Not what is broken where no crop may have looked, what can be cut already, what is no JPEG, and what would be too long."""
+    file = jpeg(photo(200, 300))
+    made = made_seekable(memoryview(file), len(file) * 2)
+
+    assert made is not None
+    for same, longest in [
+        (made, 1 << 20),
+        (file[:-400], 1 << 20),
+        (encode(photo(200, 300), ".png"), 1 << 20),
+        (file, len(made) - 1),
+    ]:
+        assert made_seekable(memoryview(same), longest) is None
+    assert made_seekable(memoryview(file), len(made)) == made
