@@ -1,0 +1,97 @@
+"""How much faster is it to decode the crop alone than to decode the whole photograph and cut it? In one process.
+
+The same crops of the same photographs, each decoded, cut, scaled and flipped into the row of a batch, by the same pipeline:
+
+    whole      without the extension
+    alone      with it
+    seekable   with it, of the same photographs with restart markers, as `batchd prepare --seekable` writes them
+
+Sides take turns photograph by photograph, and the time is the thread's own on a CPU, so that others on the machine hardly count.
+A round is an epoch, so each has other crops.
+"""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import thread_time_ns
+
+import numpy as np
+from harness import Bench, Figure, spread
+
+from batchd.config.columns import Column
+from batchd.config.image_steps import CenterCrop, Decode, RandomFlip, RandomResizedCrop
+from batchd.config.steps import Step
+from batchd.pipeline import jpeg_box
+from batchd.pipeline.decode import decoder_versions
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.probe import probe_image
+from batchd.pipeline.seekable import seekable
+
+SIZE = (224, 224)
+STEPS: dict[str, list[Step]] = {
+    "random": [Decode(), RandomResizedCrop(size=SIZE), RandomFlip()],
+    "random-unscaled": [Decode(scale="off"), RandomResizedCrop(size=SIZE), RandomFlip()],
+    "center": [Decode(), CenterCrop(size=SIZE)],
+}
+TARGETS = {"random": 1.26, "random-unscaled": 1.26, "center": 1.26}
+SEEKABLE_TARGETS = {"random": 1.4, "random-unscaled": 1.4, "center": 1.4}
+SIDES = ("whole", "alone", "seekable")
+
+
+def run(bench: Bench) -> None:
+    """Random crops, which most trainings have, and the middle."""
+    print(decoder_versions())
+    if not jpeg_box.IS_BUILT:
+        print(
+            "the extension is not built, so there is nothing to compare: apt install gcc libjpeg62-turbo-dev, make setup"
+        )
+        return
+    files = [path.read_bytes() for path in sorted(bench.photos.rglob("*")) if path.suffix.lower() in {".jpg", ".jpeg"}]
+    pairs = [(file, with_markers) for file in files if (with_markers := _seekable(file)) is not None]
+    growth = [len(with_markers) / len(file) for file, with_markers in pairs]
+    bytes_before, bytes_after = (sum(map(len, side)) for side in zip(*pairs, strict=True))
+    print(
+        f"seekable: {len(pairs)} of {len(files)} photographs; {bytes_after / bytes_before:.3f} times the bytes, of a photograph "
+        f"{statistics.median(growth):.3f} ({min(growth):.3f} to {max(growth):.3f})"
+    )
+    for name, steps in STEPS.items():
+        rounds = [_epoch_us(pairs, steps, epoch) for epoch in range(bench.rounds + 1)][1:]  # the first warms up
+        for side, spent_us in zip(SIDES, zip(*rounds, strict=True), strict=True):
+            print(f"{name}: {side} {spread(list(spent_us), 0)} us for a photograph")
+        _report(bench, f"crops-{name}", [whole / alone for whole, alone, _ in rounds], TARGETS[name])
+        _report(bench, f"crops-{name}-seekable", [whole / cut for whole, _, cut in rounds], SEEKABLE_TARGETS[name])
+        print(f"{name}: alone / seekable {spread([alone / cut for _, alone, cut in rounds])}")
+
+
+def _seekable(file: bytes) -> bytes | None:
+    view = memoryview(file)
+    return seekable(view, probe_image(view))
+
+
+def _report(bench: Bench, name: str, ratios: list[float], target: float) -> None:
+    print(f"{name}: {spread(ratios)} times as fast as whole")
+    bench.report(Figure(name, statistics.median(ratios), ">=", target))
+
+
+def _epoch_us(pairs: list[tuple[bytes, bytes]], steps: list[Step], epoch: int) -> tuple[float, ...]:
+    """CPU for each photograph, by side."""
+    pipelines = [Pipeline([Column("image", "encoded")], steps, 0) for _ in SIDES]
+    rows = [np.full((len(pairs), *SIZE, 3), 1, np.uint8) for _ in SIDES]  # touched, as slots are
+    spent_ns = [0] * len(SIDES)
+    for sample, (file, with_markers) in enumerate(pairs):
+        values = [{"image": memoryview(one)} for one in (file, file, with_markers)]
+        for turn in range(len(SIDES)):
+            side = (turn + sample + epoch) % len(SIDES)
+            with _extension(is_used=side > 0):
+                begun_ns = thread_time_ns()
+                pipelines[side].run(values[side], epoch, sample, 0, {"image": rows[side][sample]})
+                spent_ns[side] += thread_time_ns() - begun_ns
+    assert all(np.array_equal(rows[0], others) for others in rows[1:]), "the same pixels whichever way"
+    return tuple(spent / len(pairs) / 1000 for spent in spent_ns)
+
+
+@contextmanager
+def _extension(*, is_used: bool) -> Iterator[None]:
+    jpeg_box.IS_BUILT = is_used
+    yield
+    jpeg_box.IS_BUILT = True

@@ -1,0 +1,70 @@
+"""batchd: a daemon and its client.
+
+The variants are "files", the folder as it is, and "shards" and "seekable", which ``batchd prepare`` made beforehand. The
+configuration is the shortest that there is: what it does not say is as batchd has it by default. Several trainers mirror
+one stream.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import common
+
+import batchd
+import batchd_client
+
+CONFIG = """
+[daemon]
+workers = {workers}
+
+[streams.photos]
+source = {source}
+batch_size = {batch}
+pipeline = [
+    {{ op = "decode" }},
+    {{ op = "random_resized_crop", size = [{side}, {side}] }},
+    {{ op = "random_flip" }},
+]
+"""
+
+
+def source(data: Path, variant: str) -> str:
+    """Where the stream's photographs are; shards lie beside the folder."""
+    if variant == "files":
+        return f'{{ type = "folder", path = "{data}", allow_outside_root = true }}'
+    return f'{{ type = "webdataset", root = "{data}-{variant}", shards = ["*.tar"], label = "" }}'
+
+
+def configuration(options: common.Options, folder: Path) -> Path:
+    """Write the daemon's configuration into a folder."""
+    where = source(options.data, options.variant)
+    file = folder / "batchd.toml"
+    file.write_text(CONFIG.format(workers=options.workers, source=where, batch=options.batch, side=common.SIDE))
+    return file
+
+
+@contextmanager
+def serve(options: common.Options) -> Iterator[str]:
+    """A daemon; gives its address."""
+    with (
+        tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch,
+        batchd.serve(configuration(options, Path(scratch))) as address,
+    ):
+        yield address
+
+
+def batches(options: common.Options) -> Iterator[Any]:
+    """Arrays [batch, 224, 224, 3] uint8, each given back when the next one is taken."""
+    with batchd_client.connect(options.address) as daemon:
+        stream = daemon.stream("photos")
+        while True:
+            for batch in stream:
+                with batch:
+                    yield batch["image"]
+
+
+if __name__ == "__main__":
+    common.play(batches, serve)

@@ -1,0 +1,72 @@
+"""The data sets, made once in a scratch folder: photographs, the same ones smaller, and what FFCV and batchd make of them."""
+
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import cv2
+import numpy as np
+from environments import ROOT, python
+from sides import PHOTOGRAPHS, RESIZED, Side
+
+LONGER_SIDE = 400
+QUALITY = 90
+SUFFIXES = {".jpg", ".jpeg"}
+PREPARED = {"shards": (), "seekable": ("--seekable",)}
+
+
+def make_pictures(given: Path, scratch: Path, count: int) -> dict[str, Path]:
+    """``count`` photographs as links, repeated where there are fewer, and the same ones of 400 pixels; folders by table."""
+    files = sorted(path for path in given.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise SystemExit(f"there is no JPEG in {given}")
+    folders = {name: scratch / name for name in (PHOTOGRAPHS, RESIZED)}
+    for folder in folders.values():
+        folder.mkdir()
+    for number in range(count):
+        name = f"{number:05}.jpg"
+        file = files[number % len(files)].resolve()
+        (folders[PHOTOGRAPHS] / name).symlink_to(file)
+        if number < len(files):
+            _write_smaller(file, folders[RESIZED] / name)
+        else:
+            (folders[RESIZED] / name).hardlink_to(folders[RESIZED] / f"{number % len(files):05}.jpg")
+    return folders
+
+
+def _write_smaller(file: Path, to: Path) -> None:
+    """Scale a photograph so that its longer side has 400 pixels, as FFCV's ``max_resolution`` does; smaller ones stay."""
+    image = cv2.imdecode(np.fromfile(file, np.uint8), cv2.IMREAD_COLOR)
+    factor = LONGER_SIDE / max(image.shape[:2])
+    if factor < 1:
+        image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
+    cv2.imwrite(str(to), image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+
+
+def prepare(folder: Path, sides: Iterable[Side]) -> None:
+    """Write what sides read besides the folder itself, before anything is measured."""
+    sides = list(sides)
+    for variant, options in PREPARED.items():
+        if any(side.is_ours and side.variant == variant for side in sides):
+            _batchd_prepare(folder, variant, options)
+    for side in sides:
+        if side.script == "ffcv_side.py":
+            script = Path(__file__).with_name(side.script)
+            _run([python(side.environment), str(script), "write", "--data", str(folder), "--variant", side.variant])
+
+
+def _batchd_prepare(folder: Path, variant: str, options: tuple[str, ...]) -> None:
+    """Shards of the files' own bytes, as they are or seekable."""
+    config = folder.with_name(f"{folder.name}-{variant}.toml")
+    config.write_text(
+        f'[streams.photos]\nsource = {{ type = "folder", path = "{folder}", allow_outside_root = true }}\n'
+        f"batch_size = 1\npipeline = []\n"
+    )
+    to = folder.with_name(f"{folder.name}-{variant}")
+    _run([python("batchd"), "-m", "batchd", "prepare", "photos", "--config", str(config), "--to", str(to), *options])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

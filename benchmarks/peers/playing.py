@@ -1,0 +1,96 @@
+"""A side as a process of the runner: started for one round, told to measure, ended with all its descendants."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import common
+from environments import ROOT, python
+from sides import Side
+from tables import Measurement
+
+FIRST_BATCH_TIMEOUT_S = 120
+ROUND_TIMEOUT_S = 60
+END_S = 3.0
+HERE = Path(__file__).parent
+
+
+class SideFailed(Exception):  # noqa: N818  it says what happened
+    """A side ended, or said nothing in time; its log has what it said."""
+
+
+class Stage(NamedTuple):
+    """What rounds have in common: a folder for what sides write into temporary files, and how long they are measured."""
+
+    scratch: Path
+    warm_up_s: float
+    seconds: float
+
+
+def measure(side: Side, data: Path, log: Path, stage: Stage) -> Measurement:
+    """One round of a side. Raises ``SideFailed``."""
+    command = [python(side.environment), str(HERE / side.script), "--data", str(data)]
+    command += ["--variant", side.variant, "--trainers", str(side.trainers)]
+    path = f"{ROOT}:{ROOT / 'client'}" if side.variant == "region" else ""
+    environment = dict(os.environ, TMPDIR=str(stage.scratch), PYTHONPATH=path)
+    with (
+        log.open("ab") as said,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            env=environment,
+            cwd=log.parent,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            first = _hear(process, FIRST_BATCH_TIMEOUT_S)
+            _tell(process, f"{stage.warm_up_s} {stage.seconds}\n")
+            heard = _hear(process, ROUND_TIMEOUT_S)
+        finally:
+            _end(process)
+    return Measurement(**heard, **first)
+
+
+def _tell(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode())
+    process.stdin.flush()
+
+
+def _hear(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], timeout_s)
+    line = process.stdout.readline() if readable else b""
+    if not line:
+        raise SideFailed("it ended" if readable else f"it said nothing for {timeout_s} s")
+    return json.loads(line)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close its standard input, and kill whatever is left of it after a while."""
+    assert process.stdin is not None
+    family = {pid: common.started(pid) for pid in common.tree(process.pid)}
+    process.stdin.close()
+    deadline = time.monotonic() + END_S
+    while time.monotonic() < deadline and any(common.started(pid) == when for pid, when in family.items()):
+        process.poll()
+        time.sleep(0.05)
+    for pid, when in family.items():
+        if when and common.started(pid) == when:
+            _kill(pid)
+        for left in Path("/dev/shm").glob(f"torch_{pid}_*"):  # PyTorch gives it a name for a moment
+            left.unlink(missing_ok=True)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it ended by itself meanwhile
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,104 @@
+"""Which sides there are, in which tables, and the numbers to reach. Plain data."""
+
+from typing import NamedTuple
+
+from environments import OURS
+
+
+class Side(NamedTuple):
+    """One row of a table: a script with a variant, in an environment; ``label`` is for people."""
+
+    name: str
+    label: str
+    environment: str
+    script: str
+    variant: str = ""
+    trainers: int = 1
+
+    @property
+    def is_ours(self) -> bool:
+        """Is it batchd, which the others are compared with?"""
+        return self.script == "batchd_side.py"
+
+
+class Target(NamedTuple):
+    """A ratio to reach: ours ÷ that side's images/s, in one table."""
+
+    name: str
+    table: str
+    ours: tuple[str, ...]
+    """Of which the fastest counts."""
+    side: str
+    at_least: float
+
+
+LIMIT = "bare"
+"""What delivers nothing, and so is no peer."""
+PHOTOGRAPHS, RESIZED, SHARING = "photographs", "resized", "sharing"
+
+BATCHD = Side("batchd", "batchd", OURS, "batchd_side.py", "files")
+SEEKABLE = Side("batchd-seekable", "batchd, shards of `batchd prepare --seekable`", OURS, "batchd_side.py", "seekable")
+TORCH_CV2 = Side("torch-cv2", "torch DataLoader, cv2", "torch", "torch_side.py", "cv2")
+TF_DATA = Side("tf-data", "tf.data (decode_and_crop_jpeg)", "tensorflow", "tf_side.py")
+TF_SERVICE = Side("tf-service", "tf.data service, one worker", "tensorflow", "tf_service_side.py")
+DALI = Side("dali", "DALI, CPU", "dali", "dali_side.py")
+FFCV = Side("ffcv", "FFCV, a file of its own with JPEGs", "ffcv", "ffcv_side.py", "jpg")
+TENSORSOCKET = Side("tensorsocket", "TensorSocket around a DataLoader (cv2)", "tensorsocket", "tensorsocket_side.py")
+
+TABLES = {
+    PHOTOGRAPHS: (
+        BATCHD,
+        SEEKABLE,
+        Side(LIMIT, "limit: bare processes, region decode, nothing delivered", OURS, "bare_side.py", "files"),
+        TF_DATA,
+        Side("torch-region", "torch DataLoader, batchd's region decode by hand", "torch", "torch_side.py", "region"),
+        Side("grain-region", "Grain, batchd's region decode by hand", "grain", "grain_side.py", "region"),
+        TORCH_CV2,
+        Side("torch-pil", "torch DataLoader, PIL and torchvision's transforms", "torch", "torch_side.py", "pil"),
+        Side("grain-cv2", "Grain, cv2", "grain", "grain_side.py", "cv2"),
+        DALI,
+        FFCV,
+        TF_SERVICE,
+        Side("spdl", "SPDL, cv2 in threads", "spdl", "spdl_side.py"),
+        Side("queue", "multiprocessing.Queue, as GeneratorEnqueuer, cv2", OURS, "queue_side.py"),
+        Side("ray", "Ray Data, cv2", "ray", "ray_side.py"),
+    ),
+    RESIZED: (
+        BATCHD,
+        Side("batchd-shards", "batchd, shards of `batchd prepare`", OURS, "batchd_side.py", "shards"),
+        SEEKABLE,
+        TF_DATA,
+        TORCH_CV2,
+        DALI,
+        FFCV,
+        Side("ffcv-half-raw", "FFCV, its file with half of them as raw pixels", "ffcv", "ffcv_side.py", "half-raw"),
+    ),
+    SHARING: tuple(
+        side._replace(name=f"{side.name}-{trainers}", trainers=trainers)
+        for side in (BATCHD, TORCH_CV2, TF_SERVICE, TENSORSOCKET)
+        for trainers in (1, 2, 4)
+    ),
+}
+
+OURS_IN = {
+    PHOTOGRAPHS: ("batchd",),
+    RESIZED: ("batchd", "batchd-shards", "batchd-seekable"),
+    SHARING: ("batchd-4",),
+}
+"""What the others are compared with in a table: the fastest of these. Untouched photographs count as they are."""
+TARGETS = (
+    Target("vs-bare", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], LIMIT, 0.95),
+    Target("vs-tfdata", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "tf-data", 1.15),
+    Target("vs-tfdata-seekable", PHOTOGRAPHS, ("batchd-seekable",), "tf-data", 1.4),
+    Target("vs-torch-same-decoder", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "torch-region", 1.2),
+    Target("vs-grain-same-decoder", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "grain-region", 1.1),
+    Target("vs-torch-cv2", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "torch-cv2", 1.5),
+    Target("vs-torch-pil", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "torch-pil", 2.2),
+    Target("vs-dali", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "dali", 1.6),
+    Target("vs-tfservice", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "tf-service", 2.4),
+    Target("vs-tfservice-4-trainers", SHARING, OURS_IN[SHARING], "tf-service-4", 2.4),
+    Target("vs-torch-cv2-4-trainers", SHARING, OURS_IN[SHARING], "torch-cv2-4", 5),
+    Target("vs-ffcv-resized", RESIZED, OURS_IN[RESIZED], "ffcv", 2.2),
+    Target("vs-dali-resized", RESIZED, OURS_IN[RESIZED], "dali", 2.4),
+    Target("vs-tfdata-resized", RESIZED, OURS_IN[RESIZED], "tf-data", 1.5),
+)

@@ -1,0 +1,151 @@
+"""What ``make bench-peers`` makes of its measurements: ratios by round, tables in order, numbers to reach."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MODULES = ("common", "environments", "sides", "tables", "harness")
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    """The benchmark's modules, which lie beside each other and in no package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def rounds(peers, *rates, cpu_s=2.0, pss_mb=100, first_batch_s=1.0):
+    """Rounds of one second with these images/s."""
+    return {
+        number: peers.tables.Measurement(rate, 1.0, cpu_s, pss_mb * 1_000_000, first_batch_s)
+        for number, rate in enumerate(rates)
+    }
+
+
+def test_a_ratio_is_of_measurements_of_the_same_round(peers):
+    """A round in which one side failed gives none, and slow rounds of both sides cancel out."""
+    ours, theirs = rounds(peers, 1000, 500, 900), rounds(peers, 500, 250, 300)
+    del theirs[2]
+
+    assert peers.tables.ratios(ours, theirs) == [2.0, 2.0]
+
+
+def test_figures_say_what_is_reached_and_what_is_short(peers):
+    """Each number to reach is a line; what a machine cannot install is named instead."""
+    table = {"batchd": rounds(peers, 1300), "tf-data": rounds(peers, 1000), "dali": rounds(peers, 1000)}
+
+    found, missing = peers.tables.figures({peers.sides.PHOTOGRAPHS: table})
+
+    lines = [figure.line for figure in found]
+    assert "BENCH vs-tfdata 1.30 >= 1.15 ok" in lines
+    assert "BENCH vs-dali 1.30 >= 1.6 short" in lines
+    assert "vs-ffcv-resized" in missing
+    assert {figure.name for figure in found}.isdisjoint(missing)
+    assert len(found) + len(missing) == len(peers.sides.TARGETS) + 2
+
+
+def test_memory_and_first_batch_are_compared_with_the_lowest_peer(peers):
+    """The limit is no peer, and neither are batchd's other variants."""
+    table = {
+        "batchd": rounds(peers, 1, pss_mb=200, first_batch_s=1.0),
+        "batchd-seekable": rounds(peers, 1, pss_mb=1, first_batch_s=0.1),
+        peers.sides.LIMIT: rounds(peers, 1, pss_mb=1, first_batch_s=0.1),
+        "spdl": rounds(peers, 1, pss_mb=100, first_batch_s=4.0),
+        "dali": rounds(peers, 1, pss_mb=400, first_batch_s=2.0),
+    }
+
+    found, _missing = peers.tables.figures({peers.sides.PHOTOGRAPHS: table})
+
+    values = {figure.name: figure.value for figure in found}
+    assert values["pss-vs-lowest-peer"] == 2.0
+    assert values["first-batch-vs-lowest-peer"] == 0.5
+
+
+def test_resized_pictures_count_by_the_fastest_of_our_variants(peers):
+    """The target allows batchd to read the same files or shards made of them."""
+    table = {
+        "batchd": rounds(peers, 2000),
+        "batchd-shards": rounds(peers, 3000),
+        "batchd-seekable": rounds(peers, 2500),
+        "tf-data": rounds(peers, 1000),
+    }
+
+    found, _missing = peers.tables.figures({peers.sides.RESIZED: table})
+
+    assert [figure.value for figure in found if figure.name == "vs-tfdata-resized"] == [3.0]
+
+
+def test_a_table_has_a_row_for_each_measured_side_the_fastest_first(peers):
+    """Medians with the smallest and the largest; what failed in all rounds has no row."""
+    sides = peers.sides.TABLES[peers.sides.PHOTOGRAPHS]
+    table = {
+        "tf-data": rounds(peers, 500, 600, 550, cpu_s=1.1, pss_mb=684, first_batch_s=3.5),
+        "batchd": rounds(peers, 1100, 1200, 1100),
+        "batchd-seekable": rounds(peers, 2200, 2400, 2200),
+        "dali": {},
+    }
+
+    lines = peers.tables.markdown(sides, table, ["batchd"]).splitlines()
+
+    assert lines[0].endswith("| batchd ÷ it |")
+    assert [line.split(" | ")[0] for line in lines[3:]] == ["| batchd", "| tf.data (decode_and_crop_jpeg)"]
+    assert lines[4].endswith("| 550 (500 to 600) | 2.00 | 684 | 3.50 | 2.00 (2.00 to 2.20) |")
+
+
+def test_the_sharing_table_has_a_column_for_each_number_of_trainers(peers):
+    """Images/s are those of one trainer; what was not measured says so."""
+    sides = peers.sides.TABLES[peers.sides.SHARING]
+    table = {
+        "batchd-1": rounds(peers, 1500),
+        "batchd-2": rounds(peers, 1400),
+        "batchd-4": rounds(peers, 1200),
+        "torch-cv2-4": rounds(peers, 300),
+    }
+
+    text = peers.tables.sharing_markdown(sides, table)
+
+    assert "| batchd | 1500 (1500 to 1500) | 1400 (1400 to 1400) | 1200 (1200 to 1200) |  |" in text
+    assert "| torch DataLoader, cv2 | not measured | not measured | 300 (300 to 300) | 4.00 (4.00 to 4.00) |" in text
+    assert "TensorSocket" not in text
+
+
+def test_every_number_to_reach_is_of_sides_that_are_in_its_table(peers):
+    """And every side has its script and its environment."""
+    for target in peers.sides.TARGETS:
+        names = {side.name for side in peers.sides.TABLES[target.table]}
+        assert {*target.ours, target.side} <= names
+    for side in (side for sides in peers.sides.TABLES.values() for side in sides):
+        assert (BENCHMARKS / "peers" / side.script).exists()
+        assert side.environment in {*peers.environments.ENVIRONMENTS, peers.environments.OURS}
+
+
+def test_a_tree_has_the_children_of_children(peers):
+    """A side's workers may be started by a process that it started."""
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+
+        found = peers.common.tree(child.pid)
+
+        assert len(found) == 2
+        assert all(peers.common.started(pid) and peers.common.pss_bytes(pid) > 0 for pid in found)
+        child.stdin.close()
+
+
+def test_a_random_box_lies_in_the_image(peers):
+    """Also where no box of these proportions fits."""
+    for height, width in ((375, 500), (10, 1000), (1000, 10), (1, 1)):
+        for _ in range(200):
+            top, left, down, across = peers.common.random_box(height, width)
+            assert 0 <= top <= top + down <= height
+            assert 0 <= left <= left + across <= width
+            assert down > 0
+            assert across > 0
