@@ -16,6 +16,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from batchd.functions import load
@@ -73,6 +74,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
     item.stash[_HAS_FAILED] = item.stash.get(_HAS_FAILED, False) or report.failed
     return report
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command that a test runs in its own process may say how the log looks: not to the next test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

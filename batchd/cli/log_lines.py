@@ -60,10 +60,10 @@ class LogLines:
         return {**event, "lost_lines": self.lost} if self.lost else event
 
 
-def standard_error() -> int:
-    """The descriptor to log to. Where standard streams were closed, what is opened next would have their numbers.
+def fill_standard_streams() -> None:
+    """Have all three be there, whoever closed them: otherwise what is opened next would have their numbers.
 
-    So these are filled first, and nobody's socket is taken for the log.
+    So nobody's socket is taken for the log, as long as nothing is opened before this is called.
     """
     for descriptor in range(STANDARD_ERROR + 1):
         try:
@@ -71,4 +71,9 @@ def standard_error() -> int:
         except OSError:
             nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
             os.set_inheritable(nowhere, True)
+
+
+def standard_error() -> int:
+    """The descriptor to log to, which is there."""
+    fill_standard_streams()
     return STANDARD_ERROR

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchd.cli.log_lines import fill_standard_streams
 from batchd.cli.options import config_options
 from batchd.daemon.launch import launch
 
@@ -41,6 +42,7 @@ def command(
     Prints its address when trainers may come. SIGTERM or Ctrl-C finishes what the workers have in hand and ends; a second one
     ends at once. SIGHUP, or `batchd reload`, reads the configuration again.
     """
+    fill_standard_streams()
     launched = None
     with suppress(OSError):  # it is tried again, and said, when the first worker is wanted
         launched = launch()

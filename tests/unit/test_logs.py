@@ -20,13 +20,6 @@ EVIL = 'x.jpg\n<0>forged: ok\x1b[2J\r\x9b31m\u202e "quoted"'
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@pytest.fixture(autouse=True)
-def _as_before():
-    """Put structlog back."""
-    yield
-    structlog.reset_defaults()
-
-
 class Reader:
     """The other end of a pipe that is standard error for a test."""
 
