@@ -241,6 +241,8 @@ class Delivery:
 
         Nobody counts as having had less than ``least_served_s``: who wanted nothing for long has saved nothing up.
         """
+        if not self.ring.pending:
+            return None
         best = None
         for subscription in self.subscriptions.values():
             found = self._first_fillable(subscription)

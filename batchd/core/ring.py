@@ -5,7 +5,8 @@
               +-------(not claimed, no order under way)-----------------------------+
 
 Invariants: a slot is taken only when nobody leases or claims it and no worker has an order for it; each position is in at
-most one slot; a slot's generation grows by one at each taking; ``idle`` has the slots that may be taken, and no others.
+most one slot; a slot's generation grows by one at each taking; ``idle`` has the slots that may be taken, and no others;
+``pending`` has those with rows that no worker has, and no others.
 """
 
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class Ring:
         self.slots_max = slots_max
         self.slots: dict[int, Slot] = {}
         self.idle = Idle(readers)
+        self.pending: set[int] = set()
         self._by_position: dict[Position, Slot] = {}
 
     def find(self, position: Position) -> Slot | None:
@@ -129,6 +131,7 @@ class Ring:
     def drop(self, slot: Slot) -> None:
         """Forget a slot."""
         self.idle.remove(slot.number)
+        self.pending.discard(slot.number)
         del self.slots[slot.number]
         if slot.position is not None:
             del self._by_position[slot.position]
@@ -156,9 +159,24 @@ class Ring:
         slot.generation += 1
         slot.position = position
         slot.fill = Fill(rows)
+        self.pending.add(slot.number)
         slot.grants = 0
         self._by_position[position] = slot
         self.let_go(slot)
+
+    def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int]:
+        """Take pending rows of a slot for an order, as ``Fill.cut`` does."""
+        assert slot.fill is not None, f"slot {slot.number} is not being filled"
+        rows = slot.fill.cut(order, rows_max)
+        if not slot.fill.has_pending:
+            self.pending.discard(slot.number)
+        return rows
+
+    def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]]) -> None:
+        """Have the rows of an order that was not carried out filled again, as ``Fill.put_back`` does."""
+        assert slot.fill is not None, f"slot {slot.number} is not being filled"
+        slot.fill.put_back(order, parts)
+        self.pending.add(slot.number)
 
     def spoil(self, slot: Slot) -> None:
         """What is in a ready slot is not to be handed out again; who reads it may go on. Its claims must go elsewhere."""
@@ -172,6 +190,7 @@ class Ring:
         if slot.position is not None:
             del self._by_position[slot.position]
         slot.position = slot.fill = None
+        self.pending.discard(slot.number)
         self.let_go(slot)
 
     def claim(self, slot: Slot, subscription: int) -> None:

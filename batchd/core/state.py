@@ -371,7 +371,7 @@ class DaemonState:
             rows_max = stream.chunk_rows(
                 fill.pending_rows, len(self.fleet.workers), self.fleet.idle if distance == 0 else 0
             )
-            first, rows = fill.cut(self._last_order, rows_max)
+            first, rows = stream.delivery.ring.cut(slot, self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
             self.fleet.give(worker, order, now)

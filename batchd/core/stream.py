@@ -17,8 +17,8 @@ from batchd_wire.orders import Work
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
-ORDERS_PER_S_MAX = 3_200
-"""From 64 workers on, orders are longer, so that there are no more of them than half of a core can handle (see benchmarks/)."""
+ORDERS_PER_S_MAX = 2_400
+"""From 48 workers on, orders are longer, so that there are no more of them than half of a core can handle (see benchmarks/)."""
 FIRST_CHUNK_ROWS = 8
 """Before anything was measured."""
 BLANK_DEATHS_MAX = 20
@@ -159,9 +159,7 @@ class Stream:
         )
 
     def _put_back(self, order: Order, parts: list[tuple[int, int]], actions: list[Action]) -> None:
-        fill = order.slot.fill
-        assert fill is not None, f"order {order.number} was for a slot that is not being filled"
-        fill.put_back(order.number, parts)
+        self.delivery.ring.put_back(order.slot, order.number, parts)
         self.delivery.let_go(order.slot)
         self.delivery.wake(actions)
 

@@ -51,7 +51,6 @@ FAULT_SIGNALS = frozenset(
 STAT_BYTES_MAX = 4096
 EXIT_CODE = 49
 """Its place among the facts behind a process's name in its ``stat``, of all of which it is the fifty-second: proc_pid_stat(5)."""
-MESSAGES_AT_ONCE = 16
 KILL_TIMEOUT_S = 2.0
 
 
@@ -118,7 +117,7 @@ class WorkerProcesses:
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
         process = self._processes[number] = _Process(number, ours, memory)
-        self._watch.add(ours.fileno(), lambda: self._receive(process))
+        self._watch.add(ours.fileno(), lambda: self._hear(process))
 
     def knows(self, number: int, *, stream: int | None = None, slot: int | None = None) -> bool:
         """Was the worker told of the stream, or of the slot? Gone workers need to be told nothing."""
@@ -238,24 +237,27 @@ class WorkerProcesses:
         self._forget(process)
         self.enqueue(WorkerGone(number, "it could not be started", None))
 
-    def _receive(self, process: _Process) -> None:
-        """Read what a worker reports, a bounded portion at a time."""
-        for _ in range(MESSAGES_AT_ONCE):
-            try:
-                message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
-            except BlockingIOError:
-                return
-            except ChannelClosed:
-                self._watch.remove(process.channel.fileno())
-                if not process.is_dismissed:
-                    process.end()  # nearly always dead by now, and if not, it is of no more use
-                return
-            except MalformedMessage as error:
-                self.kill(process.number, f"it talks nonsense: {error}")
-                return
-            for descriptor in descriptors:
-                os.close(descriptor)
-            self.enqueue(self._event(process, message))
+    def _hear(self, process: _Process) -> None:
+        self._receive(process)
+
+    def _receive(self, process: _Process) -> bool:
+        """Read the next message of a worker; False where nothing was said. What it says beyond that is read after the others'."""
+        try:
+            message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
+        except BlockingIOError:
+            return False
+        except ChannelClosed:
+            self._watch.remove(process.channel.fileno())
+            if not process.is_dismissed:
+                process.end()  # nearly always dead by now, and if not, it is of no more use
+            return False
+        except MalformedMessage as error:
+            self.kill(process.number, f"it talks nonsense: {error}")
+            return False
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.enqueue(self._event(process, message))
+        return True
 
     def _event(self, process: _Process, message: Message) -> Event:
         if isinstance(message, Ready):
@@ -271,7 +273,8 @@ class WorkerProcesses:
 
     def _bury(self, process: _Process) -> None:
         """The kernel says that the process has ended. What it reported before still counts."""
-        self._receive(process)
+        while self._receive(process):
+            pass
         status = _how_it_ended(process)
         self._forks.reap(process.pid)
         note = _read_note(process.note) or _NOTHING_IN_HAND

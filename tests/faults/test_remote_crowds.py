@@ -134,7 +134,7 @@ def test_who_never_greets_is_closed_and_who_did_stays(start_daemon):
         old.sendall(ZMTP_1)
         refused.send(OLD_GREET)
         assert hear(refused).error == ErrorCode.UNSUPPORTED_VERSION
-        assert daemon.status()["daemon"]["tcp"]["strangers"] == 3
+        wait_until(lambda: daemon.status()["daemon"]["tcp"]["strangers"] == 3, "all three are there")
         assert has_ended(old)
         assert all(end.poll(PATIENCE_MS) for end in ends)
         for one, end in zip((silent, refused), ends, strict=True):

@@ -104,6 +104,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert len(ring.slots) <= ring.slots_max == world.slots_max[stream.spec.number]
     assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
     assert ring.idle.slots == {slot.number for slot in ring.slots.values() if slot.is_idle}
+    assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.has_pending}
     positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():

@@ -79,6 +79,7 @@ class DaemonProcess:
         assert self._process is None, "it runs already"
         self._has_workers = False
         command = [
+            *("env", "--default-signal=HUP"),  # or it would be ignored where the tests run under nohup
             *self._limit,
             sys.executable,
             "-m",
