@@ -188,6 +188,15 @@ class Delivery:
             self._advance(self.subscriptions[number], actions)
         self.wake(actions)
 
+    def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]], actions: list[Action]) -> None:
+        """The rows of an order have to be filled again, in these ``parts``."""
+        self.ring.put_back(slot, order, parts)
+        for number in slot.claims:
+            subscription = self.subscriptions[number]
+            subscription.has_rows(subscription.granted)
+        self.let_go(slot)
+        self.wake(actions)
+
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
         """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
         if self.mailbox is not None and slot.position is not None:
@@ -326,7 +335,7 @@ class Delivery:
 
     def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
         """The nearest claim with rows for a worker; in a live stream, of those that have samples or can get them now."""
-        for ahead, slot in subscription.unfilled():
+        for ahead, slot in subscription.unfilled(self.ring.pending):
             if self.mailbox is None:
                 return ahead, slot
             assert slot.position is not None
@@ -337,6 +346,8 @@ class Delivery:
         return None
 
     def _try_again(self, numbers: set[int], actions: list[Action]) -> None:
+        if not numbers:
+            return
         fair_slots = self._promises.fair_slots
         subscriptions = [self.subscriptions[number] for number in numbers]
         for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
@@ -344,15 +355,17 @@ class Delivery:
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what it wants and may have, and hand out what is ready, in order."""
+        has_unplaced = subscription.number in self._unplaced
         self._stop_waiting(subscription)
         if self.stopped is None and not subscription.ended:
+            if has_unplaced:
+                for claim in subscription.claims:
+                    if claim.slot is None:
+                        self._place(subscription, claim, actions)
             self._claim_and_grant(subscription, actions)
         self._account(subscription)
 
     def _claim_and_grant(self, subscription: Subscription, actions: list[Action]) -> None:
-        for claim in subscription.claims:
-            if claim.slot is None:
-                self._place(subscription, claim, actions)
         self._extend(subscription, actions)
         claims = subscription.claims
         while claims and (slot := claims[0].slot) is not None and slot.is_ready and self._may_grant(subscription):
@@ -444,6 +457,7 @@ class Delivery:
             self.ring.take(slot, position, self.spec.plan.rows(position.step))
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
+        subscription.has_rows(claim.sequence)
         self.ring.claim(slot, subscription.number)
 
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:

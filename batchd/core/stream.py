@@ -17,8 +17,8 @@ from batchd_wire.orders import Work
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
-ORDERS_PER_S_MAX = 2_400
-"""From 48 workers on, orders are longer, so that there are no more of them than half of a core can handle (see benchmarks/)."""
+ORDERS_PER_S_MAX = 2_000
+"""From 40 workers on, orders are longer, so that there are no more of them than half of a core can handle (see benchmarks/)."""
 FIRST_CHUNK_ROWS = 8
 """Before anything was measured."""
 BLANK_DEATHS_MAX = 20
@@ -74,7 +74,7 @@ class Stream:
 
     def chunk_put_back(self, order: Order, actions: list[Action]) -> None:
         """The worker that had ``order`` is dead and had not begun with it."""
-        self._put_back(order, [(order.first, order.rows)], actions)
+        self.delivery.put_back(order.slot, order.number, [(order.first, order.rows)], actions)
 
     def chunk_lost(self, order: Order, gone: WorkerGone, now: float, actions: list[Action]) -> None:
         """The worker died over ``order``: cut it so that the suspect stands alone, unless somebody killed the worker."""
@@ -85,7 +85,7 @@ class Stream:
             parts = split(order.first, order.rows, gone.note.row if gone.note is not None else None)
         self._accuse(order, gone, actions)
         self._stop_if(self.suspects.excess(), actions)
-        self._put_back(order, parts, actions)
+        self.delivery.put_back(order.slot, order.number, parts, actions)
 
     def died_between_samples(self, gone: WorkerGone, actions: list[Action]) -> None:
         """A worker with orders of this stream ended with no sample in hand, which none of them can be blamed for."""
@@ -157,11 +157,6 @@ class Stream:
             live=None if delivery.mailbox is None else delivery.mailbox.statistics(delivery.lost_batches),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
-
-    def _put_back(self, order: Order, parts: list[tuple[int, int]], actions: list[Action]) -> None:
-        self.delivery.ring.put_back(order.slot, order.number, parts)
-        self.delivery.let_go(order.slot)
-        self.delivery.wake(actions)
 
     def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
         """Hold the death against the sample that the worker had in hand, where that is known."""

@@ -9,9 +9,9 @@ at least its entitlement of two slots, within the ring. So every claim has a slo
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from batchd.core.course import Course, Share
@@ -68,6 +68,8 @@ class Subscription:
     """By sequence."""
     ended: bool = False
     """The trainer wants no more; only its leases are left."""
+    exhausted: int = 0
+    """The sequence before which all claims are to slots that have no rows for a worker; workers begin with the nearest ones."""
     counted: int = 0
     """How much of ``committed`` is in the sum that ``Delivery`` keeps."""
 
@@ -96,9 +98,19 @@ class Subscription:
         """The first place of its course that is not claimed."""
         return self.granted + len(self.claims)
 
-    def unfilled(self) -> Iterator[tuple[int, Slot]]:
-        """The claims that have rows for a worker, the nearest first: (how many claims stand before it, its slot)."""
-        for ahead, claim in enumerate(self.claims):
+    def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
+        """The claims to slots that are ``pending``, the nearest first: (how many claims stand before it, its slot)."""
+        start = max(0, self.exhausted - self.granted)
+        is_first = True
+        for ahead, claim in enumerate(islice(self.claims, start, None), start):
             slot = claim.slot
-            if slot is not None and slot.fill is not None and slot.fill.has_pending:
+            if slot is not None and slot.number in pending:
+                if is_first:
+                    is_first, self.exhausted = False, claim.sequence
                 yield ahead, slot
+        if is_first:
+            self.exhausted = self.next_sequence
+
+    def has_rows(self, sequence: int) -> None:
+        """A claim may be to a slot with rows for a worker now."""
+        self.exhausted = min(self.exhausted, sequence)

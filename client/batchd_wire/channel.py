@@ -16,6 +16,7 @@ DATAGRAM_BYTES_MAX = 128 * 1024
 """Longest message on a channel."""
 DESCRIPTORS_MAX = 4
 SEND_BUFFER_BYTES = 1 << 20
+_CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # once: to join flags takes as long as to send a message
 _RIGHTS_BYTES = socket.CMSG_LEN(DESCRIPTORS_MAX * array("i").itemsize)
 
 
@@ -54,7 +55,7 @@ def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Mes
     if not data and not descriptors:
         raise ChannelClosed("the other side closed the channel")
     try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _CUT_SHORT:
             raise MalformedMessage("a message too long, or with too many descriptors")
         return vocabulary.decode(data), descriptors
     except MalformedMessage:

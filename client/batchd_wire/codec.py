@@ -11,6 +11,7 @@ limit. A vocabulary is the set of messages that one side may receive: anything e
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import call
 from reprlib import repr as brief_repr
 from typing import Any, ClassVar, NoReturn, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -153,11 +154,7 @@ def _list_check(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _tuple_check(checks: tuple[Callable[[Any], bool], ...]) -> Callable[[Any], bool]:
     """A tuple travels as an array, so it arrives as a list of exactly this length."""
-    return lambda value: (
-        type(value) is list
-        and len(value) == len(checks)
-        and all(check(part) for check, part in zip(checks, value, strict=True))
-    )
+    return lambda value: type(value) is list and len(value) == len(checks) and all(map(call, checks, value))
 
 
 def _shorten(value: Any) -> str:

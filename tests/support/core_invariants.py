@@ -105,6 +105,13 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
     assert ring.idle.slots == {slot.number for slot in ring.slots.values() if slot.is_idle}
     assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.has_pending}
+    for one in subscriptions:
+        is_placed = all(claim.slot is not None for claim in one.claims)
+        assert is_placed or one.number in stream.delivery._unplaced, "a claim that nobody tries to place again"
+        exhausted = [claim.slot for claim in one.claims if claim.sequence < one.exhausted]
+        assert all(slot is None or slot.number not in ring.pending for slot in exhausted), (
+            "rows that a worker would not find"
+        )
     positions = [slot.position for slot in ring.slots.values() if slot.position is not None]
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():
