@@ -20,7 +20,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg check format docs site bench bench-peers wheels clean
+.PHONY: help setup bytecode demo classics test test-slow torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg check format docs site bench bench-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -37,16 +37,19 @@ $(STAMP): pyproject.toml client/pyproject.toml setup.py $(wildcard batchd/pipeli
 	@$(BIN)/python -m pip install -qq --editable ./client --editable . --group dev
 	@touch $@
 
-demo: setup ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
+bytecode: setup # as an installation has it, also where PYTHONDONTWRITEBYTECODE is set: a daemon starts in two thirds of the time
+	@$(BIN)/python -m compileall -q batchd client/batchd_client client/batchd_wire tests/support
+
+demo: bytecode ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data '$(DATA)')
 
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-test: setup ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
+test: bytecode ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder)
 
-test-slow: setup ## Run the long tests too (soak, big fuzz)
+test-slow: bytecode ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 torch: setup ## Install PyTorch into .venv, so that `make test` tests its adapter too (TORCH: what pip installs)
@@ -115,10 +118,10 @@ site: setup ## Build the documentation as a site: build/site/index.html
 	@! grep -rnoE '(<(script|link|img|iframe)[^>]*(src|href)="|url\(["'"'"']?)(https?:)?//[^" )]*' build/site --include='*.html' --include='*.css' || { echo "the site asks other hosts for these"; exit 1; }
 	@echo "the site: build/site/index.html"
 
-bench: setup ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
+bench: bytecode ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
 	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')
 
-bench-peers: setup ## Measure batchd beside its peers (DATA=/path/to/photographs, ONLY=names, ROUNDS=3)
+bench-peers: bytecode ## Measure batchd beside its peers (DATA=/path/to/photographs, ONLY=names, ROUNDS=3)
 	@test -n '$(DATA)' || { echo "bench-peers wants photographs: make bench-peers DATA=/path/to/photographs"; exit 1; }
 	@$(BIN)/python -m pip install -qq --group peers
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/peers/run.py --data '$(DATA)' --rounds '$(ROUNDS)' --only '$(ONLY)'

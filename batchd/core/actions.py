@@ -1,19 +1,18 @@
 """What shall be done: every output of the core, as data. ``core.state`` decides them, the daemon performs them in order."""
 
-from dataclasses import dataclass
-
 from batchd.core.course import Course
 from batchd.core.plan import Position
+from batchd_wire.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SpawnWorker:
     """Start a worker under a number that was never used before."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KillWorker:
     """Kill a worker; ``reason`` goes into the log."""
 
@@ -21,14 +20,14 @@ class KillWorker:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DismissWorker:
     """Have a worker end that has nothing in hand; ``WorkerGone`` follows."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CreateSlot:
     """Reserve memory for a slot under a number that was never used before."""
 
@@ -36,14 +35,14 @@ class CreateSlot:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReserveSlot:
     """Mark the slot unfinished: a new batch will be filled into it. Paired with ``CommitSlot``; reserving again abandons it."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CommitSlot:
     """Mark the slot whole: ``samples`` rows of ``position`` are in it, under ``generation``."""
 
@@ -54,7 +53,7 @@ class CommitSlot:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OrderChunk:
     """Have ``worker`` fill rows of ``position`` into ``slot``. ``places``: of a live stream, where each row's sample is."""
 
@@ -68,7 +67,7 @@ class OrderChunk:
     places: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AdmitSubscription:
     """Tell the trainer that its claim is admitted."""
 
@@ -80,7 +79,7 @@ class AdmitSubscription:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrantLease:
     """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``.
 
@@ -100,7 +99,7 @@ class GrantLease:
     is_remote: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AdmitProducer:
     """Hand a producer the stream's mailbox."""
 
@@ -109,7 +108,7 @@ class AdmitProducer:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LendPlace:
     """Tell a producer where to write its sample; None: the mailbox is full, and the sample is dropped."""
 
@@ -118,7 +117,7 @@ class LendPlace:
     place: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TakeSample:
     """Tell a producer that its sample is in the queue. ``next_place`` is lent to it as well, unless it is None."""
 
@@ -127,7 +126,7 @@ class TakeSample:
     next_place: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refuse:
     """Tell the trainer what cannot be done. ``request`` or ``subscription`` is 0, whichever it is not about."""
 
@@ -138,7 +137,7 @@ class Refuse:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportBad:
     """A sample was found bad for the first time."""
 
@@ -148,7 +147,7 @@ class ReportBad:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportMismatch:
     """A trainer got a batch that did not match its checksums."""
 
@@ -157,7 +156,7 @@ class ReportMismatch:
     position: Position
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QuarantineSample:
     """A sample killed its workers: tell every worker, now and later, never to decode it again."""
 
@@ -166,7 +165,7 @@ class QuarantineSample:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportStopped:
     """A stream stops for good."""
 
@@ -174,7 +173,7 @@ class ReportStopped:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreeSlots:
     """Give back the memory of slots of a stream that is not served any more: nobody reads or writes them."""
 
@@ -182,7 +181,7 @@ class FreeSlots:
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EndStream:
     """Forget a stream: it has no slots any more, and no other action will name it."""
 

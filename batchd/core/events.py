@@ -1,13 +1,13 @@
 """What happens: every input of the daemon, as data. The daemon makes them, ``core.state`` handles them."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from batchd.core.spec import StreamSpec
 from batchd_wire.orders import Work
+from batchd_wire.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SubscriptionAsked:
     """A trainer of ``session`` claims a stream. See ``messages.Subscribe``.
 
@@ -30,7 +30,7 @@ class SubscriptionAsked:
     """It gets its batches as bytes; the daemon gives the slots back when they are sent."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pulled:
     """A trainer says where it is and what it gives back. See ``messages.Pull``."""
 
@@ -42,7 +42,7 @@ class Pulled:
     released: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BatchSent:
     """The bytes of a batch have left for another host, or never will: the daemon reads its slot no more."""
 
@@ -52,7 +52,7 @@ class BatchSent:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BatchMismatched:
     """A trainer got other bytes than a worker wrote. See ``messages.Mismatched``."""
 
@@ -62,7 +62,7 @@ class BatchMismatched:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SubscriptionEnded:
     """A trainer gives up a claim and keeps what it still reads. See ``messages.Unsubscribe``."""
 
@@ -71,7 +71,7 @@ class SubscriptionEnded:
     consumed: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProducerAsked:
     """A session wants to push samples into a stream. See ``messages.Produce``."""
 
@@ -80,7 +80,7 @@ class ProducerAsked:
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlaceAsked:
     """A producer wants to write a sample. See ``messages.AskPlace``."""
 
@@ -89,7 +89,7 @@ class PlaceAsked:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlaceWithdrawn:
     """A producer does not want to write just now. See ``messages.WithdrawAsk``."""
 
@@ -97,7 +97,7 @@ class PlaceWithdrawn:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SamplePushed:
     """A producer has written a sample. See ``messages.Pushed``."""
 
@@ -107,28 +107,28 @@ class SamplePushed:
     place: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SessionEnded:
     """The kernel closed a trainer's lifeline: it reads nothing any more."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SessionCutOff:
     """A trainer misbehaved and is not listened to any more; it may still read what it holds."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerReady:
     """A worker takes orders."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartsNamed:
     """A worker says what the times of a stream are about. All workers say the same. See ``orders.StreamMeasured``."""
 
@@ -136,7 +136,7 @@ class PartsNamed:
     parts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChunkDone:
     """A worker filled the rows of ``order``. See ``orders.ChunkFilled``."""
 
@@ -155,7 +155,7 @@ class Note(NamedTuple):
     sample: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerObserved:
     """What a worker's note says right now; None between samples."""
 
@@ -163,7 +163,7 @@ class WorkerObserved:
     note: Note | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerGone:
     """A worker is dead, says the kernel. ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
 
@@ -176,7 +176,7 @@ class WorkerGone:
     from_outside: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlotLost:
     """The memory for ``slot`` could not be had; ``reason`` is the system's."""
 
@@ -185,17 +185,17 @@ class SlotLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ticked:
     """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlotWanted:
     """One more slot shall be made, of a ring that has not all of its slots, before anybody needs it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reconfigured:
     """The configuration was read again: these streams end, those begin, and there shall be so many workers.
 
@@ -212,7 +212,7 @@ class Reconfigured:
     renews_workers: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DrainAsked:
     """Finish what is being filled, begin nothing new."""
 

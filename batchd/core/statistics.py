@@ -1,9 +1,9 @@
 """Numbers that everybody reads: ``batchd status``, metrics and tests see these frozen values. Totals count from the start."""
 
-from dataclasses import dataclass
+from batchd_wire.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkerStatistics:
     """One worker. ``place`` is 0 to workers-1 and outlives it; ``state`` is starting, ready, leaving or ending."""
 
@@ -16,7 +16,7 @@ class WorkerStatistics:
     busy_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WaitStatistics:
     """How long a trainer stood still for a batch, by what it waited for. See ``core.measure``.
 
@@ -30,7 +30,7 @@ class WaitStatistics:
     network_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SubscriptionStatistics:
     """One trainer's claim. ``epoch`` and ``step``: the next batch it has not consumed (None past its end).
 
@@ -60,7 +60,7 @@ class SubscriptionStatistics:
     short_of_memory_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LiveStatistics:
     """The mailbox of a live stream. ``queued_samples`` wait for a batch; ``bound_samples`` are in one that no trainer has yet.
 
@@ -83,7 +83,7 @@ class LiveStatistics:
     lost_batches: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CacheStatistics:
     """The cache of a stream, which so many ``streams`` share. ``kind`` is what it keeps of a sample.
 
@@ -99,7 +99,7 @@ class CacheStatistics:
     spoilt_samples: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PartStatistics:
     """One part of a sample's way in a worker: "read", "decode", the names of steps, "store"; and "bad samples", all of theirs."""
 
@@ -107,7 +107,7 @@ class PartStatistics:
     busy_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SlowSample:
     """A sample that took several times as long as most, and how long it took last. ``path``: where it is.
 
@@ -120,7 +120,7 @@ class SlowSample:
     slow_row: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkStatistics:
     """The workers' time for a stream.
 
@@ -146,7 +146,7 @@ class WorkStatistics:
     cache_misses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StreamStatistics:
     """One stream and its ring. ``number``: a stream that a reload has changed is another one under the same name.
 
@@ -184,7 +184,7 @@ class StreamStatistics:
     subscriptions: tuple[SubscriptionStatistics, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DaemonStatistics:
     """The whole daemon. ``worker_deaths``: workers that ended without being asked to.
 

@@ -1,6 +1,6 @@
 """How a message becomes bytes, and the one place where arriving bytes are checked. Every process; standard library and msgpack.
 
-A message is a frozen dataclass with a number. On the wire it is one msgpack array, the number first and then the fields in
+A message is a record with a number. On the wire it is one msgpack array, the number first and then the fields in
 their order:
 
     [code, field 1, field 2, ...]
@@ -10,12 +10,13 @@ limit. A vocabulary is the set of messages that one side may receive: anything e
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from operator import call
 from reprlib import repr as brief_repr
 from typing import Any, ClassVar, NoReturn, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
+
+from batchd_wire.record import record
 
 MESSAGE_BYTES_MAX = 1 << 20
 """Longest message; what is longer was not sent by one of us. Only the daemon's answers to people come near it."""
@@ -49,7 +50,7 @@ class MalformedMessage(ValueError):  # noqa: N818  the tree of errors names thin
 
 
 class Message:
-    """Base of every message: a frozen dataclass with a ``code`` that is unique in its vocabulary."""
+    """Base of every message: a record with a ``code`` that is unique in its vocabulary."""
 
     __slots__ = ()
     code: ClassVar[int]
@@ -67,10 +68,9 @@ def message(code: int) -> Callable[[type], type[Any]]:
     """Make a class of annotated fields a message with this number."""
 
     def decorate(cls: type) -> type[Any]:
-        made: Any = dataclass(frozen=True, slots=True)(cls)
+        made: Any = record(cls)
         hints = get_type_hints(made)
         made.code = code
-        made.field_names = tuple(field.name for field in fields(made))
         made.checks = tuple(_check_for(hints[name]) for name in made.field_names)
         return made  # type: ignore[no-any-return]
 
