@@ -230,4 +230,4 @@ def test_the_more_workers_there_are_the_longer_is_an_order():
         place.subscribe(1, waiting=False)
         place.work(200)
         rows[workers] = max(order.count for order in place.orders[-50:])
-    assert rows == {1: 20, 64: 20, 192: 60}
+    assert rows == {1: 20, 64: 32, 192: 96}
