@@ -64,6 +64,17 @@ def enqueue_own(folder: str, seed: int, into: Any, stop: Any) -> None:
     enqueue(batches(folder, np.random.default_rng(seed)), into, stop)
 
 
+def wait_for(runner: threading.Thread) -> None:
+    """It was told to stop. Ctrl-C does not leave it behind either, or it would read from a folder that is gone."""
+    if not runner.ident:
+        return
+    try:
+        runner.join()
+    except KeyboardInterrupt:
+        runner.join()
+        raise
+
+
 @contextmanager
 def with_threads(folder: str) -> Iterator[Iterator[Any]]:
     """``GeneratorEnqueuer(generator, use_multiprocessing=False)``."""
@@ -72,7 +83,7 @@ def with_threads(folder: str) -> Iterator[Iterator[Any]]:
     runners = [threading.Thread(target=enqueue, args=(shared, filled, stop)) for _ in range(WORKERS)]
     with ExitStack() as ending:
         for runner in runners:
-            ending.callback(lambda runner=runner: runner.ident and runner.join())
+            ending.callback(wait_for, runner)
         ending.callback(stop.set)  # comes first at the end
         for runner in runners:
             runner.start()
