@@ -1,7 +1,7 @@
 """A box of a JPEG that is decoded alone has the pixels that the whole image has there, and no file does any harm."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from batchd.pipeline import jpeg_box
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.geometry import Cut
 from batchd.pipeline.probe import probe_image
+from support.good_trainers import private_bytes
 from support.images import (
     JPEG_END,
     arithmetic_jpeg,
@@ -314,12 +315,6 @@ def test_flipped_bits_give_pixels_or_a_reason():
     assert outcomes == {True, False, "reason"}
 
 
-def private_bytes():
-    """What this process has for itself."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
-
-
 @pytest.mark.slow
 def test_a_million_calls_leave_no_memory_behind():
     """Pixels, reasons and files of others, over and over."""
@@ -336,7 +331,7 @@ def test_a_million_calls_leave_no_memory_behind():
                 _jpeg.decode(broken, memory, "rgb", 8, size, (0, 0, 16, 16))
 
     many(20_000)
-    before = private_bytes()
+    before = private_bytes(os.getpid())
     many(1_000_000)
 
-    assert private_bytes() - before < PRIVATE_GROWTH_BYTES_MAX
+    assert private_bytes(os.getpid()) - before < PRIVATE_GROWTH_BYTES_MAX
