@@ -25,6 +25,7 @@ from batchd.sources.storage import StorageLimits
 from support.daemon_process import DaemonProcess
 from support.http_files import FileServer, serving
 from support.images import write_photos
+from support.keeper import cleared_by, keep
 from support.kernel import RUN_VARIABLE, carriers
 from support.leaks import left_since, look
 from support.settings import folder_stream
@@ -51,6 +52,7 @@ settings.register_profile(
 settings.load_profile("usual")
 
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
+keep(os.environ[RUN_VARIABLE])
 LEAK_PATIENCE_S = 10.0
 
 _HAS_FAILED = pytest.StashKey[bool]()
@@ -62,10 +64,35 @@ StartDaemon = Callable[..., DaemonProcess]
 def daemons_folder() -> Iterator[Path]:
     """Where daemons of tests have their directories; its path is short, as a socket's must be."""
     folder = Path(tempfile.mkdtemp(prefix="batchd-"))
-    yield folder
-    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
-    wait_until(lambda: not carriers(marker), "no process is left of all the tests", LEAK_PATIENCE_S)
-    shutil.rmtree(folder)
+    with cleared_by("rm", "-rf", "--", str(folder)):
+        yield folder
+        marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
+        wait_until(lambda: not carriers(marker), "no process is left of all the tests", LEAK_PATIENCE_S)
+        shutil.rmtree(folder)
+
+
+class FailuresAtOnce:
+    """Names each failure when it happens, with what it says: a long run may be stopped before its end, or killed."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print a line under the dots; other lanes' failures are reported here as well."""
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = (crash.message if crash is not None else report.longreprtext).strip().partition("\n")[0]
+            self._terminal.write_line(f"\nFAILED in {report.when}: {report.nodeid} - {said}", red=True)
+            self._terminal.flush()  # or a file or a pipe would have it some kilobytes later
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Lanes have no terminal, and here it is only there when others are configured."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from support.expected import Expected
-from support.network import TwoHosts, two_hosts
+from support.network import two_hosts
 from support.settings import folder_stream
 from support.trainer_process import TrainerFailed, TrainerProcess
 from support.waiting import wait_until
@@ -51,9 +51,7 @@ def start_far(hosts, key):
 
     def start(**options):
         connect = {"key": str(key[1]), "connect_timeout_s": 5.0, **options.pop("connect", {})}
-        trainer = TrainerProcess(
-            f"tcp://{TwoHosts.OURS}:{PORT}", connect=connect, through=hosts.on_the_other(), **options
-        )
+        trainer = TrainerProcess(f"tcp://{hosts.ours}:{PORT}", connect=connect, through=hosts.on_the_other(), **options)
         trainers.append(trainer)
         return trainer
 
@@ -66,7 +64,7 @@ def start_far(hosts, key):
 def daemon(hosts, start_daemon, key, photos):
     """Listen on the cable."""
     return start_daemon(
-        {"photos": folder_stream(photos, batch_size=2)}, tcp=f"{hosts.OURS}:{PORT}", keys_dir=str(key[0])
+        {"photos": folder_stream(photos, batch_size=2)}, tcp=f"{hosts.ours}:{PORT}", keys_dir=str(key[0])
     )
 
 

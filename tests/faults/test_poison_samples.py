@@ -11,6 +11,7 @@ import pytest
 import batchd_client
 from support.commands import batchd
 from support.expected import Expected
+from support.keeper import cleared_by
 from support.kernel import is_stopped
 from support.seen import samples, see
 from support.settings import folder_stream, list_stream
@@ -86,11 +87,12 @@ def tight_memory_group():
         group.mkdir()
     except OSError as error:
         pytest.skip(f"no memory cgroup can be made here: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text("64M")
-        yield group
-    finally:
-        group.rmdir()
+    with cleared_by("rmdir", str(group)):
+        try:
+            (group / "memory.limit_in_bytes").write_text("64M")
+            yield group
+        finally:
+            group.rmdir()
 
 
 def test_a_sample_that_takes_all_the_memory_is_poison_too(start_daemon):

@@ -1,7 +1,6 @@
 """Streams with a cache: the same bytes as without, and what was read once is not read again. Real daemons and workers."""
 
 import os
-import subprocess
 
 import pytest
 
@@ -13,6 +12,7 @@ from support.commands import batchd as command
 from support.expected import Expected
 from support.images import encode, jpeg, jpeg_with_exif, photo, progressive_jpeg, write_photos
 from support.kernel import descriptors_of
+from support.mounts import small_file_system
 from support.seen import see
 from support.settings import folder_stream, write_settings
 from support.waiting import wait_until
@@ -271,12 +271,8 @@ def test_a_second_daemon_does_not_fill_the_same_cache(start_daemon, photos, disk
 
 def test_a_full_disk_is_nobodys_error(start_daemon, photos, tmp_path):
     """The cache fills no further, and the log says why."""
-    if os.geteuid() != 0:
-        pytest.skip("mounts a small file system, as root")
     folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=True)
-    try:
+    with small_file_system(folder, size="64k"):
         daemon = start_daemon({"photos": folder_stream(photos, **on_disk(folder))})
         expected = Expected(daemon.config)
         assert read(daemon, epochs=2) == [expected.epoch(0), expected.epoch(1)]
@@ -284,8 +280,6 @@ def test_a_full_disk_is_nobodys_error(start_daemon, photos, tmp_path):
         assert 3 <= stream["cache"]["held_samples"] < PHOTOS
         wait_until(lambda: daemon.log_lines("a cache on disk cannot be used at present"), "the log says so")
         daemon.kill()
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk):

@@ -16,7 +16,7 @@ from support.containers import RUNTIME_DIRECTORY, Container, need_containers, pr
 from support.daemon_process import DaemonProcess, clean_environment
 from support.expected import Expected
 from support.kernel import mapped_slots
-from support.network import TwoHosts, free_port, two_hosts
+from support.network import free_port, two_hosts
 from support.seen import see
 from support.settings import folder_stream
 from support.trainer_process import TrainerFailed, TrainerProcess
@@ -155,12 +155,12 @@ def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_
     key.chmod(0o440)
     user = (STRANGER, STRANGERS_GROUP, DIRECTORY_GROUP)
     with two_hosts() as hosts:
-        daemon = start_daemon(tcp=f"{hosts.OURS}:{PORT}", keys_dir=str(keys))
-        environment = {"BATCHD_ADDRESS": f"tcp://{TwoHosts.OURS}:{PORT}", "BATCHD_KEY": SECRET}
+        daemon = start_daemon(tcp=f"{hosts.ours}:{PORT}", keys_dir=str(keys))
+        environment = {"BATCHD_ADDRESS": f"tcp://{hosts.ours}:{PORT}", "BATCHD_KEY": SECRET}
         place = {"shares": {key: SECRET}, "environment": environment, "network": hosts.on_the_other()}
         trainer = start_inside(identity=user, **place).ready()
         [status] = trainers(daemon)
-        assert (status["transport"], status["host"], status["key"]) == ("tcp", TwoHosts.THEIRS, "box")
+        assert (status["transport"], status["host"], status["key"]) == ("tcp", hosts.theirs, "box")
         assert trainer.take() == Expected(daemon.config).epoch(0)
 
 

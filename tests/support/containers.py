@@ -115,7 +115,8 @@ def _problem() -> str:
 
 
 def _ours() -> list[str]:
-    """The folders of the interpreter, both packages and the tests, without those that lie in another of them."""
+    """The folders of the interpreter, all that it imports from, and the tests, without those that lie in another of them."""
+    imported = (Path(folder) for folder in sys.path if Path(folder).is_dir() and Path(folder).is_absolute())
     packages = (Path(str(package.__file__)).parents[1] for package in (batchd, batchd_client))
-    folders = {Path(sys.prefix), Path(sys.base_prefix), *packages, Path(__file__).parents[1]}
+    folders = {Path(sys.prefix), Path(sys.base_prefix), *packages, *imported, Path(__file__).parents[1]}
     return sorted(str(folder) for folder in folders if folders.isdisjoint(folder.parents))

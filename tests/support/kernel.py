@@ -22,6 +22,14 @@ def parent_of(pid: int) -> int | None:
     return None if state in "ZX" else int(parent)
 
 
+def started_at(pid: int) -> int | None:
+    """When it was started, in ticks since the machine's start: with its number it names a process for ever. None: it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
 def is_alive(pid: int) -> bool:
     """Does it still run? A zombie does not."""
     return parent_of(pid) is not None

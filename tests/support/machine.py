@@ -137,9 +137,19 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self._log = (FOLDER / "console").open("wb")
-        command = ["systemd-nspawn", "--quiet", "-D", str(root), f"--machine=batchd-test-{os.getpid()}", "--boot"]
+        command = ["setpriv", "--pdeathsig", "KILL", "systemd-nspawn", "--quiet", "-D", str(root)]
+        command += [f"--machine=batchd-test-{os.getpid()}", "--boot"]
         self._nspawn = subprocess.Popen(
-            [*command, "--volatile=overlay", "--register=no", "--keep-unit", "--private-network"],
+            [
+                "setpriv",
+                "--pdeathsig",
+                "KILL",
+                *command,
+                "--volatile=overlay",
+                "--register=no",
+                "--keep-unit",
+                "--private-network",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,9 @@
 """Networks that misbehave: a free port, a proxy between trainer and daemon, and two hosts made of namespaces. Tests only."""
 
+import json
 import os
+import random
+import re
 import select
 import socket
 import subprocess
@@ -8,16 +11,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from ipaddress import IPv4Network, ip_network
 from typing import Self
 
 import pytest
 
+from support.keeper import cleared_by
+from support.kernel import started_at
+
+PORTS = range(10_000, 32_000)
+"""Below those that the kernel gives to connections, so none of these takes a port between its choice and its use."""
+_PREFIX = "batchd-test-"
+_SUBNETS = IPv4Network("10.213.0.0/16")
+_SUBNET_BITS = 30
+_ATTEMPTS = 20
+
 
 def free_port() -> int:
     """A port of loopback that nobody listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    for port in random.Random().sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port of loopback is free")
 
 
 class Proxy:
@@ -122,29 +137,38 @@ class Proxy:
         return True
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 class TwoHosts:
-    """A second host, made of a network namespace, with a cable to ours that can be pulled. Needs root."""
+    """A second host, made of a network namespace, with a cable to ours that can be pulled. Needs root.
 
-    OURS, THEIRS = "10.213.77.1", "10.213.77.2"
+    The namespace is named after the process that made it, so a later run knows it and removes it where that process is gone.
+    The cable is named after its subnet: it is made only if no run has that one.
+    """
 
     def __init__(self) -> None:
-        self._namespace = f"batchd-{os.getpid()}"
-        self._cable = f"bd{os.getpid() % 100_000}"
+        self.ours = self.theirs = ""
+        self._namespace = f"{_PREFIX}{os.getpid()}-{started_at(os.getpid())}"
+        self._cable = ""
 
     def make(self) -> None:
         """Make host and cable. Raises ``CalledProcessError`` or ``OSError`` where that is not allowed."""
+        for namespace in _left_namespaces():
+            subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
         _ip("netns", "add", self._namespace)
-        _ip("link", "add", f"{self._cable}a", "type", "veth", "peer", "name", f"{self._cable}b")
-        _ip("link", "set", f"{self._cable}b", "netns", self._namespace)
-        _ip("addr", "add", f"{self.OURS}/24", "dev", f"{self._cable}a")
+        self._cable, self.ours, self.theirs = _lay_cable(self._namespace)
+        _ip("addr", "add", f"{self.ours}/{_SUBNET_BITS}", "dev", f"{self._cable}a")
         _ip("link", "set", f"{self._cable}a", "up")
-        _ip("netns", "exec", self._namespace, "ip", "addr", "add", f"{self.THEIRS}/24", "dev", f"{self._cable}b")
-        _ip("netns", "exec", self._namespace, "ip", "link", "set", f"{self._cable}b", "up")
-        _ip("netns", "exec", self._namespace, "ip", "link", "set", "lo", "up")
+        self._on_theirs("addr", "add", f"{self.theirs}/{_SUBNET_BITS}", "dev", f"{self._cable}b")
+        self._on_theirs("link", "set", f"{self._cable}b", "up")
+        self._on_theirs("link", "set", "lo", "up")
+
+    @property
+    def removal(self) -> tuple[str, ...]:
+        """The command that takes everything away: a namespace takes its end of the cable with it, and that the other end."""
+        return "ip", "netns", "del", self._namespace
 
     def pull_cable(self) -> None:
         """From now on nothing arrives, on either side, and nobody is told."""
@@ -153,16 +177,46 @@ class TwoHosts:
     def plug_in(self) -> None:
         """Mend the cable. The address went with the link's state on some kernels, so it is given again."""
         _ip("link", "set", f"{self._cable}a", "up")
-        _ip("addr", "replace", f"{self.OURS}/24", "dev", f"{self._cable}a")
+        _ip("addr", "replace", f"{self.ours}/{_SUBNET_BITS}", "dev", f"{self._cable}a")
 
     def on_the_other(self, *command: str) -> list[str]:
         """The command that runs ``command`` on the other host."""
         return ["ip", "netns", "exec", self._namespace, *command]
 
-    def remove(self) -> None:
-        """Take everything away."""
-        for arguments in (("link", "del", f"{self._cable}a"), ("netns", "del", self._namespace)):
-            subprocess.run(["ip", *arguments], check=False, capture_output=True)
+    def _on_theirs(self, *arguments: str) -> None:
+        _ip("-netns", self._namespace, *arguments)
+
+
+def _left_namespaces() -> list[str]:
+    """Namespaces of runs that are gone."""
+    left = []
+    for line in _ip("netns", "list").splitlines():
+        name = line.split()[0]
+        made_by = re.fullmatch(rf"{_PREFIX}(\d+)-(\d+)", name)
+        if made_by and started_at(int(made_by[1])) != int(made_by[2]):
+            left.append(name)
+    return left
+
+
+def _lay_cable(namespace: str) -> tuple[str, str, str]:
+    """Lay a cable to ``namespace`` in a subnet that nobody uses: its name, our address and theirs."""
+    used = [
+        ip_network(route["dst"])
+        for route in json.loads(_ip("-json", "route", "show", "table", "all"))
+        if _is_ipv4(route)
+    ]
+    free = [subnet for subnet in _SUBNETS.subnets(new_prefix=_SUBNET_BITS) if not any(map(subnet.overlaps, used))]
+    for subnet in random.Random().sample(free, min(len(free), _ATTEMPTS)):
+        cable = f"bd{int(subnet.network_address):x}"
+        with suppress(subprocess.CalledProcessError):  # another run was quicker, so the name is taken
+            _ip("link", "add", f"{cable}a", "type", "veth", "peer", "name", f"{cable}b", "netns", namespace)
+            ours, theirs = map(str, subnet.hosts())
+            return cable, ours, theirs
+    raise OSError(f"none of {_ATTEMPTS} subnets of {_SUBNETS} could be had")
+
+
+def _is_ipv4(route: dict[str, str]) -> bool:
+    return route["dst"] != "default" and ":" not in route["dst"]
 
 
 @contextmanager
@@ -170,7 +224,8 @@ def two_hosts() -> Iterator[TwoHosts]:
     """Make two hosts, or skip the test and say why."""
     hosts = TwoHosts()
     with ExitStack() as stack:
-        stack.callback(hosts.remove)
+        stack.enter_context(cleared_by(*hosts.removal))
+        stack.callback(subprocess.run, hosts.removal, check=False, capture_output=True)
         try:
             hosts.make()
         except (OSError, subprocess.CalledProcessError) as error:

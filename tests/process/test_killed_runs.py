@@ -1,0 +1,169 @@
+"""Test runs themselves: they name a failure when it happens, and one that is killed leaves nothing, whatever killed it."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.kernel import RUN_VARIABLE, is_alive
+from support.waiting import PATIENCE_S, wait_until
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+CONFIGURATION = ["-c", str(ROOT / "pyproject.toml"), "-p", "conftest", "-p", "no:cacheprovider"]
+LANES = {"in one process": [], "in two lanes": ["-n", "2", "--dist", "loadfile"]}
+
+
+def pytest_with(*options):
+    """The command of a run with such options."""
+    return lambda arguments: [sys.executable, "-m", "pytest", *options, *arguments]
+
+
+def make_test(arguments):
+    """The command of a run as people, and what runs CI, begin it."""
+    return ["make", "-o", "bytecode", "test", f"VENV={sys.prefix}", f"ARGS={shlex.join(arguments)}"]
+
+
+HOLDS_MUCH = """
+import json, os, signal
+from pathlib import Path
+from support.mounts import small_file_system
+from support.network import two_hosts
+from support.trainer_process import TrainerProcess
+
+
+def test_a_daemon_serves_until_the_run_is_killed(start_daemon, tmp_path):
+    daemon = start_daemon()
+    trainer = TrainerProcess(daemon.address).ready()
+    trainer.hold(2)
+    processes = [daemon.pid, daemon.fork_server_pid(), *daemon.worker_pids(), trainer.pid]
+    with two_hosts() as hosts, small_file_system(tmp_path / "small", size="64k"):
+        found = {"runner": os.getpid(), "processes": processes, "folder": str(daemon.folder),
+                 "namespace": hosts.removal[-1], "mount": str(tmp_path / "small")}
+        file = Path(os.environ["FOUND"])
+        file.with_suffix(".part").write_text(json.dumps(found))
+        file.with_suffix(".part").rename(file)
+        while True:
+            signal.pause()
+"""
+FAILS_AND_WAITS = """
+import os
+from pathlib import Path
+from support.waiting import wait_until
+
+
+def test_one_that_fails():
+    assert "this" == "that"
+
+
+def test_one_that_waits():
+    wait_until(Path(os.environ["FOUND"]).exists, "the failure was seen")
+"""
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Begin a test run of one file, which is ended with the test at the latest."""
+    runs = []
+
+    def begin(text, command_for):
+        file = tmp_path / "test_tiny.py"
+        file.write_text(text)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", RUN_VARIABLE))}
+        environment = {**kept, "PYTHONPATH": str(TESTS), "FOUND": str(tmp_path / "found"), "COLUMNS": "200"}
+        environment["PYTEST_ADDOPTS"] = f"--basetemp={tmp_path / 'base'}"
+        with (tmp_path / "said").open("wb") as said:
+            runs.append(
+                subprocess.Popen(
+                    command_for([*CONFIGURATION, f"--rootdir={tmp_path}", str(file)]),
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=said,
+                    stderr=said,
+                )
+            )
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill()
+        run.wait(PATIENCE_S)
+
+
+def found_by(run, tmp_path):
+    """Wait for what the run's test has found out about itself."""
+    wait_until(lambda: (tmp_path / "found").exists() or run.poll() is not None, "the run's test has begun")
+    assert run.poll() is None, (tmp_path / "said").read_text()
+    return json.loads((tmp_path / "found").read_text())
+
+
+def left_of(found):
+    """What is there still of all that the run had."""
+    left = [f"process {pid}" for pid in found["processes"] if is_alive(pid)]
+    left += [found["folder"]] if Path(found["folder"]).exists() else []
+    namespaces = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    left += [found["namespace"]] if found["namespace"] in namespaces else []
+    return left + ([found["mount"]] if found["mount"] in Path("/proc/self/mounts").read_text() else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="makes hosts and mounts, as root")
+class TestKilled:
+    """Of each run that is killed nothing is left soon after."""
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+    @pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
+    def test_a_run_that_is_killed_leaves_nothing(self, begin, tmp_path, lanes, number):
+        """No daemon, worker or trainer, no folder, no mount, and no network."""
+        run = begin(HOLDS_MUCH, pytest_with(*lanes))
+        found = found_by(run, tmp_path)
+
+        run.send_signal(number)
+
+        assert run.wait(PATIENCE_S) == -number
+        wait_until(lambda: not left_of(found), "nothing is left of the run")
+        wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
+
+    def test_a_lane_that_is_killed_leaves_nothing(self, begin, tmp_path):
+        """The run goes on without it, and says so."""
+        run = begin(HOLDS_MUCH, pytest_with("-n", "1", "--max-worker-restart", "0"))
+        found = found_by(run, tmp_path)
+
+        os.kill(found["runner"], signal.SIGKILL)
+
+        wait_until(lambda: not left_of(found), "nothing is left of the lane")
+        assert run.wait(PATIENCE_S) == pytest.ExitCode.TESTS_FAILED
+
+    @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+    def test_a_sigterm_of_make_test_leaves_nothing(self, begin, tmp_path):
+        """Make passes the signal on, and that is all that pytest learns."""
+        run = begin(HOLDS_MUCH, make_test)
+        found = found_by(run, tmp_path)
+
+        run.terminate()
+
+        run.wait(PATIENCE_S)
+        wait_until(lambda: not left_of(found), "nothing is left of the run")
+
+
+@pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
+def test_a_failure_is_named_when_it_happens(begin, tmp_path, lanes):
+    """While other tests still run, which may take minutes."""
+    run = begin(FAILS_AND_WAITS, pytest_with(*lanes))
+
+    def is_named():
+        return (
+            "test_tiny.py::test_one_that_fails - AssertionError: assert 'this' == 'that'"
+            in (tmp_path / "said").read_text()
+        )
+
+    wait_until(lambda: is_named() or run.poll() is not None, "the failure is named")
+    assert run.poll() is None
+    (tmp_path / "found").touch()
+    assert run.wait(PATIENCE_S) == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 1 passed" in (tmp_path / "said").read_text()
