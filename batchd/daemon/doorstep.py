@@ -90,7 +90,7 @@ class Grip:
 
 @dataclass(slots=True)
 class _Connection:
-    """One that was accepted. ``ticks``: for how long it has been a stranger.
+    """One that was accepted. ``ticks``: for how long it has been a stranger; ``ticks_gone``: for how long it has not been there.
 
     ``number`` is the descriptor's, as a socket to ask the kernel with: whatever has that number by now is asked. It owns nothing.
     """
@@ -103,6 +103,7 @@ class _Connection:
     read: int = 0
     frames: int = 0
     ticks: int = 0
+    ticks_gone: int = 0
     is_closed: bool = False
 
 
@@ -136,6 +137,11 @@ class Doorstep:
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._connections
+
+    def inode_of(self, descriptor: int) -> int | None:
+        """What names the connection that was accepted under this descriptor; None where there is none."""
+        connection = self._connections.get(descriptor)
+        return connection.inode if connection is not None else None
 
     def host_of(self, descriptor: int) -> str:
         """Where the connection comes from; "" where it went before it was looked at."""
@@ -236,8 +242,16 @@ class Doorstep:
             self._shut(crowd.pop(0), f"more than {self._strangers_max} connections that are no sessions")
 
     def tick(self) -> None:
-        """Time has passed: close those that have been strangers for too long."""
+        """Time has passed: close those that have been strangers for too long, and forget those that are not there.
+
+        A beginning that is told after its end is of a connection whose end nobody tells again. An end that is on its way comes
+        before the second tick.
+        """
         for number, connection in list(self._connections.items()):
+            connection.ticks_gone = 0 if self._is_there(number) else connection.ticks_gone + 1
+            if connection.ticks_gone > 1:
+                self.went(number)
+                continue
             connection.ticks = 0 if number in self._sessions else connection.ticks + 1
             if connection.ticks > STRANGER_TICKS and not connection.is_closed:
                 self._shut(number, "no session came of it")

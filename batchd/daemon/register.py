@@ -20,10 +20,14 @@ RATE_MARKS = 10
 
 
 class Connection(NamedTuple):
-    """A routing id of the ROUTER, and the descriptor that it stands for."""
+    """A routing id of the ROUTER, the descriptor that it stands for, and the inode that this had when the session began.
+
+    The number may be another connection's later; an inode is not.
+    """
 
     routing: bytes
     descriptor: int
+    inode: int | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +63,10 @@ class RemoteSession:
     """Asked since the last tick."""
     ticks_adrift: int = 0
     """For how many ticks one of its connections has not been there."""
+
+    def has(self, routing: bytes, descriptor: int) -> bool:
+        """Is this one of its connections?"""
+        return any((one.routing, one.descriptor) == (routing, descriptor) for one in self.connections)
 
     def may_read(self, stream: str) -> bool:
         """Does its key open this stream?"""
@@ -144,7 +152,7 @@ class Register:
         if self._by_number.pop(session.number, None) is None:
             return False
         del self._by_secret[session.secret]
-        for routing, descriptor in session.connections:
+        for routing, descriptor, _inode in session.connections:
             self._by_routing.pop(routing, None)
             self._by_descriptor.pop(descriptor, None)
         return True

@@ -10,6 +10,8 @@ address; what a message may do is decided by the connection that it came over, n
 Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by what the trainer says.
 """
 
+import os
+from contextlib import suppress
 from math import inf
 from secrets import token_bytes
 from time import monotonic
@@ -229,10 +231,11 @@ class RemoteSessions:
         """End the sessions of connections that are not there.
 
         ZeroMQ tells of an end before it hands over what had come until then: a ``Greet`` that is read after that begins a session
-        whose end has been told already. Two ticks, as a beginning may be told late as well.
+        whose end has been told already, and whose descriptor may be another connection's. Two ticks, as a beginning may be told
+        late as well.
         """
         for session in self.everybody():
-            if all(descriptor in self._doorstep for _routing, descriptor in session.connections):
+            if all(self._doorstep.inode_of(one.descriptor) == one.inode is not None for one in session.connections):
                 session.ticks_adrift = 0
                 continue
             session.ticks_adrift += 1
@@ -240,7 +243,7 @@ class RemoteSessions:
                 self._end(session, "")
 
     def _send(self, session: RemoteSession, frames: list[bytes | memoryview], over: Connection | None = None) -> None:
-        routing, _descriptor = over or session.connections[0]
+        routing = (over or session.connections[0]).routing
         try:
             self.router.send_multipart([routing, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -320,7 +323,7 @@ class RemoteSessions:
             return
         self._heard_of.add(descriptor)
         session = self._register.at(routing)
-        if session is not None and Connection(routing, descriptor) not in session.connections:
+        if session is not None and not session.has(routing, descriptor):
             self._end(session, "")  # another connection calls itself the same: the first one is gone
             session = None
         try:
@@ -397,7 +400,11 @@ class RemoteSessions:
 
     def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> Connection:
         """A connection belongs to this session from now on."""
-        connection = Connection(routing, frame.get(zmq.SRCFD))
+        descriptor = frame.get(zmq.SRCFD)
+        inode = None
+        with suppress(OSError):  # it is closed already, which its end will tell, or has told
+            inode = os.fstat(descriptor).st_ino
+        connection = Connection(routing, descriptor, inode)
         self._register.connect(session, connection)
         self._heard_of.add(connection.descriptor)
         return connection

@@ -96,6 +96,27 @@ def test_a_session_stays_and_its_connection_goes_some_time_after_it(doorstep, se
     assert has_ended(theirs)
 
 
+@pytest.mark.parametrize("has_other", [False, True], ids=["closed", "another's"])
+def test_a_connection_whose_end_was_told_before_its_beginning_is_forgotten(doorstep, connect, has_other) -> None:
+    """Nobody tells of it again. It is not closed in the place of what has its number by now."""
+    ours, _theirs = connect()
+    doorstep.came(ours.fileno())
+    number = ours.fileno()
+    other = connect() if has_other else None
+    ours.close()
+    if other is not None:
+        os.dup2(other[0].fileno(), number)
+
+    let_pass(doorstep, 1)
+    assert number in doorstep
+    let_pass(doorstep, 1)
+    assert number not in doorstep
+    assert doorstep.closed == 0
+    if other is not None:
+        os.close(number)
+        assert not has_ended(other[1])
+
+
 def test_the_host_with_most_strangers_loses_its_oldest(doorstep, sessions, connect) -> None:
     """Sessions do not count, and who comes alone is not touched for the crowd of another."""
     alone, guest = connect("127.0.0.2"), connect()

@@ -2,8 +2,9 @@
 
 import errno
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import cast
 
 import pytest
@@ -111,6 +112,28 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
 
         assert [session.number for session in remote.everybody()] == [1]
         assert events == [SessionCutOff(2)]
+
+
+def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_same(remote, events) -> None:
+    """It was greeted after its end was told, and the next connection has its descriptor, without saying a word."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    place = remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.socket()) for _ in range(10)]
+        with zmq.Context() as context, context.socket(zmq.DEALER) as leaving:
+            late = greeting(remote, leaving)
+        wait_until(lambda: remote.note_ends() or not len(remote._doorstep), "the connection is gone")
+        remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
+        remote._take(late)
+        for one in silent:
+            one.connect(("127.0.0.1", int(place)))
+        wait_until(lambda: remote.note_ends() or late[-1].get(zmq.SRCFD) in remote._doorstep, "another has its number")
+
+        for _ in range(3):
+            remote.tick()
+
+        assert events == [SessionCutOff(1)]
+        assert not remote.everybody()
 
 
 @pytest.mark.parametrize(
