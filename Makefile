@@ -12,6 +12,7 @@ TESTS := tests/faults tests/with_torch tests/process tests/unit # the longest fi
 LANES ?= 4
 SECONDS ?= 60
 SEED ?= 1
+FAULTS ?=
 ROUNDS ?= 3
 LIBJPEG ?= -ljpeg
 PREFIX ?= /usr/local
@@ -20,7 +21,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo classics test test-again test-slow torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg check format docs site bench bench-peers wheels clean
+.PHONY: help setup bytecode demo classics test test-again test-slow chaos torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg check format docs site bench bench-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -54,6 +55,9 @@ test-again: bytecode ## Run the tests that failed last time once more, one after
 
 test-slow: bytecode ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+chaos: bytecode ## Kill, stop and change everything at random while trainers read, and check all they get (SECONDS, FAULTS, SEED)
+	@cd tests && ../$(BIN)/python -m chaos --seconds '$(if $(FAULTS),86400,$(SECONDS))' --seed '$(SEED)' $(if $(FAULTS),--faults '$(FAULTS)')
 
 torch: setup ## Install PyTorch into .venv, so that `make test` tests its adapter too (TORCH: what pip installs)
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)

@@ -7,6 +7,7 @@ oracle looks whether anything was left behind. Daemons and trainers that a test 
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -51,6 +52,10 @@ settings.register_profile(
 )
 settings.load_profile("usual")
 
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # shells begin what runs in the background so, and what we start would, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
 keep(os.environ[RUN_VARIABLE])
 LEAK_PATIENCE_S = 10.0

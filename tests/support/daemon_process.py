@@ -31,8 +31,8 @@ class DaemonProcess:
 
     ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in whichever process comes there
     first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's.
-    ``descriptors_max`` is how many descriptors it may ever have. ``through`` may be set before it starts: words before its
-    command, such as those that run it in a container.
+    ``descriptors_max`` is how many descriptors it may ever have. ``log_level`` may be set before it starts, and ``through``:
+    words before its command, such as those that run it in a container.
     """
 
     def __init__(  # noqa: PLR0913  each is one thing about a daemon
@@ -57,6 +57,7 @@ class DaemonProcess:
         self._marker = f"{MARKER_VARIABLE}={self.folder}"
         self._environment = {**clean_environment(), **(environment or {}), MARKER_VARIABLE: str(self.folder)}
         self.through: Sequence[str] = ()
+        self.log_level = "debug"
         self._ledger = self.folder / "faults"
         armed = faults or lasting_faults or {}
         if armed:
@@ -88,7 +89,7 @@ class DaemonProcess:
             "--config",
             str(self.config),
             "--log-level",
-            "debug",
+            self.log_level,
         ]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -117,6 +118,18 @@ class DaemonProcess:
         """Its process id."""
         assert self._process is not None, "it does not run"
         return self._process.pid
+
+    @property
+    def output(self) -> int:
+        """The descriptor from which its address is read, for those that wait for other things meanwhile."""
+        assert self._process is not None, "it does not run"
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    @property
+    def has_ended(self) -> bool:
+        """Is it gone, for whatever reason?"""
+        return self._process is None or self._process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal."""

@@ -19,9 +19,10 @@ from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
-from support.seen import Seen, digest_of
+from support.seen import Seen, digest_of, rows_of
 
 SUBSTITUTES_MAX = 32
+ROWS_KNOWN_MAX = 4096
 
 
 class Expected:
@@ -42,12 +43,22 @@ class Expected:
             self._pipeline = Pipeline(list(self._maker.columns.values()), steps[cut_of(steps) :], config.seed)
         self.plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
         self._known: dict[tuple[int, int], Seen] = {}
+        self._known_rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
 
     def batch(self, epoch: int, step: int) -> Seen:
         """One whole batch."""
         known = self._known.get((epoch, step))
         if known is None:
             known = self._known[epoch, step] = self._make(epoch, step)
+        return known
+
+    def rows(self, epoch: int, step: int) -> list[tuple[int, str]]:
+        """The rows of one batch, each by itself. The last few thousand batches are remembered."""
+        known = self._known_rows.get((epoch, step))
+        if known is None:
+            if len(self._known_rows) >= ROWS_KNOWN_MAX:
+                del self._known_rows[next(iter(self._known_rows))]
+            known = self._known_rows[epoch, step] = rows_of(self._arrays(epoch, step).items())
         return known
 
     def epoch(self, epoch: int, steps: Iterable[int] | None = None) -> list[Seen]:
@@ -63,6 +74,10 @@ class Expected:
         return self._reader.name(sample)
 
     def _make(self, epoch: int, step: int) -> Seen:
+        arrays = self._arrays(epoch, step)
+        return Seen(epoch, step, tuple(arrays["index"].tolist()), digest_of(arrays.items()))
+
+    def _arrays(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         rows = self.plan.rows(step)
         arrays = {
             field.name: np.zeros((rows, *field.shape), field.dtype)
@@ -78,7 +93,7 @@ class Expected:
                 self._pipeline.keep(self._reader.known(sample), fields)
             if "valid" in arrays:
                 arrays["valid"][row] = good is not None
-        return Seen(epoch, step, tuple(arrays["index"].tolist()), digest_of(arrays.items()))
+        return arrays
 
     def _fill(self, fields: dict[str, np.ndarray], epoch: int, sample: int) -> int | None:
         """Make a sample, or the first that can stand in for it; which one it was."""

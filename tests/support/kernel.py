@@ -48,12 +48,21 @@ def children_of(pid: int) -> set[int]:
 
 def fork_servers_of(daemon: int) -> set[int]:
     """The living process, or none, that the workers of a daemon are forked from."""
-    return {child for child in children_of(daemon) if b"batchd.worker" in _command_line(child).split(b"\0")}
+    return _children_called(daemon, b"batchd.worker")
+
+
+def observers_of(daemon: int) -> set[int]:
+    """The living observer of a daemon, or none."""
+    return _children_called(daemon, b"batchd.observer")
 
 
 def workers_of(daemon: int) -> set[int]:
     """The living workers of a daemon."""
     return {worker for server in fork_servers_of(daemon) for worker in children_of(server)}
+
+
+def _children_called(daemon: int, module: bytes) -> set[int]:
+    return {child for child in children_of(daemon) if module in _command_line(child).split(b"\0")}
 
 
 def _command_line(pid: int) -> bytes:

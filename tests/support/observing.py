@@ -5,14 +5,13 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.daemon_process import DaemonProcess
-from support.kernel import children_of
+from support.kernel import observers_of
 from support.waiting import PATIENCE_S, wait_until
 
 ANYWHERE = "127.0.0.1:0"
@@ -69,18 +68,7 @@ def written(name: str, labels: Mapping[str, str]) -> str:
 
 def observer_of(daemon: DaemonProcess) -> int:
     """The process id of its observer."""
-
-    def find() -> list[int]:
-        return [pid for pid in children_of(daemon.pid) if "batchd.observer" in _command(pid)]
-
-    return int(wait_until(find, "there is an observer")[0])
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return next(iter(wait_until(lambda: observers_of(daemon.pid), "there is an observer")))
 
 
 @contextmanager

@@ -33,6 +33,15 @@ def digest_of(arrays: Iterable[tuple[str, np.ndarray | list[np.ndarray]]]) -> st
     return digest.hexdigest()
 
 
+def rows_of(arrays: Iterable[tuple[str, np.ndarray | list[np.ndarray]]]) -> list[tuple[int, str]]:
+    """Each row of a batch by itself: its sample, and a digest of all that it has in every field."""
+    fields = dict(arrays)
+    return [
+        (sample, digest_of((name, value[row]) for name, value in fields.items()))
+        for row, sample in enumerate(np.asarray(fields["index"]).tolist())
+    ]
+
+
 def look_at(batch: batchd_client.Batch) -> Seen:
     """Read every byte of a batch."""
     return Seen(batch.epoch, batch.step, tuple(batch["index"].tolist()), digest_of(batch.items()))

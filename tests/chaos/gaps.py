@@ -1,0 +1,45 @@
+"""How long a chaos run had to wait for what: from a fault to what the trainers see of its end. No process; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of ``values`` are."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass
+class Gaps:
+    """The lengths of one kind of gap; one is under way for each of the waiting, and a new fault begins it anew or ends it."""
+
+    name: str
+    taken_s: list[float] = field(default_factory=list)
+    _since: dict[int, float] = field(default_factory=dict)
+
+    def begin(self, who: int, at: float) -> None:
+        """From now on ``who`` waits."""
+        self._since[who] = at
+
+    def forget(self, who: int) -> None:
+        """Something else has happened to it, so its gap would say nothing."""
+        self._since.pop(who, None)
+
+    def forget_all(self) -> None:
+        """The same for everybody."""
+        self._since.clear()
+
+    def end(self, who: int, at: float) -> None:
+        """It has what it waited for, if it waited."""
+        since = self._since.get(who)
+        if since is not None and at > since:
+            del self._since[who]
+            self.taken_s.append(at - since)
+
+    def row(self) -> str:
+        """A line of the report."""
+        if not self.taken_s:
+            return f"{self.name:48} {'-':>9} {'-':>9} {'-':>9} {0:>6}"
+        values = [quantile(self.taken_s, share) for share in (0.5, 0.99, 1.0)]
+        return f"{self.name:48} " + " ".join(f"{value:9.3f}" for value in values) + f" {len(self.taken_s):6}"

@@ -1,0 +1,302 @@
+"""A chaos run: daemon, trainers, and the loop that watches all of them, while ``faults`` does something to them.
+
+    Run.run   [ watch for a moment, one fault ]* with a rest now and then, in which every trainer must get on
+              then all trainers leave, the daemon ends, and nothing is left of them
+
+Everything is done in one thread: lines of trainers, the daemon's restart and what was put off (SIGCONT above all) are looked at
+between faults, by ``watch``.
+
+Invariant: whatever is not as it should be is in ``errors``, and the run goes on to its end.
+"""
+
+import heapq
+import itertools
+import json
+import os
+import random
+import selectors
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import batchd_client
+from chaos.gaps import Gaps
+from chaos.jobs import Job
+from chaos.member import Member
+from chaos.stage import Stage
+from support.good_trainers import descriptor_count
+from support.waiting import wait_until
+
+JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
+"""Name, stream and first world size. ``far`` is over TCP, and of ``ranks`` every second one."""
+REST_S = 90.0
+"""Far above what any trainer waits for a batch when all is well."""
+ERRORS_MAX = 50
+LATE_STARTS = frozenset({"DaemonNotFound", "ConnectTimeout"})
+"""A trainer that starts while the daemon is down may be told so; it is started again."""
+LOGGED = frozenset({"configuration not reloaded", "worker not started"})
+"""Errors that the daemon should log: the run reloads what is wrong, and kills the fork server while it is to fork."""
+LINE_BYTES_MAX = 4096
+GOING = frozenset({"StreamUnknown", "StreamRemoved", "StreamChanged"})
+"""What visitors of ``extra`` may be told."""
+
+
+class Run:
+    """One chaos run. ``stack`` ends all that it starts."""
+
+    def __init__(self, folder: Path, stack: ExitStack, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.stage = Stage(folder, stack, self.chance)
+        self.jobs = [self._job(name, stream) for name, stream, _ranks in JOBS]
+        self.members: dict[int, Member] = {}
+        self.stopped: dict[int, Callable[[], None]] = {}
+        self.errors: list[str] = []
+        self.batches = self.rows = 0
+        self.faults: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.from_new_daemon = Gaps("daemon killed -> batch of the new one, each trainer")
+        self.first_from_new = Gaps("daemon killed -> batch of the new one, the first")
+        self.past_dead_worker = Gaps("worker killed -> next batch, each trainer")
+        self.slots_free = Gaps("trainer killed -> its slots are free")
+        self.is_up = False
+        self._again: dict[int, int] = {}
+        self._late: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count(1)
+        self._selector = selectors.DefaultSelector()
+        stack.callback(self._selector.close)
+        stack.callback(self._kill_members)
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the daemon, and every job."""
+        self.start_daemon()
+        for job, (_name, _stream, ranks) in zip(self.jobs, JOBS, strict=True):
+            self.start_job(job, ranks)
+        self.rest()
+
+    def finish(self) -> None:
+        """Have all end well, and look for what is left."""
+        while self._late:
+            heapq.heappop(self._late)[2]()
+        self.stage.free_disk()
+        self.rest()
+        for member in list(self.members.values()):
+            member.leave()
+        if not self.watch(REST_S, lambda: not self.members):
+            self.wrong(f"trainers that do not leave: {[member.job.name for member in self.members.values()]}")
+            self._kill_members()
+        self._check_daemon()
+
+    def rest(self) -> None:
+        """Do nothing until every trainer has had a batch from now on: whatever waits for ever is found here."""
+        self.go_on_all()
+        now = time.monotonic()
+
+        def late() -> list[Member]:
+            return [member for member in self.members.values() if member.last_at < now and member.batches is None]
+
+        if not self.watch(REST_S, lambda: not late()):
+            states = [f"{one.job.name} {one.rank} ({'ready' if one.is_ready else 'starting'})" for one in late()]
+            self.wrong(f"no batch within {REST_S:g} s for {', '.join(states)}; the daemon is up: {self.is_up}")
+            for member in late():
+                self.kill(member)
+
+    def wrong(self, what: str) -> None:
+        """Remember what is not as it should be."""
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.append(f"after {self.faults.total()} faults: {what}")
+
+    # --- watching -----------------------------------------------------------------------------------------------------
+
+    def watch(self, seconds: float, condition: Callable[[], bool] = lambda: False) -> bool:
+        """Do what comes up for so long, or until ``condition``; whether it came true."""
+        end = time.monotonic() + seconds
+        while not condition():
+            now = time.monotonic()
+            if now >= end:
+                return False
+            while self._late and self._late[0][0] <= now:
+                heapq.heappop(self._late)[2]()
+            pause_s = min(end, self._late[0][0] if self._late else end) - now
+            for key, _events in self._selector.select(max(0.0, pause_s)):
+                key.data()
+        return True
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something after a while."""
+        heapq.heappush(self._late, (time.monotonic() + seconds, next(self._numbers), what))
+
+    def _listen(self, member: Member) -> None:
+        lines, is_end = member.lines()
+        for told in lines:
+            if "rows" in told:
+                self._hear_batch(member, told)
+            elif "changed" in told:
+                self.wrong(f"{member.job.name}: the batch at {told['changed']} changed while it was held")
+            elif "error" in told:
+                member.error = told["error"], told["text"]
+            else:
+                member.is_ready = member.is_ready or "ready" in told
+                member.left = told.get("left")
+        if is_end:
+            self._bury(member)
+
+    def _hear_batch(self, member: Member, told: dict[str, Any]) -> None:
+        for problem in member.job.heard(member.rank, told):
+            self.wrong(problem)
+        self.batches += 1
+        self.rows += len(told["rows"])
+        at = member.last_at = told["at"]
+        if told["again"] > self._again.get(member.number, told["again"]):
+            del self._again[member.number]
+            self.from_new_daemon.end(member.number, at)
+            self.first_from_new.end(0, at)
+        member.again = told["again"]
+        self.past_dead_worker.end(member.number, at)
+
+    def _bury(self, member: Member) -> None:
+        """See how it ended; one that shall go on is started again where it was."""
+        self._selector.unregister(member.output)
+        del self.members[member.number]
+        self.forget(member)
+        status, said = member.end()
+        late = not member.is_ready and member.error is not None and member.error[0] in LATE_STARTS
+        going = member.job.stream == "extra" and member.error is not None and member.error[0] in GOING
+        self.counts["starts that found no daemon"] += late
+        if member.error is not None and not late and not going:
+            self.wrong(f"{member.job.name}, rank {member.rank}: {member.error[0]}: {member.error[1]}")
+        if not member.is_killed and (status or member.left != []):
+            self.wrong(
+                f"{member.job.name}, rank {member.rank} ended with {status}, and left {member.left}:\n{said[-2000:]}"
+            )
+        elif "Traceback" in said:
+            self.wrong(f"{member.job.name}, rank {member.rank} said:\n{said[-2000:]}")
+        if member.batches is None and not member.is_leaving:
+            self.start_member(member.job, member.rank)
+
+    # --- trainers -----------------------------------------------------------------------------------------------------
+
+    def start_job(self, job: Job, ranks: int) -> None:
+        """Have so many ranks go on where all were."""
+        job.begin(ranks, job.checkpoint())
+        for rank in range(ranks):
+            self.start_member(job, rank)
+
+    def start_member(self, job: Job, rank: int, batches: int | None = None) -> Member:
+        """Start one rank, where it was."""
+        remote = job.name == "far" or (job.name == "ranks" and rank % 2 == 1)
+        member = Member(next(self._numbers), job, rank, self.stage.connect(remote=remote), batches=batches)
+        self.members[member.number] = member
+        self._selector.register(member.output, selectors.EVENT_READ, lambda: self._listen(member))
+        self.counts["trainers started"] += 1
+        return member
+
+    def visit(self) -> Member:
+        """Start a trainer of its own that reads a few batches and leaves."""
+        stream = self.chance.choice(["photos", "cached", "extra"])
+        return self.start_member(self._job("visitor", stream), 0, self.chance.randrange(1, 6))
+
+    def kill(self, member: Member) -> None:
+        """Kill a trainer."""
+        member.is_killed = True
+        self.forget(member)
+        member.send(signal.SIGKILL)
+
+    def forget(self, member: Member) -> None:
+        """What it waited for says nothing any more: something was done to it."""
+        for gaps in (self.from_new_daemon, self.past_dead_worker):
+            gaps.forget(member.number)
+
+    def running(self) -> list[Member]:
+        """Trainers that read, and that nothing was done to."""
+        return [
+            one for one in self.members.values() if one.is_ready and not one.is_killed and one.pid not in self.stopped
+        ]
+
+    def go_on_all(self) -> None:
+        """Send SIGCONT to everything that was stopped."""
+        for go_on in list(self.stopped.values()):
+            go_on()
+
+    def _job(self, name: str, stream: str) -> Job:
+        expected = self.stage.expected(stream)
+        return Job(name, stream, expected.plan.steps, expected.rows)
+
+    def _kill_members(self) -> None:
+        for member in list(self.members.values()):
+            self._selector.unregister(member.output)
+            del self.members[member.number]
+            member.send(signal.SIGKILL)
+            member.end()
+
+    # --- the daemon ---------------------------------------------------------------------------------------------------
+
+    def start_daemon(self) -> None:
+        """Start it, and go on: what it says is heard by ``watch``."""
+        self.is_up = False
+        self.stage.daemon.start(ready=False)
+        self.counts["daemons started"] += 1
+        self._selector.register(self.stage.daemon.output, selectors.EVENT_READ, self._listen_to_daemon)
+
+    def restart_daemon(self) -> None:
+        """Kill it, and start the next one at once."""
+        self.first_from_new.forget_all()
+        self._selector.unregister(self.stage.daemon.output)
+        now = time.monotonic()
+        pid = self.stage.daemon.pid
+        self.stage.daemon.kill()
+        self.stopped.get(pid, lambda: None)()
+        self.start_daemon()
+        self.first_from_new.begin(0, now)
+        self._again.clear()
+        for member in self.running():
+            self._again[member.number] = member.again
+            self.from_new_daemon.begin(member.number, now)
+
+    def _listen_to_daemon(self) -> None:
+        """It says its address, or has ended, which it never does by itself."""
+        daemon = self.stage.daemon
+        self._selector.unregister(daemon.output)
+        if os.read(daemon.output, LINE_BYTES_MAX):
+            self.is_up = True
+            self._selector.register(daemon.output, selectors.EVENT_READ, self._listen_to_daemon)
+        else:
+            self.wrong(f"the daemon ended by itself with {daemon.wait()}:\n{daemon.log[-3000:]}")
+            self.start_daemon()
+
+    def _check_daemon(self) -> None:
+        """Nothing of all its trainers is left in it; then it ends well, and nothing is left of it."""
+        daemon = self.stage.daemon
+        with batchd_client.connect(daemon.address, connect_timeout_s=60.0) as connection:
+            wait_until(lambda: len(connection.status()["trainers"]) == 1, "the daemon has forgotten all trainers")
+            for stream in connection.status()["streams"]:
+                odd = {name: stream[name] for name in ("leased_slots", "bad_samples", "quarantined_samples", "stopped")}
+                if any(odd.values()) or stream["subscriptions"]:
+                    self.wrong(f"in stream {stream['name']} is left {odd}, claims {stream['subscriptions']}")
+        before = descriptor_count(daemon.pid)
+        self._selector.unregister(daemon.output)
+        daemon.kill()
+        daemon.start()
+        try:
+            wait_until(lambda: descriptor_count(daemon.pid) >= before, "a fresh daemon has as many descriptors")
+        except AssertionError:
+            self.wrong(f"the daemon had {before} descriptors, a fresh one {descriptor_count(daemon.pid)}")
+        status = daemon.terminate()
+        if status or daemon.files() != {"lock"}:
+            self.wrong(f"the daemon ended with {status}, and left {daemon.files()}")
+        self._check_log(daemon.log)
+
+    def _check_log(self, log: str) -> None:
+        """Nothing in it is an error but what a fault has made one."""
+        if "Traceback" in log:
+            self.wrong("a Traceback in the daemon's log: " + log[log.index("Traceback") :][:2000])
+        for line in log.splitlines():
+            with suppress(ValueError):  # a killed daemon was writing it
+                said = json.loads(line)
+                if said["level"] in {"error", "critical"} and said["event"] not in LOGGED:
+                    self.wrong(f"the daemon's log: {line[:1000]}")

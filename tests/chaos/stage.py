@@ -1,0 +1,128 @@
+"""Where a chaos run takes place: photographs, keys, a small disk for caches, and the daemon with its configurations.
+
+    photos   random crops, read by whole trainers and by ranks, locally and over TCP
+    cached   the same files through a cache on a disk that is too small, with checksums
+    extra    comes and goes with reloads
+
+Invariant: no reload changes a byte of a batch, so what each position holds is known from the first moment.
+"""
+
+import errno
+import os
+import random
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from batchd.daemon.keys import KeyDirectory
+from batchd_wire.keys import connection_file_text
+from support.daemon_process import DaemonProcess
+from support.expected import Expected
+from support.images import write_photos
+from support.mounts import small_file_system
+from support.network import free_port
+from support.settings import folder_stream, write_settings
+
+STREAMS = ("photos", "cached", "extra")
+PHOTOS = {"cat": 30, "dog": 30, "owl": 20, "yak": 15}
+"""95 of them: the last batch of an epoch has 3 of 4, so that three ranks may share it."""
+DISK = "384k"
+"""The cached photographs alone would fill it."""
+BALLAST_PART_BYTES = 1 << 14
+
+
+class Stage:
+    """The daemon and what it works with. ``stack`` ends all of it."""
+
+    def __init__(self, folder: Path, stack: ExitStack, chance: random.Random) -> None:
+        self._chance = chance
+        self._photos = folder / "photos"
+        write_photos(self._photos, PHOTOS, height=48, width=64)
+        self.has_small_disk = os.geteuid() == 0
+        self._disk = folder / "disk"
+        if self.has_small_disk:
+            stack.enter_context(small_file_system(self._disk, size=DISK))
+        else:
+            self._disk.mkdir()
+        keys = KeyDirectory(folder / "keys")
+        keys.make_daemon_key()
+        self.key = folder / "trainer.key"
+        self.key.touch(0o600)
+        self.key.write_text(connection_file_text(keys.new("trainer", None)))
+        options = {"tcp": f"127.0.0.1:{free_port()}", "keys_dir": str(keys.path), "http": "127.0.0.1:0"}
+        self._settings = {**options, "cache_dir": str(self._disk), "sample_timeout_s": 10.0}
+        self.daemon = DaemonProcess(folder, self._streams(has_extra=True), **self._settings)
+        stack.callback(self.daemon.close)
+        self.daemon.log_level = "info"
+        self._expected = {name: Expected(self.daemon.config, name) for name in STREAMS}
+        for expected in self._expected.values():
+            stack.callback(expected.close)
+
+    def expected(self, stream: str) -> Expected:
+        """What a stream's batches are."""
+        return self._expected[stream]
+
+    def connect(self, *, remote: bool) -> dict[str, Any]:
+        """How a trainer connects."""
+        if remote:
+            return {"address": self.daemon.tcp_address, "key": str(self.key)}
+        return {"address": self.daemon.address}
+
+    # --- reloads ------------------------------------------------------------------------------------------------------
+
+    def change_configuration(self) -> None:
+        """Write another configuration, in which all positions of ``photos`` and ``cached`` hold what they held."""
+        streams = self._streams(has_extra=self._chance.random() < 0.5)
+        for stream in streams.values():
+            stream["window"] = self._chance.randrange(2, 6)
+        streams["photos"]["memory"] = self._chance.choice(["1MiB", "2MiB"])
+        self._write(streams, workers=self._chance.randrange(1, 4))
+
+    def spoil_configuration(self) -> str:
+        """Write one that no daemon takes; what was there before."""
+        before = self.daemon.config.read_text()
+        self._write({"photos": folder_stream(self._photos, batch_size=0)}, workers=2)
+        return before
+
+    def restore_configuration(self, text: str) -> None:
+        """Write what was there before."""
+        self._replace(text)
+
+    def _write(self, streams: dict[str, dict[str, Any]], workers: int) -> None:
+        daemon = {"runtime_dir": str(self.daemon.runtime_dir), "memory": "64MiB", **self._settings, "workers": workers}
+        self._replace(write_settings(self.daemon.folder / "next.toml", streams, daemon).read_text())
+
+    def _replace(self, text: str) -> None:
+        """In one step, as a daemon may be starting just now."""
+        file = self.daemon.folder / "next.toml"
+        file.write_text(text)
+        file.replace(self.daemon.config)
+
+    def _streams(self, *, has_extra: bool) -> dict[str, dict[str, Any]]:
+        cache = {"cache": "encoded", "cache_dir": str(self._disk), "cache_size": "1MiB"}
+        streams = {
+            "photos": folder_stream(self._photos, batch_size=4, memory="1MiB"),
+            "cached": folder_stream(self._photos, batch_size=5, memory="1MiB", seed=7, verify=True, **cache),
+        }
+        if has_extra:
+            streams["extra"] = folder_stream(self._photos, batch_size=3, memory="512KiB", seed=9)
+        return streams
+
+    # --- the disk -----------------------------------------------------------------------------------------------------
+
+    def fill_disk(self) -> None:
+        """Leave not a byte of the caches' disk."""
+        with (self._disk / "ballast").open("wb", buffering=0) as file:
+            size = BALLAST_PART_BYTES
+            while size:
+                try:
+                    file.write(bytes(size))
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size //= 2
+
+    def free_disk(self) -> None:
+        """Give it back."""
+        with suppress(FileNotFoundError):
+            (self._disk / "ballast").unlink()

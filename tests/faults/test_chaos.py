@@ -1,0 +1,135 @@
+"""The chaos run: briefly, with each kind of fault once; and its judgement, which has to be right about wrong batches as well."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.gaps import Gaps
+from chaos.jobs import Job
+
+TESTS = Path(__file__).parents[1]
+KINDS = 16
+STEPS = 5
+
+
+def rows(epoch, step):
+    """Rows of a stream of 14 samples in batches of three; the last batch has two."""
+    first = 3 * step
+    return [(sample, f"{epoch}-{sample}") for sample in range(first, min(first + 3, 14))]
+
+
+def told(epoch, step, after, part=slice(None), **changes):
+    """What a trainer says of a batch; ``after`` is the position in its state."""
+    state = {"stream": "photos", "fingerprint": "f", "epoch": after[0], "step": after[1]}
+    return {"epoch": epoch, "step": step, "rows": rows(epoch, step)[part], "state": state, **changes}
+
+
+@pytest.fixture
+def job():
+    """A job of one rank."""
+    return Job("job", "photos", STEPS, rows)
+
+
+def chaos(seed, faults, pause_s):
+    """What a run prints; it has found nothing wrong."""
+    options = {"--faults": faults, "--seconds": 3600, "--pause": pause_s, "--seed": seed}
+    done = subprocess.run(
+        [sys.executable, "-m", "chaos", *(str(word) for option in options.items() for word in option)],
+        cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)  # noqa: T201  pytest shows it where the test fails
+    assert done.returncode == 0
+    assert "\n0 errors" in done.stdout
+    return done.stdout
+
+
+def test_a_short_chaos_run_finds_nothing_wrong():
+    """With each kind of fault once, in an order of chance."""
+    said = chaos(seed=3, faults=KINDS, pause_s=0.3)
+    (batches,) = re.findall(r"(\d+)  batches checked", said)
+    assert int(batches) > 0
+    if os.geteuid() == 0:
+        counts = re.findall(r"^ +(\d+)  (?:(?:kill|stop|resume|fill) .*|reload.*)$", said, re.MULTILINE)
+        assert counts == ["1"] * KINDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_longer_chaos_run_finds_nothing_wrong(seed):
+    """Each seed is another order of faults."""
+    chaos(seed, faults=100, pause_s=0.75)
+
+
+def test_a_job_that_reads_what_it_should_is_fine(job):
+    """From epoch to epoch."""
+    for epoch in range(2):
+        for step in range(STEPS):
+            after = (epoch, step + 1) if step < STEPS - 1 else (epoch + 1, 0)
+            assert job.heard(0, told(epoch, step, after)) == []
+    assert (job.checkpoint()["epoch"], job.checkpoint()["step"]) == (2, 0)
+
+
+def test_ranks_share_the_last_round(job):
+    """Two whole batches and one that three ranks share with the one before: each row once, in the order of the ranks."""
+    job.begin(3, {"epoch": 1, "step": 0})
+    for rank in range(3):
+        assert job.heard(rank, told(1, rank, (1, 3))) == []
+    assert job.heard(2, told(1, 4, (2, 0))) == []
+    assert job.heard(0, told(1, 3, (2, 0), slice(1))) == []
+    assert (job.checkpoint()["epoch"], job.checkpoint()["step"]) == (1, 3)
+    assert (job.state_of(0)["epoch"], job.state_of(0)["step"]) == (2, 0)
+    assert job.heard(1, told(1, 3, (2, 0), slice(1, 3))) == []
+    assert (job.checkpoint()["epoch"], job.checkpoint()["step"]) == (2, 0)
+
+
+WRONG = {
+    "a position is left out": told(0, 1, (0, 1)),
+    "another epoch": told(1, 0, (0, 1)),
+    "a state that is behind": told(0, 0, (0, 0)),
+    "a row is missing": told(0, 0, (0, 1), slice(2)),
+    "rows in another order": told(0, 0, (0, 1), slice(None, None, -1)),
+    "a foreign row": told(0, 0, (0, 1), rows=[*rows(0, 0)[:2], (2, "1-2")]),
+    "a row of another sample": told(0, 0, (0, 1), rows=[*rows(0, 0)[:2], (3, "0-3")]),
+}
+
+
+@pytest.mark.parametrize("batch", WRONG.values(), ids=WRONG)
+def test_a_batch_that_is_wrong_is_noticed(job, batch):
+    """Each once: neither its place nor its rows nor the state behind it may be another."""
+    assert len(job.heard(0, batch)) == 1
+
+
+def test_a_batch_that_comes_twice_is_noticed(job):
+    """The second time it is at a place where another belongs."""
+    assert job.heard(0, told(0, 0, (0, 1))) == []
+    assert len(job.heard(0, told(0, 0, (0, 2)))) == 1
+
+
+@pytest.mark.parametrize("part", [slice(2), slice(2, 3)], ids=["a row twice", "a row never"])
+def test_a_shared_round_that_does_not_add_up_is_noticed(job, part):
+    """The rows of all ranks together are those of what is left of the epoch, no more and no fewer."""
+    job.begin(3, {"epoch": 0, "step": 3})
+    assert job.heard(0, told(0, 3, (1, 0), slice(1) if part.start else slice(2))) == []
+    assert job.heard(1, told(0, 3, (1, 0), part)) == []
+    assert len(job.heard(2, told(0, 4, (1, 0)))) == 1
+
+
+def test_a_gap_that_something_else_disturbs_is_not_counted():
+    """Of two who wait, one is killed."""
+    gaps = Gaps("killed -> next")
+    for who in (1, 2):
+        gaps.begin(who, 10.0)
+    gaps.forget(1)
+    gaps.end(1, 12.0)
+    gaps.end(2, 10.5)
+    gaps.end(2, 11.0)
+    assert gaps.taken_s == [0.5]
+    assert gaps.row().split()[-4:] == ["0.500", "0.500", "0.500", "1"]
