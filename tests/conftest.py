@@ -31,7 +31,7 @@ from support.kernel import RUN_VARIABLE, carriers
 from support.leaks import left_since, look
 from support.settings import folder_stream
 from support.trainer_process import TrainerProcess
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 settings.register_profile(
     "usual",
@@ -58,7 +58,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
 keep(os.environ[RUN_VARIABLE])
-LEAK_PATIENCE_S = 10.0
+LEAK_PATIENCE_S = PATIENCE_S / 4
 
 _HAS_FAILED = pytest.StashKey[bool]()
 

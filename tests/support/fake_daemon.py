@@ -53,8 +53,8 @@ from batchd_wire.messages import (
 from batchd_wire.runtime import RuntimeDirectory, runtime_directory
 from batchd_wire.slot import SlotHeader
 from support.fake_stream import FakeSession, FakeSlot, FakeStream, FakeSubscription
+from support.waiting import PATIENCE_S
 
-PATIENCE_S = 20.0
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

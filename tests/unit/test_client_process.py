@@ -10,8 +10,7 @@ import pytest
 import batchd_client
 from batchd_client.errors import ForkedConnection
 from support.fake_daemon import FakeDaemon
-
-PATIENCE_S = 60
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
