@@ -357,7 +357,7 @@ def test_a_message_that_cannot_be_decrypted_ends_its_connection_at_once(keyed, c
                 wait_until(
                     lambda gone=gone: len(keyed.daemon.log_lines("remote trainer gone")) > gone,
                     "its session has ended",
-                    ENDS_WITHIN_S / 4,
+                    ENDS_WITHIN_S / 2,
                 )
 
 

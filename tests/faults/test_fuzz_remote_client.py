@@ -21,10 +21,11 @@ from batchd_wire.pieces import PIECE_BYTES
 from support.fake_remote import FakeRemoteDaemon, honest
 from support.fuzzer import PLAIN
 from support.hostile_messages import corpus, encode, hostile_messages, mutated
+from support.waiting import PATIENCE_S
 
 DEADLINE_S = 0.1
-ENDS_WITHIN_S = 10.0
-"""A few deadlines, one after the other, with the time that finding out what is wrong may take; and a busy machine."""
+ENDS_WITHIN_S = PATIENCE_S / 4
+"""Far above a few deadlines, one after the other, with the time that finding out what is wrong may take."""
 SPOILT_SHARE = 0.1
 
 

@@ -152,15 +152,20 @@ def test_questions_are_answered_so_many_at_a_time(daemon):
     with zmq_dealer(daemon) as dealer:
         dealer.send(Greet(PROTOCOL_VERSION, "curious", 1, "").encode())
         assert isinstance(hear(dealer), Greeted)
+        began_s = time.monotonic()
         for number in range(1, 101):
             dealer.send(AskStatus(number).encode())
         answers = [hear(dealer) for _ in range(100)]
+        ticks = 2 + (time.monotonic() - began_s) / TICK_S
         put_off = [one for one in answers if isinstance(one, Refused)]
-        assert QUESTIONS_PER_TICK <= 100 - len(put_off) <= 3 * QUESTIONS_PER_TICK
-        assert {one.error for one in put_off} == {ErrorCode.TOO_OFTEN}
-        time.sleep(2 * TICK_S)
-        dealer.send(AskStatus(101).encode())
-        assert isinstance(hear(dealer), Status)
+        assert QUESTIONS_PER_TICK <= 100 - len(put_off) <= ticks * QUESTIONS_PER_TICK
+        assert {one.error for one in put_off} <= {ErrorCode.TOO_OFTEN}
+
+        def answered():
+            dealer.send(AskStatus(101).encode())
+            return isinstance(hear(dealer), Status)
+
+        wait_until(answered, "the next tick has come", every_s=TICK_S / QUESTIONS_PER_TICK)
 
 
 def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
@@ -187,13 +192,15 @@ def test_a_session_has_so_many_claims_whatever_it_gives_up(daemon):
 def test_from_where_a_flood_came_nobody_comes_in_for_a_while(daemon):
     """An honest trainer of that host waits for it, as for a daemon that is away; from elsewhere they come."""
     flood(daemon, FLOODING["questions"], greets=True)
-    flooded_s = time.monotonic()
+    wait_until(lambda: daemon.log_lines("remote connection closed"), "it was cut off")
     with suppress(ConnectionError), connect(daemon) as kept_out:
         while kept_out.recv(1 << 10):
             pass
-    assert time.monotonic() - flooded_s < BAN_S / 2
     with batchd_client.connect(daemon.tcp_address) as elsewhere:
-        assert elsewhere.status()["daemon"]["tcp"]["connections"] == 1
+        tcp = wait_until(
+            lambda: (counts := elsewhere.status()["daemon"]["tcp"])["connections"] == 1 and counts, "both are gone"
+        )
+        assert tcp["closed"] == 2, "it was closed by the daemon, and not by ZeroMQ after five seconds"
 
 
 def test_a_trainer_that_is_kept_out_is_told_so_by_its_deadline(start_daemon):
