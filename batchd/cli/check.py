@@ -1,12 +1,11 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
-Six things are looked at: the file by itself, the runtime directory, whether there are keys for TCP beyond loopback, whether
-sources are there, whether functions and steps fit, and whether the memory holds two slots of each stream. Where the file by
-itself is wrong, the others are looked at as far as it can be read, but for the memory. Sources are not scanned, so a check is
-fast for any number of files, but with ``--explain``.
+The file by itself, the places and the keys that it names, its sources, functions and steps, and what the machine has: see
+``daemon.checkup`` and ``daemon.preview``. Where the file by itself is wrong, the others are looked at as far as it can be read,
+but for the machine. A large source is scanned at its beginning alone, so a check is fast for any number of files, but with
+``--explain``.
 
-Invariant: what passes here starts, unless the machine has too little memory or hardly any descriptors, or a source turns out
-empty or malformed.
+Invariant: what passes here starts, but for what the last lines say was not looked at.
 """
 
 from pathlib import Path
@@ -21,7 +20,9 @@ from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config
 from batchd.daemon.cache_memory import budgets_bytes
 from batchd.daemon.checkup import check_reading
+from batchd.daemon.preview import preview
 from batchd.daemon.rings import RingSize
+from batchd.errors import ConfigInvalid, MemoryTooSmall
 from batchd.sources import storage
 from batchd.sources.storage import CHECK_LIMITS, StorageLimits
 from batchd_wire.fields import PlacedField, length_texts
@@ -39,15 +40,24 @@ from batchd_wire.wording import counted
 def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
     """Check FILE (batchd.toml) and print all that is wrong with it: where, what, and what the key is for.
 
-    If nothing is, print what would be served. Exit code 2 if something must be corrected, 5 if only the memory is too small.
+    If nothing is, print what would be served, and what was not looked at: the rest of a large source, servers, your own code.
+    Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
     storage.use(CHECK_LIMITS)
     reading = read_config(config_file, overrides)
     config, rings = check_reading(reading, config_file)
+    found = preview(config, rings)
+    problems = found.problems + ([found.shortage] if found.shortage is not None else [])
+    if problems:
+        kind = ConfigInvalid if found.problems else MemoryTooSmall
+        raise kind(reading.located(problems), str(config_file))
     click.echo(f"{config_file} is fine: {counted(config.daemon.worker_count(), 'worker')}, {_memory(config, rings)}")
     click.echo()
     for line in _table(config, rings):
         click.echo(line)
+    click.echo("\nNot looked at, as only the daemon and its workers do:")
+    for line in aligned(found.unseen):
+        click.echo(f"  {line}")
     if explain:
         _explain(config)
 

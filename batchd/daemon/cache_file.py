@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from batchd.daemon.cache_folder import PREFIX, SUFFIX, cache_files, folder_problem
+from batchd.daemon.cache_folder import PREFIX, SUFFIX, cache_files, folder_problem, is_locked
 from batchd.daemon.cache_memory import CLAIMS_NAME, MEMORY_NAME, CacheSpec, SharedCache
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.slot_memory import SEALS
@@ -174,9 +174,38 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise CacheUnusable(
-        f"another daemon fills {path}: give one of them another cache_dir, or have one daemon serve both"
-    )
+    raise CacheUnusable(_in_use(path))
+
+
+def file_problem(spec: CacheSpec) -> str | None:
+    """Why the file of a cache cannot be used, without making, locking or changing it; None where nothing speaks against it."""
+    path = cache_path(spec)
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return _is_link(path)
+    if _is_foreign(status):
+        return _foreign(path)
+    return _in_use(path) if is_locked(path) else None
+
+
+def _in_use(path: Path) -> str:
+    return f"another daemon fills {path}: give one of them another cache_dir, or have one daemon serve both"
+
+
+def _is_link(path: Path) -> str:
+    return f"{path} is a link: remove it"
+
+
+def _is_foreign(status: os.stat_result) -> bool:
+    ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return not ours or bool(status.st_mode & _FOREIGN_WRITERS)
+
+
+def _foreign(path: Path) -> str:
+    return f"{path} is not this user's alone, so what it holds is not to be trusted: remove it"
 
 
 def _opened(path: Path) -> int:
@@ -184,7 +213,7 @@ def _opened(path: Path) -> int:
         return os.open(path, _FLAGS | os.O_CREAT, 0o600)
     except OSError as error:
         if error.errno == ELOOP:
-            raise CacheUnusable(f"{path} is a link: remove it") from None
+            raise CacheUnusable(_is_link(path)) from None
         raise
 
 
@@ -195,8 +224,8 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     opened = os.fstat(descriptor)
-    if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid() or opened.st_mode & _FOREIGN_WRITERS:
-        raise CacheUnusable(f"{path} is not this user's alone, so what it holds is not to be trusted: remove it")
+    if _is_foreign(opened):
+        raise CacheUnusable(_foreign(path))
     try:
         if not os.path.samestat(opened, path.lstat()):
             return False

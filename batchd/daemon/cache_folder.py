@@ -109,10 +109,11 @@ def cache_files(folder: Path) -> Iterator[CacheFile]:
         with suppress(FileNotFoundError):
             taken = path.lstat()
             if stat.S_ISREG(taken.st_mode):
-                yield CacheFile(path, taken.st_blocks * BLOCK_BYTES, _is_locked(path))
+                yield CacheFile(path, taken.st_blocks * BLOCK_BYTES, is_locked(path))
 
 
-def _is_locked(path: Path) -> bool | None:
+def is_locked(path: Path) -> bool | None:
+    """Whether a daemon fills the file of a cache; None where it cannot be opened to see that."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -21,13 +21,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, TypeVar
 
 from batchd import __version__
+from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config, StreamConfig
 from batchd.core.statistics import CacheStatistics
 from batchd.daemon.cache_folder import BLOCK_BYTES, identity
-from batchd.daemon.memory import RESERVE_BYTES
+from batchd.daemon.memory import RESERVE_BYTES, available_bytes, shortage
+from batchd.daemon.rings import RingSize
 from batchd.daemon.slot_memory import SEALS
-from batchd.errors import SourceInvalid
+from batchd.errors import Problem, SourceInvalid
 from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.step_files import Digests, named_by_content
 from batchd.sources.index import SourceIndex
@@ -189,6 +191,16 @@ def budgets_bytes(config: Config) -> int:
         if stream.cache_memory is not None
     }
     return sum(budgets.values())
+
+
+def memory_problem(config: Config, rings: Mapping[str, RingSize]) -> Problem | None:
+    """What rings and caches lack of the memory that the machine has at present; None where there is enough."""
+    caches_bytes = budgets_bytes(config)
+    problem = shortage(sum(ring.ring_bytes for ring in rings.values()) + caches_bytes, available_bytes())
+    if problem is None:
+        return None
+    problem += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
+    return Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
 
 
 def allow_caches(caches: Sequence[CacheMemory], available_bytes: int) -> None:

@@ -13,19 +13,17 @@ from typing import TypeAlias
 import structlog
 
 from batchd.config.runtime import default_cache_dir
-from batchd.config.sizes import round_bytes
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.state import DaemonState
 from batchd.daemon.authenticator import Authenticator
 from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
-from batchd.daemon.cache_memory import budgets_bytes
+from batchd.daemon.cache_memory import memory_problem
 from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.keys import check_tcp_keys
 from batchd.daemon.launch import Launched
 from batchd.daemon.limits import RemoteLimits
-from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.network import Network
 from batchd.daemon.notify import Notifier
 from batchd.daemon.observer import ObserverProcess, open_door
@@ -90,11 +88,9 @@ class Opening:
     def rings(self) -> dict[str, RingSize]:
         """Divide the memory. Raises where there is less of it than that."""
         rings = plan_rings(self._config)
-        caches_bytes = budgets_bytes(self._config)
-        problem = shortage(sum(ring.ring_bytes for ring in rings.values()) + caches_bytes, available_bytes())
+        problem = memory_problem(self._config, rings)
         if problem is not None:
-            problem += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
-            raise MemoryTooSmall([Problem("daemon.memory", problem)])
+            raise MemoryTooSmall([problem])
         return rings
 
     def memory(self, rings: dict[str, RingSize]) -> SlotMemory:

@@ -84,6 +84,11 @@ EVENTS_AT_ONCE = 4_096
 """More than ZeroMQ keeps of what its monitor tells, so one look sees everything that happened before it."""
 
 
+def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
+    """What people are told of an address that cannot be had."""
+    return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
+
+
 class RemoteSessions:
     """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
 
@@ -128,9 +133,7 @@ class RemoteSessions:
         try:
             self.router.bind(endpoint)
         except zmq.ZMQError as error:
-            raise BatchdError(
-                f"daemon.tcp: {endpoint} cannot be listened on: {error.strerror}; choose another address or port"
-            ) from None
+            raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
         self._doorstep.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
 
     def close(self) -> None:

@@ -189,7 +189,7 @@ class DescriptorPlan:
 
 
 def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPlan:
-    """Count what the configuration may come to, against the limit of this process."""
+    """Count what the configuration may come to, against the hard limit of this process, which the daemon makes its own."""
     daemon = config.daemon
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
     per_slot = SLOT_DESCRIPTORS
@@ -198,7 +198,7 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
         limits = RemoteLimits(daemon.sessions_max, daemon.sessions_per_peer)
         connections += 2 * limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT  # as many may join sessions
     return DescriptorPlan(
-        limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         own=OWN_DESCRIPTORS
         + WORKER_DESCRIPTORS * daemon.worker_count()
         + len(config.streams)

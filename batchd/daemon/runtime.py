@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from batchd.config.runtime import choose_runtime_directory
-from batchd.errors import AlreadyRunning, BatchdError
+from batchd.config.schema import meaning_of
+from batchd.errors import AlreadyRunning, BatchdError, Problem
 from batchd_wire.runtime import RuntimeDirectory
 
 DIRECTORY_MODE = 0o750
@@ -52,14 +53,14 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
     where it cannot be used.
     """
     names = choose_runtime_directory(configured)
+    problem = directory_problem(names)
+    if problem is not None:
+        raise BatchdError(problem.message)
     try:
         _make(names.path)
         lock = os.open(names.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     except OSError as error:
-        raise BatchdError(
-            f"the runtime directory {names.path} cannot be used: {error.strerror}; make it writable for this user, or set "
-            "runtime_dir in [daemon] (or BATCHD_RUNTIME_DIR)"
-        ) from None
+        raise BatchdError(_cannot_use(names.path, error.strerror)) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -74,6 +75,28 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return HeldDirectory(names, lock, is_private=is_private)
+
+
+def directory_problem(names: RuntimeDirectory) -> Problem | None:
+    """Why the directory cannot be used, as far as can be told without making it; None where nothing speaks against it."""
+    place = next(folder for folder in (names.path, *names.path.parents) if folder.exists())
+    if not place.is_dir():
+        number = errno.ENOTDIR
+    elif os.statvfs(place).f_flag & os.ST_RDONLY:
+        number = errno.EROFS
+    elif not os.access(place, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    else:
+        return None
+    meaning = meaning_of(("daemon", "runtime_dir"), {})
+    return Problem("daemon.runtime_dir", _cannot_use(names.path, os.strerror(number)), meaning)
+
+
+def _cannot_use(path: Path, reason: str | None) -> str:
+    return (
+        f"the runtime directory {path} cannot be used: {reason}; make it writable for this user, or set runtime_dir in [daemon] "
+        "(or BATCHD_RUNTIME_DIR)"
+    )
 
 
 def _make(path: Path) -> None:

@@ -31,7 +31,7 @@ from batchd.daemon.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
-from batchd.functions.named import code_of, runs_own_code
+from batchd.functions.named import StreamCode, code_of, runs_own_code
 from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.fields import columns_after, is_random
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
@@ -153,13 +153,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     source = config.source
     live = LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None
-    samples = len(index) if live is None else config.batch_size * LIVE_STEPS
-    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
-    if plan.steps == 0:
-        raise SourceInvalid(
-            f"streams.{name}: a source of {counted(len(index), 'sample')} makes no batch of {config.batch_size}, and drop_last "
-            "= true drops the rest; set a smaller batch_size, or drop_last = false"
-        )
+    plan = plan_of(name, config, len(index))
     spec = StreamSpec(
         number=number,
         name=name,
@@ -181,7 +175,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         stream=number,
         name=name,
         seed=config.seed,
-        samples=samples,
+        samples=plan.samples,
         batch_size=config.batch_size,
         shuffle=config.is_shuffled,
         on_error=config.on_error,
@@ -195,7 +189,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         modules={**code.digests},
         cache=config.cache,
     )
-    modules = code.digests if runs_own_code(source) else NO_MODULES
+    wanted_cache = cache_spec(name, config, index, cached_modules(source, code), digests)
     return ServedStream(
         spec=spec,
         told=told,
@@ -205,8 +199,26 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         classes=_classes(index),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
-        cache_spec=cache_spec(name, config, index, modules, digests),
+        cache_spec=wanted_cache,
     )
+
+
+def plan_of(name: str, config: StreamConfig, samples: int) -> Plan:
+    """The plan of a stream over so many samples. Raises ``SourceInvalid``, which names the stream, where it has no batch."""
+    if config.source.is_live:
+        samples = config.batch_size * LIVE_STEPS
+    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
+    if plan.steps == 0:
+        raise SourceInvalid(
+            f"streams.{name}: a source of {counted(samples, 'sample')} makes no batch of {config.batch_size}, and drop_last "
+            "= true drops the rest; set a smaller batch_size, or drop_last = false"
+        )
+    return plan
+
+
+def cached_modules(source: Source, code: StreamCode) -> Mapping[str, str]:
+    """The modules, by their digests, on which the samples that a cache keeps depend."""
+    return code.digests if runs_own_code(source) else NO_MODULES
 
 
 def signature(config: StreamConfig, content: str, index: SourceIndex, told: ServeStream) -> str:

@@ -99,11 +99,12 @@ def _array(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo) -> Stor
     return array
 
 
-def _check(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, end: int) -> None:
+def _check(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, end: int, survey: Survey) -> None:
     """Compare the checksum of a member that ends at byte ``end``. Raises ``SourceInvalid``."""
     checksum, left = 0, member.file_size
     stream.seek(end - left)
     while left and (block := stream.read(min(BLOCK_BYTES, left))):
+        survey.looked()
         checksum = crc32(block, checksum)
         left -= len(block)
     if left:
@@ -128,7 +129,7 @@ def _scan(source: NpzSource, survey: Survey) -> SourceIndex:
     with _members(source, survey) as (stream, members):
         for name, member in members.items():
             array = arrays[name] = _array(source, stream, member)
-            _check(source, stream, member, array.first + array.size)
+            _check(source, stream, member, array.first + array.size, survey)
             content.append([name, member.file_size, member.CRC])
     index = arrays_index(arrays, [source.path], [content], survey)
     survey.progress(len(index))

@@ -50,8 +50,13 @@ class Witness(NamedTuple):
 class Survey:
     """What a scan reports. Without witnesses nobody can tell whether the source has changed, so it is scanned each time."""
 
-    def __init__(self, progress: ReportProgress, python_path: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, progress: ReportProgress, python_path: Sequence[Path] = (), looked: Callable[[], None] = lambda: None
+    ) -> None:
         self.progress = progress
+        self.looked = looked
+        """Called for each step of a scan that may take a while: an entry of a folder, a sample of a shard, a block of a file.
+        What it raises ends the scan."""
         self.python_path = python_path
         """Where modules of people's own functions are looked for first."""
         self.started_ns = time_ns()
@@ -62,7 +67,7 @@ class Survey:
 
     def part(self, found_before: int) -> "Survey":
         """The survey of one of several sources, when those before it have so many samples."""
-        part = Survey(lambda found: self.progress(found_before + found), self.python_path)
+        part = Survey(lambda found: self.progress(found_before + found), self.python_path, self.looked)
         self._parts.append(part)
         return part
 
@@ -89,6 +94,7 @@ class Survey:
 
     def add(self, seen: Witness) -> None:
         """The scan looked at what this is the witness of."""
+        self.looked()
         self._seen.append(seen)
 
     def saw_object(self, url: str, version: Version) -> None:

@@ -17,17 +17,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from batchd.errors import SourceInvalid
+from batchd.sources.compression import MAGIC_BYTES_MAX, compression_of
 from batchd.sources.index import readable
 from batchd.sources.places import size_of
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
 
 
 class Member(NamedTuple):
@@ -65,13 +60,12 @@ def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
 
 def _members(path: Path, stream: BinaryIO) -> Iterator[Member]:
     """The files in a shard, in their order; what begins with a dot is left out."""
-    start = stream.read(8)
-    for magic, kind in _COMPRESSED.items():
-        if start.startswith(magic):
-            raise SourceInvalid(
-                f"{path} is compressed ({kind}), so its samples cannot be read one by one; images are compressed already: "
-                "unpack the shard"
-            )
+    found = compression_of(stream.read(MAGIC_BYTES_MAX))
+    if found is not None:
+        raise SourceInvalid(
+            f"{path} is compressed ({found.name}), so its samples cannot be read one by one; images are compressed already: "
+            f"unpack the shard: {found.unpack} < FILE > UNPACKED"
+        )
     stream.seek(0)
     last = Member("", 0, 0)
     try:

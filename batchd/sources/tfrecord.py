@@ -15,6 +15,7 @@ refused with the record and the byte.
 
 import os
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
+from batchd.sources.compression import ZLIB, compression_of
 from batchd.sources.files import PROGRESS_EVERY
 from batchd.sources.index import NUMBER, SourceIndex, blob
 from batchd.sources.kinds import SourceKind
@@ -37,10 +39,7 @@ BLOCK_BYTES = 1 << 20
 """Read at once where records are shorter than this: one call for many, and the system reads on ahead."""
 HEAD_BYTES = 4096
 """Read at once behind a record that is longer than a block."""
-_GZIP = b"\x1f\x8b\x08"
 _ZLIB_METHOD, _ZLIB_METHOD_BITS, _ZLIB_DIVISOR = 8, 15, 31
-_UNPACK_GZIP = "gzip -dc"
-_UNPACK_ZLIB = "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))'"
 
 
 def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
@@ -52,7 +51,7 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
         path = source.root / os.fsdecode(shard)
         with reading(path, survey) as stream:
             sizes.append(size_of(stream))
-            records.add_file(path, _Window(stream, sizes[-1]))
+            records.add_file(path, _Window(stream, sizes[-1], survey.looked))
         firsts.append(len(records.starts))
     survey.progress(firsts[-1])
     return SourceIndex.build(
@@ -72,8 +71,9 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
 class _Window:
     """The part of a file of ``size`` bytes that was read last: ``block``, whose first byte is byte ``first`` of the file."""
 
-    def __init__(self, stream: BinaryIO, size: int) -> None:
+    def __init__(self, stream: BinaryIO, size: int, looked: Callable[[], None]) -> None:
         self.size = size
+        self._looked = looked
         self.block = b""
         self._first = 0
         self._stream = stream
@@ -85,6 +85,7 @@ class _Window:
 
     def move(self, start: int) -> None:
         """Let the block begin at byte ``start``, or behind the end of the file."""
+        self._looked()
         ahead = start - self.end
         self._stream.seek(start)
         self.block = self._stream.read(BLOCK_BYTES if ahead < BLOCK_BYTES else HEAD_BYTES)
@@ -141,15 +142,12 @@ def _cut(path: Path, number: int, start: int, window: _Window) -> SourceInvalid:
 def _astray(path: Path, number: int, start: int, data: bytes) -> SourceInvalid:
     """What to raise where there is no record: compressed files, others, and damaged ones."""
     if number == 0:
-        for kind, is_it, unpack in (
-            ("GZIP", data.startswith(_GZIP), _UNPACK_GZIP),
-            ("ZLIB", _is_zlib(data), _UNPACK_ZLIB),
-        ):
-            if is_it:
-                return SourceInvalid(
-                    f"{path} is compressed ({kind}), so its records cannot be read one by one; unpack it: "
-                    f"{unpack} < FILE > UNPACKED"
-                )
+        found = compression_of(data) or (ZLIB if _is_zlib(data) else None)
+        if found is not None:
+            return SourceInvalid(
+                f"{path} is compressed ({found.name}), so its records cannot be read one by one; unpack it: "
+                f"{found.unpack} < FILE > UNPACKED"
+            )
     return SourceInvalid(
         f"{path}: the length of record {number} at byte {start} does not match its checksum: "
         + ("the file is damaged there; copy it again" if number else "this is no TFRecord file, or it is damaged")

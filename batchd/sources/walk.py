@@ -81,6 +81,7 @@ def entries(
     try:
         with os.scandir(folder) as found:
             for entry in found:
+                survey.looked()
                 if entry.name.startswith(b".") and not hidden:
                     continue
                 is_file = is_wanted(entry.name)

@@ -41,6 +41,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
         found = len(growing)
         with reading(path, survey) as stream:
             for _key, members in samples_in(path, stream):
+                survey.looked()
                 image, label = _image(source, path, members), _label(source, path, stream, members)
                 growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
         if len(growing) == found:

@@ -49,6 +49,7 @@ def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
         path = source.root / os.fsdecode(shard)
         with reading(path, survey) as stream:
             for sample in samples_in(path, stream):
+                survey.looked()
                 found.add(path, stream, sample)
                 if len(found.starts) % PROGRESS_EVERY == 0:
                     survey.progress(len(found.starts))

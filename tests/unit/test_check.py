@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from batchd.cli.main import main
+from tests.support.images import write_photos
 
 Told = dict[str, tuple[int | None, str]]
 _PROBLEM = re.compile(r"  (?:\S+\.toml:(\d+): )?([^ :]+): (.*)")
@@ -34,7 +35,7 @@ class Checker(NamedTuple):
 
 @pytest.fixture
 def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checker:
-    (tmp_path / "photos").mkdir()
+    write_photos(tmp_path / "photos", {"": 1})
     np.save(tmp_path / "x.npy", np.zeros((10, 4, 4, 3), np.uint8))
     return Checker(tmp_path, capsys)
 
@@ -230,9 +231,10 @@ def test_a_subset_is_looked_at_as_the_daemon_would(check: Checker, options: str,
     assert told == ({f"streams.a.source{key}": (4, message.format(check.folder))} if message else {})
 
 
-def test_numbers_of_a_source_whose_length_nobody_knows_are_looked_at_by_themselves(check: Checker) -> None:
-    """A folder would have to be scanned."""
-    (check.folder / "one.txt").write_text("123456\n")
+def test_numbers_of_a_source_that_has_to_be_scanned_are_looked_at(check: Checker) -> None:
+    """By themselves, and beside what a scan of the source finds."""
+    (check.folder / "zero.txt").write_text("0\n")
+    (check.folder / "one.txt").write_text("1\n")
     np.save(check.folder / "below.npy", np.array([0, -3]))
     text = """[streams.a]
 source = {{ type = "subset", of = {{ type = "folder", path = "photos" }}, indices = "{}" }}
@@ -240,7 +242,8 @@ batch_size = 2
 pipeline = [{{ op = "decode" }}, {{ op = "resize", size = [4, 4] }}]
 """
 
-    assert check(text.format("one.txt")) == {}
+    assert check(text.format("zero.txt")) == {}
+    assert "one.txt:1: 1 is no sample; there are 1" in check(text.format("one.txt"))["streams.a.source"][1]
     assert "below.npy:1: -3 is no sample" in check(text.format("below.npy"))["streams.a.source.indices"][1]
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from shutil import rmtree
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from batchd.cli.options import config_options
 from batchd.config.reference import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
+from tests.support.images import write_photos
 
 CONFIG = """
 [daemon]
@@ -42,7 +44,7 @@ pipeline = [ { op = "decode" }, { op = "resize", size = [32, 48] }, { op = "norm
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration whose sources are there, in the current directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
+    write_photos(tmp_path / "photos", {"": 3})
     (tmp_path / "list.txt").write_text("a.jpg 1\n")
     file = tmp_path / "batchd.toml"
     file.write_text(CONFIG)
@@ -153,7 +155,12 @@ def test_check_shows_what_would_be_served(config_file: Path) -> None:
         "63",
     ]
     assert "image float32[8, 3, 32, 48]" in lines[4]
-    assert len(lines) == 5
+    assert lines[5:] == [
+        "",
+        "Not looked at, as only the daemon and its workers do:",
+        "  photos  the content of its 3 samples",
+        "  list    the content of its 1 sample",
+    ]
 
 
 def test_check_counts_the_memory_of_caches(config_file: Path) -> None:
@@ -175,7 +182,7 @@ def test_check_says_everything_that_is_wrong_with_a_valid_tree(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sources that are not there, steps without sense, memory and runtime directory, in one run with lines."""
-    (config_file.parent / "photos").rmdir()
+    rmtree(config_file.parent / "photos")
     (config_file.parent / "list.txt").unlink()
     text = CONFIG.replace('{ op = "layout" } ]', '{ op = "layout" }, { op = "random_flip" } ]')
     config_file.write_text(text.replace('"64MiB"', '"17MiB"').replace('"run"', f'"{"x" * 100}"'))

@@ -494,7 +494,7 @@ def framed_checksum(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "compress"),
     [
-        ("GZIP", "import sys, gzip; sys.stdout.buffer.write(gzip.compress(sys.stdin.buffer.read()))"),
+        ("gzip", "import sys, gzip; sys.stdout.buffer.write(gzip.compress(sys.stdin.buffer.read()))"),
         ("ZLIB", "import sys, zlib; sys.stdout.buffer.write(zlib.compress(sys.stdin.buffer.read()))"),
         ("ZLIB", "import sys, zlib; sys.stdout.buffer.write(zlib.compress(sys.stdin.buffer.read(), 9))"),
     ],

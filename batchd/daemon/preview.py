@@ -1,0 +1,138 @@
+"""What the daemon would refuse at its start, found without starting it. ``batchd check``.
+
+    streams   scanned on trial; what follows from a whole scan: a first batch, room in the cache, the cache's file
+    machine   memory, descriptors, addresses, the runtime directory; not where a daemon runs there, which has its own already
+
+Each refusal comes from the function that the daemon calls, so its words and its numbers are the same.
+
+Invariant: nothing is left changed, and what was not looked at is said.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from batchd.config.call_steps import Call
+from batchd.config.lines import KeyPath
+from batchd.config.problems import path_text
+from batchd.config.runtime import choose_runtime_directory
+from batchd.config.schema import meaning_of
+from batchd.config.tcp import tcp_endpoint
+from batchd.config.tree import Config, DaemonConfig, StreamConfig
+from batchd.daemon.cache_file import file_problem
+from batchd.daemon.cache_memory import cache_spec, memory_problem
+from batchd.daemon.observer import open_door
+from batchd.daemon.reserve import plan_descriptors
+from batchd.daemon.rings import RingSize
+from batchd.daemon.runtime import directory_problem
+from batchd.daemon.streams import cached_modules, plan_of
+from batchd.errors import ConfigInvalid, Problem, SourceInvalid
+from batchd.functions.named import code_of
+from batchd.pipeline.cut import steps_of
+from batchd.pipeline.step_files import digests_of
+from batchd.sources.index import SourceIndex
+from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd_wire.runtime import RuntimeDirectory
+
+_RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"
+
+
+class Preview(NamedTuple):
+    """What was found. ``shortage``: of memory. ``unseen``: what was not looked at, each with the stream that it is about."""
+
+    problems: list[Problem]
+    shortage: Problem | None
+    unseen: list[tuple[str, str]]
+
+
+def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
+    """Look at everything that the daemon looks at before its first trainer; ``rings`` are planned."""
+    names = choose_runtime_directory(config.daemon.runtime_dir)
+    is_running = _is_running(names)
+    problems = [] if is_running else _machine_problems(config, rings, names)
+    unseen = [("[daemon]", _RUNS)] if is_running else []
+    for name, stream in config.streams.items():
+        found, texts = _stream(name, stream, config.daemon.python_path or (), is_running=is_running)
+        problems += found
+        unseen += [(name, text) for text in texts]
+    return Preview(problems, None if is_running else memory_problem(config, rings), unseen)
+
+
+def _machine_problems(config: Config, rings: dict[str, RingSize], names: RuntimeDirectory) -> list[Problem]:
+    """What the machine has not, but for memory."""
+    found = [
+        directory_problem(names),
+        _tcp_problem(config.daemon),
+        plan_descriptors(config, rings).refusal(len(rings)),
+    ]
+    problems = [problem for problem in found if problem is not None]
+    if "http" in config.daemon.model_fields_set:
+        try:
+            open_door(config.daemon, is_embedded=False).close()
+        except ConfigInvalid as error:
+            problems += error.problems
+    return problems
+
+
+def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
+    """What keeps ZeroMQ from listening: it is tried, as it takes other addresses than the kernel does."""
+    if daemon.tcp is None:
+        return None
+    import zmq  # noqa: PLC0415  most configurations need it not
+
+    from batchd.daemon.remote import cannot_listen  # noqa: PLC0415  the same
+
+    endpoint = tcp_endpoint(daemon.tcp)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError as error:
+            return Problem("daemon.tcp", cannot_listen(endpoint, error), meaning_of(("daemon", "tcp"), {}))
+    return None
+
+
+def _is_running(names: RuntimeDirectory) -> bool:
+    """Whether a daemon listens in a runtime directory. Its lock is left alone: one that is just starting wants it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        return asking.connect_ex(os.fspath(names.lifeline_path)) == 0
+
+
+def _stream(
+    name: str, config: StreamConfig, python_path: Sequence[Path], *, is_running: bool
+) -> tuple[list[Problem], list[str]]:
+    """What is wrong with a stream, and what of it was not looked at."""
+    trial = try_source(config.source, python_path, max(SAMPLES_MAX, config.batch_size))
+    unseen = [
+        *trial.unseen,
+        *(f"what {step.function} makes of it" for step in config.pipeline if isinstance(step, Call)),
+    ]
+    problems = [_problem((name, "source", *one.key), one.text) for one in trial.problems]
+    if trial.whole is None or problems:
+        return problems, unseen
+    try:
+        plan_of(name, config, len(trial.whole))
+        found = _cache_problem(name, config, trial.whole, python_path, is_running=is_running)
+    except SourceInvalid as error:
+        path, _colon, text = str(error).partition(": ")
+        found = Problem(path, text)
+    return [found] if found is not None else [], unseen
+
+
+def _cache_problem(
+    name: str, config: StreamConfig, index: SourceIndex, python_path: Sequence[Path], *, is_running: bool
+) -> Problem | None:
+    """Why the samples cannot be kept. Raises ``SourceInvalid`` where there is no room for them; not of a file in use."""
+    if config.cache == "off":
+        return None
+    code = code_of(config, python_path)
+    digests = digests_of(steps_of(config.pipeline, config.cache_short_side))
+    spec = cache_spec(name, config, index, cached_modules(config.source, code), digests)
+    text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
+    return _problem((name, "cache_dir"), text) if text is not None else None
+
+
+def _problem(path: KeyPath, text: str) -> Problem:
+    path = ("streams", *path)
+    return Problem(path_text(path), text, meaning_of(path, {}))

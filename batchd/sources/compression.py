@@ -1,0 +1,31 @@
+"""Compressed files, told by their first bytes. Daemon, in a scan; standard library only."""
+
+from typing import NamedTuple
+
+MAGIC_BYTES_MAX = 6
+
+
+class Compression(NamedTuple):
+    """How a file is compressed, and the command that unpacks its standard input to its standard output."""
+
+    name: str
+    unpack: str
+
+
+ZLIB = Compression(
+    "ZLIB", "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))'"
+)
+"""It has no magic bytes: TensorFlow writes it, and the caller knows what else may begin like it."""
+_BY_MAGIC = {
+    b"\x1f\x8b": Compression("gzip", "gzip -dc"),
+    b"BZh": Compression("bzip2", "bzip2 -dc"),
+    b"\xfd7zXZ\0": Compression("xz", "xz -dc"),
+    b"\x28\xb5\x2f\xfd": Compression("zstd", "zstd -dc"),
+    b"\x04\x22\x4d\x18": Compression("lz4", "lz4 -dc"),
+}
+assert max(map(len, _BY_MAGIC)) == MAGIC_BYTES_MAX
+
+
+def compression_of(start: bytes) -> Compression | None:
+    """How the file is compressed that starts with these bytes; None where it is not."""
+    return next((found for magic, found in _BY_MAGIC.items() if start.startswith(magic)), None)
