@@ -96,7 +96,7 @@ class GeneratorSource(SourceOptions):
 
     function: str
     """The generator function, as "package.module:name", called with the options and, where it takes one, with `rng`, a
-    `numpy.random.Generator` with a seed that no other instance has. One that ends is called anew."""
+    `numpy.random.Generator` of its own; see `seed`. One that ends is called again."""
 
     fields: dict[str, str]
     """What it yields, with types: { image = "uint8[32,32,3]", label = "int64" }. A tuple is in this order, a dict has these
@@ -108,6 +108,11 @@ class GeneratorSource(SourceOptions):
 
     epoch_samples: Annotated[int, Range(1, SAMPLES_MAX)] | None = None
     """How many samples are called an epoch. When not set, the first epoch never ends."""
+
+    seed: Annotated[int, Range(0, NUMBER_MAX)] | None = None
+    """Makes `rng` repeatable: worker i, as `batchd status` numbers it, gets `numpy.random.default_rng((seed, i))`, and
+    `default_rng((seed, i, n))` when its generator is called again for the nth time. A worker that takes the place of a dead one
+    has a number of its own. When not set, no two instances have the same numbers."""
 
     yields: Literal["sample", "batch"] = "sample"
     """What each `yield` gives: a sample, or a batch of any length, whose arrays have one more dimension in front, as Keras's

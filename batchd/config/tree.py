@@ -212,13 +212,16 @@ class StreamConfig(_Branch):
     and get a sample each at least."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    """Decides the shuffle and every random step; the same seed gives the same bytes."""
+    """Decides the shuffle and every random step; the same seed gives the same bytes. Two streams with the same seed draw the same
+    numbers for the same sample of the same epoch, so give streams that must differ different seeds."""
 
     shuffle: bool = True
     """Whether each epoch has an order of its own; false keeps the order of the source. A push source has no other."""
 
     drop_last: bool = False
-    """Whether an epoch ends with its last whole batch; false keeps the samples that are left as a smaller last batch."""
+    """Whether an epoch ends with its last whole batch; false keeps the samples that are left as a smaller last batch. With W
+    ranks, true also leaves out the last batches that do not make one for each rank, up to W - 1 whole ones; false has the ranks
+    share them."""
 
     verify: bool = False
     """Whether every row carries a CRC-32 that the worker makes and the trainer compares; a batch that does not match is

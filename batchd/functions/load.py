@@ -23,6 +23,13 @@ from batchd.functions.told import FunctionFailed, call
 _expected: dict[str, str] = {}
 
 
+class Here:
+    """What people's own functions may be told of this process."""
+
+    worker = 0
+    """The number of this worker, as `batchd status` has it; 0 elsewhere."""
+
+
 class FunctionUnusable(Exception):  # noqa: N818  names what is wrong
     """A function of the configuration cannot be had here, which is no sample's fault; the text says why."""
 

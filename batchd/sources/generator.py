@@ -4,7 +4,8 @@
     a generator ends      another one is begun, with another seed
     a generator raises    a bad sample; another one is begun
 
-Invariant: no two instances have the same seed, in whatever process, before or after a restart.
+Invariant: without ``seed`` no two instances have the same seed, in whatever process, before or after a restart; with it, instance
+n of worker i always has the same, and no other instance of a stream has it.
 """
 
 import inspect
@@ -20,7 +21,7 @@ from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module
 from batchd.functions.given import source_given
-from batchd.functions.load import load_for
+from batchd.functions.load import Here, load_for
 from batchd.functions.told import FunctionFailed, call
 from batchd.sources.declared import columns_of, named, values_of
 from batchd.sources.errors import SampleUnreadable
@@ -39,6 +40,8 @@ class GeneratorReader:
         self._function = load_for(source.function, source_given(source))
         self._options = source.options
         self._takes_rng = _takes_rng(self._function)
+        self._seed = source.seed
+        self._begun = 0
         self._columns = columns_of(source.fields)
         self._max_bytes = max_bytes
         self._next = self._next_of_batch if source.yields == "batch" else self._next_sample
@@ -98,8 +101,15 @@ class GeneratorReader:
         return given
 
     def _begin(self) -> Iterator[Any]:
-        random = {"rng": np.random.default_rng()} if self._takes_rng else {}
+        random = {"rng": np.random.default_rng(self._entropy())} if self._takes_rng else {}
+        self._begun += 1
         return call(iter, call(self._function, **self._options, **random))
+
+    def _entropy(self) -> tuple[int, ...] | None:
+        """What the next instance's random numbers come from: None has the operating system choose."""
+        if self._seed is None:
+            return None
+        return self._seed, Here.worker, *([self._begun] if self._begun else [])
 
 
 def _row(values: Any, row: int) -> Any:
@@ -130,6 +140,7 @@ def _scan(source: GeneratorSource, survey: Survey) -> SourceIndex:
         "options": source.options,
         "fields": list(source.fields.items()),
         "yields": source.yields,
+        **({} if source.seed is None else {"seed": source.seed}),
     }
     return SourceIndex.build(source.epoch_samples or SAMPLES_MAX, facts, {}, {})
 

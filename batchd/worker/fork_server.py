@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd import failpoints
+from batchd.functions.load import Here
 from batchd.worker.process import die_with_parent
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.forks import TO_FORKSERVER, Fork, Forked, NotForked, Reap
@@ -41,7 +42,7 @@ def serve_forks(channel: socket.socket) -> Born | None:
             failpoints.passing("forks.order.received")
             if _fork(channel, message.worker, descriptors) == 0:
                 channel.close()
-                return _begin(descriptors)
+                return _begin(message.worker, descriptors)
     except ChannelClosed:
         return None
 
@@ -82,8 +83,9 @@ def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> in
     return pid
 
 
-def _begin(descriptors: Sequence[int]) -> Born:
-    """The first moments of a worker: nothing in it may be as random as in all the others."""
+def _begin(worker: int, descriptors: Sequence[int]) -> Born:
+    """The first moments of a worker: it knows its number, and nothing in it may be as random as in all the others."""
+    Here.worker = worker
     channel, note = descriptors
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -392,6 +392,23 @@ def test_each_worker_runs_a_generator_with_a_seed_of_its_own(start_daemon, code,
     assert len(set(seeds.values())) == len(seeds) >= 3
 
 
+def test_with_a_seed_a_daemon_with_one_worker_gives_the_same_samples_again(start_daemon, code, write):
+    """Those of ``numpy.random.default_rng((seed, 1))``."""
+    write("mine.py", "def generate(rng):\n    while True: yield int(rng.integers(1 << 62)), 0")
+    stream = {**GENERATED, "source": {**GENERATED["source"], "seed": 5}}
+    daemon = start_daemon({"live": stream}, python_path=[str(code)], workers=1)
+    expected = np.random.default_rng((5, 1)).integers(1 << 62, size=8).tolist()
+
+    def first_batch():
+        with batchd_client.connect(daemon.address) as connection, next(iter(connection.stream("live"))) as batch:
+            return batch["x"].tolist()
+
+    first = first_batch()
+    daemon.restart()
+
+    assert first == first_batch() == expected
+
+
 def test_trainers_share_what_is_in_the_ring_and_a_position_counts(start_daemon, code, write):
     """Two that read together have the same batches; a state that is taken up again goes on counting, with new samples."""
     write("mine.py", "def generate(rng):\n    while True: yield int(rng.integers(1 << 62)), 0")

@@ -14,7 +14,7 @@ from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan, Position
 from batchd.errors import SourceInvalid
 from batchd.functions.find import find_module
-from batchd.functions.load import FunctionUnusable
+from batchd.functions.load import FunctionUnusable, Here
 from batchd.functions.named import code_of, code_problems, runs_own_code
 from batchd.functions.told import FunctionFailed
 from batchd.pipeline.execute import Pipeline
@@ -313,6 +313,32 @@ def test_a_generator_that_ends_is_begun_anew_with_another_seed(write):
 
     assert values == [[1, 2, 1, 2, 1]] * 3
     assert len(set(mine.seeds)) == 9
+
+
+@pytest.mark.usefixtures("importable")
+def test_with_a_seed_each_worker_has_random_numbers_of_its_own_that_can_be_had_again(write, monkeypatch):
+    """By anybody who knows the seed, the worker, and how often its generator was begun again."""
+    write("mine.py", "def generate(rng):\n    yield int(rng.integers(1 << 62))")
+
+    def values(worker, seed):
+        monkeypatch.setattr(Here, "worker", worker)
+        reader = open_generator({"x": "int64"}, seed=seed)
+        return [int(reader.read(0)["x"]) for _ in range(3)]
+
+    expected = [int(np.random.default_rng(of).integers(1 << 62)) for of in ((7, 2), (7, 2, 1), (7, 2, 2))]
+    assert values(2, 7) == values(2, 7) == expected
+    assert len({*values(1, 7), *values(2, 7), *values(2, 8)}) == 9
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_seed_is_part_of_what_a_stream_is(write, survey):
+    """So a state that was saved under another one is refused; without one, digests are what they were."""
+    write("mine.py", "def generate(rng):\n    yield 1")
+    sources = [GeneratorSource(function="mine:generate", fields=FIELDS, seed=seed) for seed in (None, 1, 2, 1)]
+    digests = [kind_of(source).scan(source, survey).digest for source in sources]
+
+    assert digests[1] == digests[3]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.usefixtures("importable")
