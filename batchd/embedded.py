@@ -1,7 +1,7 @@
 """A daemon for one script, as its child. Runs in the user's process.
 
     script --- lifeline (a pipe) ---> daemon     end of file: the script is gone, so the daemon ends, however the script died
-           <-- one line, the address -- daemon   when trainers may come
+           <-- one line, the address -- daemon   when trainers may come; or why it does not start, in any number of lines
 
 The child has a runtime directory of its own, so it is in nobody's way, and a session of its own, so that Ctrl-C reaches the
 script alone, which then decides. Invariant: when the context is left, the child has ended and its directory is gone.
@@ -21,6 +21,7 @@ from batchd.errors import BatchdError
 
 END_TIMEOUT_S = 15.0
 LINE_BYTES_MAX = 4096
+_ADDRESS = b"ipc://"
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def serve(
 
     ``config`` is a TOML file; ``overrides`` are dotted keys with values as ``batchd serve --set`` takes them
     (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard error. ``start_timeout_s`` bounds the scan of
-    the sources. Raises ``BatchdError`` where the daemon does not start; what is wrong stands in its log.
+    the sources. Raises ``BatchdError`` with the daemon's reason where it does not start.
 
     The daemon ends when the context is left, and also when this process dies in any other way.
     """
@@ -80,7 +81,7 @@ def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
     poller = select.poll()  # a script may have more descriptors than ``select`` takes
     poller.register(child.stdout, select.POLLIN)
     line = b""
-    while not line.endswith(b"\n"):
+    while not (line.startswith(_ADDRESS) and line.endswith(b"\n")):
         if not poller.poll(max(0.0, 1000 * (deadline - monotonic()))):
             raise BatchdError(
                 f"the daemon was not ready within {timeout_s:g} s; give it longer with start_timeout_s, or see what it "
@@ -88,9 +89,9 @@ def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
             )
         part = os.read(child.stdout.fileno(), LINE_BYTES_MAX)
         if not part:
-            raise BatchdError(
-                f"the daemon ended with exit status {child.wait()} before it was ready; its messages are on standard error"
-            )
+            ended = f"the daemon ended with exit status {child.wait()} before it was ready"
+            reason = line.decode(errors="replace").strip()
+            raise BatchdError(f"{ended}: {reason}" if reason else f"{ended}; its messages are on standard error")
         line += part
     return line.decode().strip()
 

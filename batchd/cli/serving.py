@@ -1,6 +1,7 @@
 """What ``batchd serve`` does when the process that workers are forked from has begun. Runs as the DAEMON process.
 
-Invariant: standard output has one line, the address, when trainers may come; everything else is log, on standard error.
+Invariant: standard output has one line, the address, when trainers may come, or, for the script that embeds the daemon, why it
+does not start; everything else is log, on standard error.
 """
 
 import faulthandler
@@ -14,6 +15,7 @@ from batchd.config.load import load_config
 from batchd.daemon.launch import Launched
 from batchd.daemon.reload import Origin
 from batchd.daemon.serve import ServeOptions, serve
+from batchd.errors import BatchdError
 from batchd_wire.wording import counted
 
 
@@ -24,8 +26,17 @@ def run(
     lifeline: int | None,
     launched: Launched | None,
 ) -> None:
-    """Serve until the end. ``logs``: level and format. Raises ``BatchdError``."""
+    """Serve until the end. ``logs``: level and format. Raises ``BatchdError``, which a script that embeds us is told, too."""
     set_up_logs(*logs)
+    try:
+        _serve(config_file, overrides, lifeline, launched)
+    except BatchdError as error:
+        if lifeline is not None:
+            click.echo(str(error))
+        raise
+
+
+def _serve(config_file: Path, overrides: dict[str, str], lifeline: int | None, launched: Launched | None) -> None:
     config = load_config(config_file, overrides)
     options = ServeOptions(
         lifeline=lifeline,

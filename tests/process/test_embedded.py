@@ -111,14 +111,22 @@ def test_overrides_come_before_the_file(config):
         assert len(connection.status()["workers"]) == 1
 
 
-@pytest.mark.parametrize("text", ["no toml [", "[streams.photos]\nbatch_size = 0\n"])
-def test_a_daemon_that_does_not_start_is_an_exception(config, text, capfd):
-    """What is wrong stands on standard error, as from ``batchd serve``; nothing is left."""
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no toml [", "is not TOML"),
+        ("[streams.photos]\nbatch_size = 0\n", "batch_size: must be greater than or equal to 1, not 0"),
+        ('[streams.a]\nbatch_size = 1\nsource = { type = "npy", path = "none.npy" }\n', "none.npy cannot be read"),
+    ],
+)
+def test_a_daemon_that_does_not_start_is_an_exception_with_its_reason(config, text, reason, capfd):
+    """It stands on standard error, too, as from ``batchd serve``; nothing is left."""
     config.write_text(text)
-    with pytest.raises(BatchdError, match="ended with exit status 2 before it was ready"), batchd.serve(config):
+    ended = rf"ended with exit status 2 before it was ready: [\s\S]*{reason}"
+    with pytest.raises(BatchdError, match=ended), batchd.serve(config):
         pytest.fail("there is no daemon to use")
 
-    assert str(config) in capfd.readouterr().err
+    assert reason in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
