@@ -80,11 +80,12 @@ def meaning_of(path: KeyPath, data: object) -> str:
 
 
 def known_keys(path: KeyPath, data: object) -> list[str]:
-    """The keys that the table at ``path`` may have; none where it has no fixed keys."""
+    """The keys that the table at ``path`` may have, but for the one that says of which kind it is; none if no keys are fixed."""
     node = _node_at(path, data)
     for name in path:
         data = _item(data, name)
-    return [] if node is None else list(resolve(node, data).get("properties", ()))
+    kind = None if node is None else node.get("discriminator", {}).get("propertyName")
+    return [] if node is None else [key for key in resolve(node, data).get("properties", ()) if key != kind]
 
 
 def kinds_at(path: KeyPath, data: object) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batchd.cli.main import main
-from tests.support.images import write_photos
+from support.images import write_photos
 
 Told = dict[str, tuple[int | None, str]]
 _PROBLEM = re.compile(r"  (?:\S+\.toml:(\d+): )?([^ :]+): (.*)")
@@ -119,6 +119,25 @@ def test_a_size_that_is_none_is_told_with_how_it_is_written_or_how_long_it_is(ch
     ((path, (line, message)),) = told.items()
     assert (path, line) == ("streams.a.pipeline[1].size", 6)
     assert "[224, 224]" in message or "2 or fewer items, not 3" in message
+
+
+@pytest.mark.parametrize(
+    ("step", "help_text"),
+    [
+        ('op = "random_flip", p = 0.5', "did you mean probability?"),
+        ('op = "random_flip", o = 0.5', "known here: "),
+        ('op = "decode", top = 1', "known here: "),
+    ],
+)
+def test_what_says_which_step_it_is_is_never_what_was_meant(check: Checker, step: str, help_text: str) -> None:
+    """It is there already. Another key may be, also where it was cut short."""
+    source = 'source = { type = "folder", path = "photos", tipe = 1 }'
+
+    told = check(f'[streams.a]\n{source}\nbatch_size = 4\npipeline = [{{ op = "decode" }}, {{ {step} }}]\n')
+
+    key = step.split()[3]
+    assert told[f"streams.a.pipeline[1].{key}"][1].startswith(f"unknown key; {help_text}")
+    assert not {"op", "type"} & set(re.findall(r"\w+", " ".join(text for _line, text in told.values())))
 
 
 def test_a_field_that_a_step_took_away_is_told_with_that_step(check: Checker) -> None:

@@ -16,7 +16,7 @@ from batchd.cli.options import config_options
 from batchd.config.reference import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
-from tests.support.images import write_photos
+from support.images import write_photos
 
 CONFIG = """
 [daemon]

@@ -27,8 +27,8 @@ from batchd.sources import trial
 from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
 from batchd.sources.trial import try_source
-from tests.support.images import write_photos
-from tests.support.shards import write_shard
+from support.images import write_photos
+from support.shards import write_shard
 
 DECODE = 'pipeline = [{ op = "decode" }, { op = "resize", size = [4, 4] }]'
 FOLDER = 'source = { type = "folder", path = "photos" }'
