@@ -39,7 +39,7 @@ SENT_WHEN = {
     ErrorCode.POSITION_OUT_OF_RANGE: "a position that the stream does not have",
     ErrorCode.FINGERPRINT_MISMATCH: "a saved state of a stream with other files or other settings",
     ErrorCode.RING_TOO_SMALL: "one more trainer than the ring has slots for, two for each",
-    ErrorCode.TOO_FEW_BATCHES: "more ranks than an epoch has batches",
+    ErrorCode.TOO_FEW_BATCHES: "more ranks than an epoch has batches, with `drop_last = true`",
     ErrorCode.WINDOW_OUT_OF_RANGE: "a window outside of its limits",
     ErrorCode.RING_BUSY: "one more trainer, while others hold the slots that it needs",
     ErrorCode.NOT_LIVE: "a push into a stream whose samples come from somewhere else",

@@ -59,8 +59,8 @@ def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: 
         )
     if course.rounds < 1:
         return ErrorCode.TOO_FEW_BATCHES, (
-            f"an epoch of stream {stream!r} has {counted(steps, 'batch')}, fewer than the {asked.world_size} ranks; "
-            "use a smaller batch_size, fewer ranks, or drop_last = false"
+            f"an epoch of stream {stream!r} has {counted(steps, 'batch')}, fewer than the {asked.world_size} ranks, and "
+            "drop_last = true leaves them out; use a smaller batch_size, fewer ranks, or drop_last = false"
         )
     return None
 

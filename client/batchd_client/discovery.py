@@ -39,6 +39,7 @@ from batchd_wire.runtime import (
 )
 
 CONNECTIONS = 1
+_ROOT = 0
 
 
 def find_daemon(
@@ -145,6 +146,8 @@ def _group(path: Path) -> str:
         number = path.stat().st_gid
     except OSError:
         return ""
+    if number == _ROOT:
+        return f" (its group is root, which is no group for trainers: chgrp GROUP {path})"
     if number == unmapped_id("gid"):
         return " (its group is one that is not mapped into this user namespace)"
     try:

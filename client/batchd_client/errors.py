@@ -99,8 +99,9 @@ class DaemonNotFound(DaemonUnavailable):
 class PermissionDenied(DaemonUnavailable):
     """The daemon's runtime directory is closed to this user.
 
-    Its group is who may connect: join it (`usermod -aG GROUP USER`, then log in again; in a container docker run --group-add GID
-    or podman run --group-add keep-groups), or run a daemon of your own.
+    Members of its group may connect. Where that is a group for trainers, join it (`usermod -aG GROUP USER`, then log in again; in
+    a container docker run --group-add GID or podman run --group-add keep-groups). Where it is root, do not: have the daemon's
+    operator give the directory such a group (`chgrp GROUP DIRECTORY`). Or run a daemon of your own.
     """
 
 
@@ -295,9 +296,10 @@ class WindowInvalid(Misused):
 
 
 class TooFewBatches(Misused):
-    """An epoch of the stream has fewer batches than there are ranks.
+    """An epoch of the stream has fewer batches than there are ranks, and drop_last = true leaves them out.
 
-    Use a smaller batch_size, fewer ranks, or drop_last = false for the stream in batchd.toml.
+    Use a smaller batch_size, fewer ranks, or drop_last = false for the stream in batchd.toml: then ranks share batches, which the
+    client logs as a warning.
     """
 
 

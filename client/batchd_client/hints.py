@@ -1,19 +1,31 @@
-"""What would be better and is no error: told to the user's log at INFO, each once in a program. Runs in the trainer."""
+"""What would be better and is no error: told to the user's log, each once in a program. Runs in the trainer."""
 
 import logging
 import os
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
+from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
 _told: set[str] = set()
 
 
-def tell_once(text: str) -> None:
+def tell_once(text: str, level: int = logging.INFO) -> None:
     """Say something to the user's log, and not again in this program."""
     if text not in _told:
         _told.add(text)
-        _log.info(text)
+        _log.log(level, text)
+
+
+def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
+    """Say that ranks share every batch of an epoch; None where each has some of its own."""
+    if ranks <= batches:
+        return None
+    twice = ", and some of them the same samples" if ranks > samples else ""
+    return (
+        f"an epoch of stream {stream!r} has {counted(batches, 'batch')} for {ranks} ranks: they share batches, so each gets "
+        f"fewer samples than batch_size{twice}; use a smaller batch_size or fewer ranks"
+    )
 
 
 def nearer_way(address: str, ipc_address: str) -> str:

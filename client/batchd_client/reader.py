@@ -29,6 +29,7 @@ from batchd_client.errors import (
     StreamChanged,
     error_for_code,
 )
+from batchd_client.hints import crowded, tell_once
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import HELD_MAX, ReceiveBuffer
 from batchd_client.session import Session
@@ -142,6 +143,10 @@ class Reader:
                 if time.monotonic() + BUSY_PAUSE_S >= deadline:
                     raise
             else:
+                terms = subscription.terms
+                text = crowded(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
+                if text is not None:
+                    tell_once(text, logging.WARNING)
                 if subscription.course.start != position != BEGINNING:
                     _log.info(
                         "stream %r is live: it goes on at %s, not %s",

@@ -62,7 +62,7 @@ def test_a_world_larger_than_an_epoch_is_refused_where_batches_are_dropped():
     """Five ranks cannot get a batch each out of four."""
     code, text = refusal_of(world_of(drop_last=True).subscribe(rank=4, world_size=5))
     assert code is ErrorCode.TOO_FEW_BATCHES
-    assert "4 batches, fewer than the 5 ranks" in text
+    assert "4 batches, fewer than the 5 ranks, and drop_last = true leaves them out" in text
 
 
 def test_a_world_larger_than_an_epoch_shares_batches_otherwise():

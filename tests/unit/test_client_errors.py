@@ -1,5 +1,6 @@
 """What a trainer is told when something is wrong: facts first, then what helps."""
 
+import os
 import re
 import socket
 
@@ -123,9 +124,13 @@ def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(discovery, "patiently_open", deny)  # the superuser, who may run this test, is never denied
+    if os.geteuid() == 0:
+        os.chown(tmp_path, -1, 1)
 
     with pytest.raises(PermissionDenied, match=r"permission denied \(its group is '\w+', gid \d+\)[\s\S]*usermod"):
         batchd_client.connect(str(tmp_path))
+    with pytest.raises(PermissionDenied, match=r"its group is root, which is no group for trainers: chgrp GROUP /\)"):
+        batchd_client.connect("/")
 
 
 def test_daemon_that_refuses_the_peer_says_why(fake) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchd_client import hints
-from batchd_client.hints import nearer_way, tell_once
+from batchd_client.hints import crowded, nearer_way, tell_once
 
 FAR = "tcp://bigbox:7070"
 
@@ -56,3 +56,15 @@ def test_a_hint_is_given_once(caplog, monkeypatch) -> None:
             tell_once("a hint")
 
     assert caplog.messages == ["a hint"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [(4, None), (5, "4 batches for 5 ranks"), (16, "fewer samples"), (17, "and some of them the same")],
+)
+def test_ranks_that_share_batches_are_told(ranks: int, said: str | None) -> None:
+    """Where an epoch of 16 samples has 4 batches."""
+    text = crowded("photos", ranks, 4, 16)
+
+    assert text is None if said is None else said in str(text)
+    assert text is None or ("the same" in text) == (ranks > 16)
