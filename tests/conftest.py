@@ -149,6 +149,7 @@ def impatient(_network_library: None) -> Iterator[None]:
     """Servers may say nothing for a moment and are asked three times; connections end with the test."""
     storage.use(StorageLimits(deadline_s=3600.0))
     storage.begin_reading_ahead()
+    storage.begin_sample()
     storage.use(StorageLimits(timeout_s=0.4, retries=2, deadline_s=5.0))
     yield
     storage.close()

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from math import inf
+from math import ceil, inf, log
 from os import environ
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -46,6 +46,8 @@ BLOCK_TIMEOUTS = 12
 """A request may take as many times ``timeout_s`` in all, even if bytes keep coming."""
 GONE_FAILURES = 3
 """After as many requests in a row that no asking again could mend, a server is gone, and left alone for ``timeout_s``."""
+TIMEOUT_STEP = 1.25
+"""Each time limit that a request may have is as many times the next shorter one."""
 PAUSE_S = 0.1
 PAUSE_MAX_S = 5.0
 _STATUS = re.compile(r"\bstatus: (\d{3}),")
@@ -91,7 +93,7 @@ class _Time(NamedTuple):
         usual_s = BLOCK_TIMEOUTS * limits().timeout_s
         if deadline_s is None:
             return cls(inf, inf, usual_s)
-        return cls(deadline_s, monotonic() + deadline_s / 2, min(usual_s, deadline_s / 2))
+        return cls(deadline_s, monotonic() + deadline_s / 2, _one_of_few(min(usual_s, deadline_s / 2), usual_s))
 
 
 @dataclass(slots=True)
@@ -103,6 +105,11 @@ class _Server:
     gone_because: str = ""
     trouble: str = ""
     """What was wrong with the last request, where it may pass."""
+
+
+def _one_of_few(request_s: float, usual_s: float) -> float:
+    """No longer, and one of few limits: each has a store of its own, with connections that are used again."""
+    return usual_s / TIMEOUT_STEP ** ceil(log(usual_s / request_s, TIMEOUT_STEP))
 
 
 class RemoteClient:
@@ -335,6 +342,7 @@ def _new_store(scheme: str, host: str, request_s: float) -> ObjectStore:
         options["allow_http"] = endpoint.startswith("http://")
         return S3Store(host, client_options=options, retry_config=once)  # type: ignore[arg-type]
     if scheme == "gs":
+        options["allow_http"] = environ.get("GOOGLE_BASE_URL", "").startswith("http://")
         return GCSStore(host, client_options=options, retry_config=once)  # type: ignore[arg-type]
     options["allow_http"] = scheme == "http"
     return HTTPStore.from_url(f"{scheme}://{host}", client_options=options, retry_config=once)  # type: ignore[arg-type]

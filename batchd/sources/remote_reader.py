@@ -18,7 +18,7 @@ from batchd.sources.storage import ObjectTooLong, ObjectUnreadable, Version, Wan
 
 FETCHED_BYTES_MAX = 32 << 20
 WHOLE_BYTES_MAX = 4 << 20
-"""A longer object is read when it is wanted, not ahead."""
+"""What is longer is read when it is wanted, not ahead."""
 JOINED_BYTES_MAX = 4 << 20
 GAP_BYTES_MAX = 64 << 10
 
@@ -45,13 +45,17 @@ class RemoteBytes:
             raise found
         if found is not None:
             return found
-        return storage.client().read(self._wanted(extent, bytes_max), storage.limits().deadline_s)
+        deadline_s = storage.sample_s()
+        if deadline_s <= 0:
+            raise ObjectUnreadable(f"it was not read within {storage.limits().deadline_s:g} s")
+        return storage.client().read(self._wanted(extent, bytes_max), deadline_s)
 
     def fetch(self, extents: Iterable[Extent]) -> None:
         """Read ahead what is wanted next, and forget what was before."""
         self._fetched.clear()
         groups = []
-        for group in _joined(sorted(set(extents), key=lambda one: (one.path, one.start))):
+        short = {one for one in extents if one.size is None or one.size <= WHOLE_BYTES_MAX}
+        for group in _joined(sorted(short, key=lambda one: (one.path, one.start))):
             try:
                 groups.append((group, self._wanted(_around(group), WHOLE_BYTES_MAX)))
             except ObjectUnreadable as reason:

@@ -95,6 +95,7 @@ class _Process:
     limits = StorageLimits()
     client: RemoteClient | None = None
     ahead_until_s: float = inf
+    sample_until_s: float = inf
 
 
 def use(limits: StorageLimits) -> None:
@@ -115,6 +116,16 @@ def begin_reading_ahead() -> None:
 def ahead_s() -> float:
     """How long reading ahead may still take."""
     return min(_Process.limits.deadline_s, _Process.ahead_until_s - monotonic())
+
+
+def begin_sample() -> None:
+    """From now on what is read is of one sample, in however many requests."""
+    _Process.sample_until_s = monotonic() + _Process.limits.deadline_s
+
+
+def sample_s() -> float:
+    """How long what is read of this sample may still take."""
+    return min(_Process.limits.deadline_s, _Process.sample_until_s - monotonic())
 
 
 def client() -> RemoteClient:

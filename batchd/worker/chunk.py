@@ -182,6 +182,7 @@ class ServedStream:
             return "quarantined"
         failpoints.passing("worker.sample.begin", sample)
         self._stopwatch.begin_sample()
+        storage.begin_sample()
         try:
             values = self._reader.read(sample)
             self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)

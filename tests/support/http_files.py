@@ -3,6 +3,7 @@
 server.files["a.tar"] = b"..."          what there is
 server.faults["a.tar"] = [Status(500)]  what happens to the next requests for it, one after the other; then it is well again
 server.asked                            what was asked for, in order
+server.connections                      how many there were
 """
 
 import threading
@@ -61,6 +62,7 @@ class FileServer:
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.asked: list[Asked] = []
+        self.connections = 0
         self.delay_s = 0.0
         self.has_etags = True
         self.honours_if_match = True
@@ -105,6 +107,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connections.add(request)
+        self.files.connections += 1
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:

@@ -264,6 +264,38 @@ class TestReadingAhead:
         remote.fetch([wanted])
         assert len(web.asked) == 2
 
+    def test_chunk_after_chunk_uses_the_same_connections(self, web: FileServer) -> None:
+        """However much of the time for a chunk is left when it is asked for."""
+        web.files["a"] = CONTENT
+        remote = RemoteBytes({})
+        for number in range(30):
+            storage.begin_reading_ahead()
+            remote.fetch([Extent(f"{web.url}/a".encode(), number, 10)])
+        assert len(web.asked) == 30
+        assert web.connections == 1
+
+    def test_what_is_too_long_to_be_read_ahead_is_not_asked_for(self, web: FileServer) -> None:
+        """Until it is wanted."""
+        web.files["a"] = bytes(WHOLE_BYTES_MAX + 1)
+        remote, extent = RemoteBytes({}), Extent(f"{web.url}/a".encode(), 0, WHOLE_BYTES_MAX + 1)
+        remote.fetch([extent])
+        assert web.asked == []
+        assert len(remote.read(extent, 1 << 30)) == WHOLE_BYTES_MAX + 1
+
+    def test_all_that_one_sample_needs_takes_no_longer_than_it_may(self, web: FileServer) -> None:
+        """In however many requests: one that begins late has the time that is left."""
+        web.files["a"] = CONTENT
+        remote = RemoteBytes({})
+        storage.begin_sample()
+        assert len(remote.read(Extent(f"{web.url}/a".encode(), 0, 5), 5)) == 5
+        patience = storage.limits()
+        storage.use(patience._replace(deadline_s=0.0))
+        storage.begin_sample()
+        storage.use(patience)
+        with pytest.raises(ObjectUnreadable, match="it was not read within 5 s"):
+            remote.read(Extent(f"{web.url}/a".encode(), 5, 5), 5)
+        assert len(web.asked) == 1
+
     def test_a_name_that_is_no_text_is_a_bad_one(self) -> None:
         """No server has an object of that name."""
         remote = RemoteBytes({})
