@@ -23,7 +23,7 @@ from batchd.config.names import suggestion
 from batchd.errors import SourceInvalid
 from batchd.sources.conversion import Unfitting, converted
 from batchd.sources.index import NUMBER, SourceIndex, blob
-from batchd.sources.parquet_types import BYTES, is_image, is_single_number, is_stored_as_bytes, problem_of
+from batchd.sources.parquet_types import BYTES, class_names, is_image, is_single_number, is_stored_as_bytes, problem_of
 from batchd.sources.places import reading, size_of
 from batchd.sources.row_groups import ParquetFile, Unreadable
 from batchd.sources.survey import Survey
@@ -33,6 +33,7 @@ from batchd_wire.wording import counted
 
 ROWS_MAX = 1 << 27
 """Rows of one row group; a footer that says more is damaged, or was not written for training."""
+LABEL = "label"
 NUMBERS_BYTES_MAX = 8 * ROWS_MAX
 ROWS_AT_ONCE = 32
 """Values of a column of bytes in memory at a time while their places are looked for, besides what pyarrow keeps of a page."""
@@ -70,6 +71,7 @@ class _Scan:
         self._survey = survey
         self._columns = declared_columns(source.fields)
         self._samples = 0
+        self._classes: tuple[str, ...] = ()
         self._files, self._groups, self._chunks = array("q"), array("q"), array("q")
         self._numbers = {column.name: bytearray() for column in self._columns if is_single_number(column)}
         self._extents = {column.name: array("q") for column in self._columns if not is_single_number(column)}
@@ -82,6 +84,7 @@ class _Scan:
         except Unreadable as error:
             raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
         self._files.extend((file.footer.size, file.footer.crc))
+        self._add_classes(path, file)
         before = self._samples
         for group, rows in enumerate(groups):
             if not 0 <= rows <= ROWS_MAX:
@@ -110,10 +113,26 @@ class _Scan:
                 arrays[f"numbers.{column.name}"] = np.frombuffer(self._numbers[column.name], _stored(column))
             elif (extents := _rows(self._extents[column.name], 2))[:, 0].max() > NOWHERE:
                 arrays[f"extents.{column.name}"] = extents
+        if self._classes:
+            arrays["classes"] = blob([name.encode("utf-8", "surrogatepass") for name in self._classes])
         facts = {"fields": dict(self._source.fields), "names": dict(self._source.names)}
         return SourceIndex.build(
             self._samples, facts, arrays, {"root": str(self._source.root.absolute()), **self._survey.place()}
         )
+
+    def _add_classes(self, path: Path, file: ParquetFile) -> None:
+        """Note the names of the classes: those of the field `label`, or of the only field that has some."""
+        singles = filter(is_single_number, self._columns)
+        named = {column.name: class_names(file.schema, self._title(column)) for column in singles}
+        found = [names for name, names in named.items() if names and (name == LABEL or not named.get(LABEL))]
+        if len(found) != 1:
+            return
+        (names,) = found
+        if self._classes and names != self._classes:
+            raise SourceInvalid(
+                f"{path} has other classes than the files before it: {_difference(self._classes, names)}; a label means one class"
+            )
+        self._classes = names
 
     def _title(self, column: Column) -> str:
         return self._source.names.get(column.name, column.name)
@@ -149,6 +168,14 @@ class _Scan:
                 f"file again with row_group_size = {min(fit, 10)}, or without compression, where any size will do; or raise "
                 "cache_bytes"
             )
+
+
+def _difference(before: Sequence[str], now: Sequence[str]) -> str:
+    """The first label with another name."""
+    for label, (one, other) in enumerate(zip(before, now, strict=False)):
+        if one != other:
+            return f"label {label} is {other!r} and was {one!r}"
+    return f"there are {len(now)} and were {len(before)}"
 
 
 class _Where:

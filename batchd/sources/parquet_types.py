@@ -8,6 +8,7 @@
 Invariant: what is accepted here can be read; single values may still be null, too long or too large.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from batchd.sources.conversion import kind_problem
 
 BYTES, PATH = "bytes", "path"
 """The fields of an image as Hugging Face stores it."""
+HUGGING_FACE = b"huggingface"
+"""The key in a file's metadata of what its `datasets` says of the columns, in JSON."""
 
 
 def problem_of(column: Column, kind: Any) -> str:
@@ -57,6 +60,17 @@ def has_path(kind: Any) -> bool:
 def is_single_number(column: Column) -> bool:
     """Is it a number for each sample, which the index holds?"""
     return column.kind == "array" and not column.shape
+
+
+def class_names(schema: Any, title: str) -> tuple[str, ...]:
+    """The names of the labels in a column, where Hugging Face's `datasets` wrote them into the file; none where it did not."""
+    try:
+        feature = json.loads(schema.metadata[HUGGING_FACE])["info"]["features"][title]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else ()
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return ()
+    good = isinstance(names, list) and all(isinstance(name, str) and name and "\0" not in name for name in names)
+    return tuple(names) if good else ()
 
 
 def is_stored_as_bytes(kind: Any) -> bool:

@@ -1,5 +1,6 @@
 """Parquet files, made and read the way a worker reads them. For tests of sources."""
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,10 +25,18 @@ def hugging_face(images: Iterable[bytes | None], paths: Iterable[str | None] | N
     return pa.array([{"bytes": data, "path": path} for data, path in zip(images, paths, strict=True)], IMAGE)
 
 
-def write_parquet(file: Path, columns: dict[str, Any], **options: Any) -> Path:
+def class_labels(**names: list[str]) -> dict[bytes, bytes]:
+    """What Hugging Face's `datasets` writes into a file of columns that are labels; compared with what its version 5.2 writes."""
+    features = {column: {"names": those, "_type": "ClassLabel"} for column, those in names.items()}
+    return {b"huggingface": json.dumps({"info": {"features": {"image": {"_type": "Image"}, **features}}}).encode()}
+
+
+def write_parquet(
+    file: Path, columns: dict[str, Any], metadata: dict[bytes, bytes] | None = None, **options: Any
+) -> Path:
     """Write columns; ``options`` are pyarrow's."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.table(columns), file, **options)
+    parquet.write_table(pa.table(columns, metadata=metadata), file, **options)
     return file
 
 

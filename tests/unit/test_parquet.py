@@ -16,7 +16,7 @@ from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
-from support.parquet_files import hugging_face, open_parquet, scan_parquet, write_parquet
+from support.parquet_files import class_labels, hugging_face, open_parquet, scan_parquet, write_parquet
 
 IMAGES = [f"image {number} ".encode() * (20 + 7 * number) for number in range(60)]
 BOTH = {"image": "image", "label": "int64"}
@@ -447,6 +447,61 @@ def test_the_digest_names_what_is_in_the_files(tmp_path) -> None:
         digests.append(scan_parquet(tmp_path / str(number), BOTH)[1].digest)
     assert digests[0] == digests[1] != digests[2]
     assert scan_parquet(tmp_path / "0", {"image": "image"})[1].digest != digests[0]
+
+
+CLASSES = ["cat", "d\u00f6g", "owl"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "classes"),
+    [
+        ({"label": "int64"}, {}, CLASSES),
+        ({"label": "uint8"}, {"label": "fine"}, ["a", "b"]),
+        ({"fine": "int64"}, {}, ["a", "b"]),
+        ({"fine": "int64", "label": "int64"}, {}, CLASSES),
+        ({"fine": "int64", "coarse": "int64"}, {"coarse": "label"}, []),
+        ({"number": "int64"}, {}, []),
+        ({"label": "int64"}, {"label": "number"}, []),
+    ],
+)
+def test_labels_have_the_names_that_hugging_face_wrote_into_the_file(tmp_path, fields, names, classes) -> None:
+    """Those of the field `label`, or of the only one that has names."""
+    columns = {"label": [0, 2], "fine": [1, 0], "number": [5, 6]}
+    write_parquet(tmp_path / "a.parquet", columns, class_labels(label=CLASSES, fine=["a", "b"]))
+    write_parquet(tmp_path / "b.parquet", columns)
+
+    assert list(scan_parquet(tmp_path, fields, names=names)[1].class_names) == classes
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"\xff", b"[", b"[1]", b"{}", b'{"info": {"features": []}}', b'{"info": {"features": {"label": 3}}}',
+        b'{"info": {"features": {"label": {"_type": "ClassLabel"}}}}', b"[" * 100_000,
+        b'{"info": {"features": {"label": {"_type": "Value", "names": ["a"]}}}}',
+        b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a", ""]}}}}',
+        b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a", 3]}}}}',
+        b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a\\u0000b"]}}}}',
+    ],
+)  # fmt: skip
+def test_what_is_not_names_of_classes_is_none(tmp_path, metadata) -> None:
+    """And no fault of the file."""
+    write_parquet(tmp_path / "a.parquet", {"label": [0, 1]}, {b"huggingface": metadata})
+
+    assert scan_parquet(tmp_path, {"label": "int64"})[1].class_names == ()
+
+
+@pytest.mark.parametrize(
+    ("others", "difference"),
+    [(["cat", "owl"], "label 1 is 'owl' and was 'd\u00f6g'"), (["cat"], "there are 1 and were 3")],
+)
+def test_files_whose_labels_mean_other_classes_are_refused(tmp_path, others, difference) -> None:
+    """With the first difference."""
+    for name, classes in (("a", CLASSES), ("b", others)):
+        write_parquet(tmp_path / f"{name}.parquet", {"label": [0, 1]}, class_labels(label=classes))
+
+    with pytest.raises(SourceInvalid, match=rf"b\.parquet has other classes than the files before it: {difference}; "):
+        scan_parquet(tmp_path, {"label": "int64"})
 
 
 def test_the_index_holds_no_more_than_some_bytes_for_each_sample(tmp_path) -> None:
