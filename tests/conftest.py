@@ -24,6 +24,7 @@ from batchd.functions import load
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
 from support.daemon_process import DaemonProcess
+from support.gs_server import GoogleServer
 from support.http_files import FileServer, serving
 from support.images import write_photos
 from support.keeper import cleared_by, keep
@@ -173,6 +174,15 @@ def bucket(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[
         monkeypatch.setenv(name, value)
     yield server
     server.close()
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch, _network_library: None) -> Iterator[FileServer]:
+    """A server that answers as Google Cloud Storage does, and the environment that names it."""
+    with serving(kind=GoogleServer) as server:
+        for name, value in server.environment.items():  # type: ignore[attr-defined]
+            monkeypatch.setenv(name, value)
+        yield server
 
 
 @contextmanager

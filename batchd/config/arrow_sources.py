@@ -9,7 +9,7 @@ from typing import Literal
 
 from batchd.config.checks import Checks
 from batchd.config.declared import check_declared, check_names
-from batchd.config.source import SourceOptions, check_path
+from batchd.config.source import SourceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class ParquetSource(SourceOptions):
     def __post_init__(self) -> None:
         checks = Checks()
         with checks.at("root"):
-            check_path("root", self.root)
+            self.settle_paths()
         if not self.shards or not all(self.shards):
             checks.say("shards must not be empty", "shards")
         check_declared(checks, self.fields)

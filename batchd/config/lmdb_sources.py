@@ -15,6 +15,8 @@ from batchd.config.source import SourceOptions, check_path
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"
 """What stands in ``key`` for the name of a field, and for what the keys of one sample have in common."""
 
+NO_URL = "the library maps the file into memory; copy the database to this machine"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmdbSource(SourceOptions):
@@ -44,7 +46,7 @@ class LmdbSource(SourceOptions):
     def __post_init__(self) -> None:
         checks = Checks()
         with checks.at("path"):
-            check_path("path", self.path)
+            check_path("path", self.path, NO_URL)
         columns = check_declared(checks, self.fields)
         check_names(checks, self.fields, self.names)
         with checks.at():

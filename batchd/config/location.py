@@ -55,10 +55,10 @@ def looks_like_url(text: str) -> bool:
     return _WRITTEN.match(text) is not None
 
 
-def check_local(name: str, path: Path) -> None:
-    """Raise ``ValueError`` where a URL stands where only a path of this machine can."""
+def check_local(name: str, path: Path, advice: str = "") -> None:
+    """Raise ``ValueError``, with ``advice``, where a URL stands where only a path of this machine can."""
     if not path.is_absolute() and _COLLAPSED.match(str(path)):
-        raise ValueError(f"{name} must be a path on this machine, not a URL")
+        raise ValueError(f"{name} must be a path on this machine, not a URL{advice and f': {advice}'}")
 
 
 def as_location(name: str, path: Path) -> Path:

@@ -44,10 +44,10 @@ def check_path_bytes(count: int) -> None:
         raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
 
 
-def check_path(name: str, path: Path) -> None:
-    """Raise ``ValueError`` where no file can be: for what can never be a path, and for URLs."""
+def check_path(name: str, path: Path, advice: str = "") -> None:
+    """Raise ``ValueError`` where no file can be: for what can never be a path, and for URLs, with ``advice``."""
     _check_written(name, path)
-    check_local(name, path)
+    check_local(name, path, advice)
 
 
 def _check_written(name: str, path: Path) -> None:

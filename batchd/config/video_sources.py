@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from batchd.config.source import SourceOptions, check_path, check_path_bytes
 from batchd.config.step import Range
 
+NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
 SIDE_MAX = 16_384
 """Pixels that a side may have which frames are scaled to."""
 CLIP_FRAMES_MAX = 4096
@@ -71,7 +72,7 @@ class VideoSource(SourceOptions):
     """How long the first start may get no further in a file before the file is given up and named, in seconds."""
 
     def __post_init__(self) -> None:
-        check_path("root", self.root)
+        check_path("root", self.root, NO_URL)
         check_path_bytes(self.path_bytes)
         if not self.files or not all(self.files):
             raise ValueError("files must not be empty")

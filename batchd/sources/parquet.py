@@ -1,38 +1,40 @@
 """The rows of Parquet files: any row, at random. Workers read; the scan is ``parquet_scan``.
 
     number       from the index
-    verbatim     one pread of the file, wherever the row group ends
-    the rest     the row group is decoded, and kept while there is room for it
+    verbatim     one pread of the file, or one request, wherever the row group ends
+    the rest     the row group is decoded, and kept while there is room for it (``parquet_files``)
 
 Invariant: a worker keeps no more than ``cache_bytes`` of row groups, and reads only columns that are declared.
 """
 
 import os
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from batchd.config.arrow_sources import ParquetSource
 from batchd.config.columns import Column
 from batchd.config.declared import declared_columns
+from batchd.config.location import is_url
 from batchd.config.values import Value
-from batchd.errors import SourceInvalid
 from batchd.sources.conversion import converted, from_bytes, shaped
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
+from batchd.sources.parquet_files import OpenFiles
 from batchd.sources.parquet_index import ParquetIndex, Place
 from batchd.sources.parquet_scan import check_columns, scan
 from batchd.sources.parquet_types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.places import below_root, open_regular, reading
+from batchd.sources.places import below_root, reading
 from batchd.sources.reader import BytesReader
-from batchd.sources.row_groups import ParquetFile, Unreadable, use_one_thread
-from batchd.sources.shards import blaming_the_sample
+from batchd.sources.remote_reader import Extent, RemoteBytes
+from batchd.sources.row_groups import Unreadable, use_one_thread
+from batchd.sources.storage import versions_in
 from batchd.sources.survey import Survey
+from batchd.sources.verbatim import NOWHERE
 from batchd.sources.walk import file_to_look_at, shards_problems
 from batchd_wire.wording import counted
 
-FILES_MAX = 16
-"""Files whose footers a worker keeps, for row groups that it decodes."""
 KEPT_BYTES_MIN = 1 << 10
 """What a row group counts in the cache at least, also one that is damaged, of which the reason is kept."""
 
@@ -50,12 +52,13 @@ class ParquetReader:
         self._numbers = {
             column.name: self._index.numbers(column.name) for column in self._columns if is_single_number(column)
         }
+        self._remote = RemoteBytes(versions_in(index.place))
         self._bytes = {
-            column.name: BytesReader(max_bytes, index.place, "file")
+            column.name: BytesReader(max_bytes, index.place, "file", remote=self._remote)
             for column in self._columns
             if not is_single_number(column)
         }
-        self._groups = _RowGroups(self._index, source.cache_bytes)
+        self._groups = _RowGroups(self._index, source.cache_bytes, self._remote)
         self.name = self._index.shown
 
     def read(self, sample: int) -> Mapping[str, Value]:
@@ -66,6 +69,23 @@ class ParquetReader:
             if column.name not in values:
                 values[column.name] = self._value(sample, place, number)
         return values
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers at once for all that these samples need: values, and row groups that are not kept."""
+        if not is_url(os.fsencode(self._index.root)):
+            return
+        values, groups = [], []
+        for number, column in enumerate(self._columns):
+            if column.name in self._numbers:
+                continue
+            for sample in samples:
+                place = self._index.place(sample)
+                extent = self._extent(column.name, place, sample)
+                if extent is None:
+                    groups.append((place, number, self._titles[number]))
+                elif 0 < (extent.size or 0) <= self._max_bytes:
+                    values.append(extent)
+        self._remote.fetch([*values, *self._groups.ahead(groups)], further=True)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Single numbers stand in the index."""
@@ -79,15 +99,23 @@ class ParquetReader:
 
     def _value(self, sample: int, place: Place, number: int) -> Value:
         column = self._columns[number]
-        extents = self._index.extents(column.name)
+        extent = self._extent(column.name, place, sample)
         try:
-            if extents is not None and (extent := extents[sample].tolist())[0] >= 0:
-                raw = self._bytes[column.name].read_extent(self._index.file(place.file), *extent) if extent[1] else b""
+            if extent is not None:
+                path, start, size = extent
+                raw = self._bytes[column.name].read_extent(path, start, size) if size else b""
                 return from_bytes(column, raw, self._max_bytes)
             values = self._groups.column(place, number, self._titles[number])
             return self._from_arrow(column, values, place.row, sample)
         except SampleUnreadable as error:
             raise SampleUnreadable(f"{error} (row group {place.group}, row {place.row} of it)") from None
+
+    def _extent(self, name: str, place: Place, sample: int) -> Extent | None:
+        """Where a value stands in its file as it is; None where its row group has to be decoded."""
+        extents = self._index.extents(name)
+        if extents is None or extents[sample, 0] == NOWHERE:
+            return None
+        return Extent(self._index.file(place.file), *extents[sample].tolist())
 
     def _from_arrow(self, column: Column, values: Any, row: int, sample: int) -> Value:
         value = values[row]
@@ -112,8 +140,9 @@ class ParquetReader:
         if b"\0" in name:
             raise SampleUnreadable(f"the path of {column.name} holds the character NUL")
         root = os.fsencode(self._index.root)
+        real = root if is_url(root) else os.path.realpath(root)
         try:
-            file = os.path.join(root, name) if self._outside else below_root(os.path.realpath(root), name)  # noqa: PTH118  bytes
+            file = os.path.join(root, name) if self._outside else below_root(real, name)  # noqa: PTH118  bytes
             return self._bytes[column.name].read_file(file, sample)
         except ValueError as error:
             raise SampleUnreadable(f"{readable(name)}: {error}") from None
@@ -122,10 +151,11 @@ class ParquetReader:
 class _RowGroups:
     """Columns of row groups, decoded; those that were used least lately go when there is no room."""
 
-    def __init__(self, index: ParquetIndex, cache_bytes: int) -> None:
+    def __init__(self, index: ParquetIndex, cache_bytes: int, remote: RemoteBytes) -> None:
         self._index = index
         self._cache_bytes = cache_bytes
-        self._files: dict[int, tuple[BinaryIO, ParquetFile]] = {}
+        self._remote = remote
+        self._files = OpenFiles(index, remote)
         self._kept: dict[tuple[int, int], tuple[Any, int]] = {}
         self._kept_bytes = 0
 
@@ -135,7 +165,7 @@ class _RowGroups:
         kept = self._kept.pop(key, None)
         if kept is None:
             self._make_room(int(self._index.chunks[key]))
-            file = self._file(place.file)
+            file = self._files[place.file]
             try:
                 column = file.read(place.group, title, self._cache_bytes)
                 kept = column, max(column.nbytes, KEPT_BYTES_MIN)
@@ -147,39 +177,25 @@ class _RowGroups:
             raise SampleUnreadable(kept[0])
         return kept[0]
 
+    def ahead(self, wanted: Iterable[tuple[Place, int, str]]) -> list[Extent]:
+        """Where the columns of row groups are stored that are not here. Footers that this needs are read at once."""
+        absent = {(place.number, number): (place, title) for place, number, title in wanted}
+        absent = {key: one for key, one in absent.items() if key not in self._kept}
+        self._remote.fetch(self._files.tails({place.file for place, _title in absent.values()}))
+        extents = []
+        for place, title in absent.values():
+            with suppress(SampleUnreadable):  # whoever reads the sample is told
+                extents.append(self._files[place.file].extent(place.group, title))
+        return extents
+
     def close(self) -> None:
         """Close the files and give the memory back."""
         self._kept.clear()
-        while self._files:
-            self._files.popitem()[1][0].close()
+        self._files.close()
 
     def _make_room(self, needed_bytes: int) -> None:
         while self._kept and self._kept_bytes + needed_bytes > self._cache_bytes:
             self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]
-
-    def _file(self, number: int) -> ParquetFile:
-        opened = self._files.pop(number, None)
-        if opened is None:
-            if len(self._files) >= FILES_MAX:
-                self._files.pop(next(iter(self._files)))[0].close()
-            opened = self._open(number)
-        self._files[number] = opened
-        return opened[1]
-
-    def _open(self, number: int) -> tuple[BinaryIO, ParquetFile]:
-        try:
-            with blaming_the_sample():
-                stream = open(os.fsdecode(self._index.file(number)), "rb", buffering=0, opener=open_regular)  # noqa: SIM115
-        except SourceInvalid as error:
-            raise SampleUnreadable(str(error)) from None
-        try:
-            file = ParquetFile(stream)
-            if (file.footer.size, file.footer.crc) != self._index.footer(number):
-                raise SampleUnreadable("the file is another one than when the daemon started")
-        except BaseException:
-            stream.close()
-            raise
-        return stream, file
 
 
 def _problems(source: ParquetSource) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.sources.index import SourceIndex, readable
+from batchd.sources.row_groups import Footer
 
 
 class Place(NamedTuple):
@@ -66,10 +67,9 @@ class ParquetIndex:
         """The path of a file as the kernel takes it."""
         return os.path.join(os.fsencode(self.root), self.shards[number])  # noqa: PTH118  bytes
 
-    def footer(self, number: int) -> tuple[int, int]:
-        """Size of a file, and CRC-32 of its footer, as they were at the scan."""
-        size, crc = self.index.arrays["files"][number].tolist()
-        return size, crc
+    def footer(self, number: int) -> Footer:
+        """What a file said of itself at the scan."""
+        return Footer(*self.index.arrays["files"][number].tolist())
 
     def numbers(self, name: str) -> NDArray[np.generic] | None:
         """A field that is one number for each sample; None where it is not."""

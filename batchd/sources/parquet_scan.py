@@ -25,6 +25,7 @@ from batchd.sources.conversion import Unfitting, converted
 from batchd.sources.index import NUMBER, SourceIndex, blob
 from batchd.sources.parquet_types import BYTES, class_names, is_image, is_single_number, is_stored_as_bytes, problem_of
 from batchd.sources.places import reading, size_of
+from batchd.sources.remote_stream import ObjectStream
 from batchd.sources.row_groups import ParquetFile, Unreadable
 from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE, extents_of
@@ -36,7 +37,9 @@ ROWS_MAX = 1 << 27
 LABEL = "label"
 NUMBERS_BYTES_MAX = 8 * ROWS_MAX
 ROWS_AT_ONCE = 32
-"""Values of a column of bytes in memory at a time while their places are looked for, besides what pyarrow keeps of a page."""
+"""Values of a column of bytes in memory at a time while their places are looked for, besides what pyarrow has decoded: 1024."""
+KEPT_BYTES_MAX = 256 << 20
+"""What was read of a server is kept until pyarrow's values were compared with it; beyond this it is read a second time."""
 
 
 def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
@@ -223,8 +226,10 @@ def _find(file: ParquetFile, stream: BinaryIO, group: int, title: str) -> "array
     chunk = file.uncompressed(group, path)
     if chunk is None:
         return None
+    if isinstance(raw := getattr(stream, "raw", None), ObjectStream):
+        raw.expect(chunk.end, KEPT_BYTES_MAX)
     values = _values(file, group, path)
-    return extents_of(stream.fileno(), chunk.start, chunk.end, values, repeats=chunk.has_dictionary)
+    return extents_of(stream, chunk.start, chunk.end, values, repeats=chunk.has_dictionary)
 
 
 def _values(file: ParquetFile, group: int, path: str) -> Iterator[memoryview | None]:

@@ -47,11 +47,16 @@ class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
     Belongs to one worker and one stream. ``place`` is that of the index; ``holder`` is what people call a file that records lie
-    in. ``bound``: a real path that links must not lead out of.
+    in. ``bound``: a real path that links must not lead out of. ``remote``: who reads objects, for several readers together.
     """
 
     def __init__(
-        self, max_bytes: int, place: Mapping[str, Any], holder: str = "shard", bound: bytes | None = None
+        self,
+        max_bytes: int,
+        place: Mapping[str, Any],
+        holder: str = "shard",
+        bound: bytes | None = None,
+        remote: RemoteBytes | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._holder = holder
@@ -59,7 +64,7 @@ class BytesReader:
         self._folders = Folders(bound)
         versions = versions_in(place)
         self._shards = OpenShards(bound, versions)
-        self._remote = RemoteBytes(versions)
+        self._remote = remote or RemoteBytes(versions)
 
     def close(self) -> None:
         """Close what is open."""

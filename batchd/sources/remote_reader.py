@@ -50,9 +50,11 @@ class RemoteBytes:
             raise ObjectUnreadable(f"it was not read within {storage.limits().deadline_s:g} s")
         return storage.client().read(self._wanted(extent, bytes_max), deadline_s)
 
-    def fetch(self, extents: Iterable[Extent]) -> None:
-        """Read ahead what is wanted next, and forget what was before."""
-        self._fetched.clear()
+    def fetch(self, extents: Iterable[Extent], *, further: bool = False) -> None:
+        """Read ahead what is wanted next, and forget what was before, unless this is ``further`` to it."""
+        if not further:
+            self._fetched.clear()
+        room_bytes = FETCHED_BYTES_MAX - sum(len(one) for one in self._fetched.values() if isinstance(one, memoryview))
         groups = []
         short = {one for one in extents if one.size is None or one.size <= WHOLE_BYTES_MAX}
         for group in _joined(sorted(short, key=lambda one: (one.path, one.start))):
@@ -61,10 +63,10 @@ class RemoteBytes:
             except ObjectUnreadable as reason:
                 self._fetched.update(dict.fromkeys(group, reason))
         deadline_s = storage.ahead_s()
-        if not groups or deadline_s <= 0:
+        if not groups or deadline_s <= 0 or room_bytes <= 0:
             return
         asked = [wanted for _, wanted in groups]
-        answers = storage.client().fetch(asked, deadline_s, FETCHED_BYTES_MAX)
+        answers = storage.client().fetch(asked, deadline_s, room_bytes)
         for (group, wanted), answer in zip(groups, answers, strict=True):
             if answer is None or isinstance(answer, ObjectTooLong):
                 continue

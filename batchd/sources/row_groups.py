@@ -27,6 +27,8 @@ BUFFER_BYTES = 1 << 20
 """How much is read at once of a column chunk that is read in pieces."""
 ROWS_AT_ONCE = 1024
 """Rows of a row group that are decoded at once."""
+FOOTER_BYTES = 64 << 10
+"""Read from the end of a file: the footer is in it, as a rule."""
 TAIL_BYTES = 8
 """Behind the footer: its length and the magic."""
 MAGICS = {b"PAR1": "", b"PARE": "is encrypted; batchd has no keys, so write it without encryption"}
@@ -57,20 +59,19 @@ class ParquetFile:
     """One open file. ``stream`` stays the caller's to close."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.size = os.fstat(stream.fileno()).st_size
-        _check_magic(stream, self.size)
+        footer, size = _read_footer(stream)
+        self.footer = Footer(size, zlib.crc32(footer))
         with _reasons():
-            self._file = parquet.ParquetFile(stream, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
-            self._metadata = self._file.metadata
+            self._metadata = parquet.read_metadata(pa.BufferReader(footer))
+            self._file = parquet.ParquetFile(
+                stream,
+                metadata=self._metadata,
+                buffer_size=BUFFER_BYTES,
+                pre_buffer=False,  # or a whole column chunk is read before its first value is there
+                page_checksum_verification=True,
+            )
             self.schema: Any = self._file.schema_arrow
             self._leaves = [self._file.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
-
-    @cached_property
-    def footer(self) -> Footer:
-        """Size and checksum of the footer: schema, row groups, where they lie, their statistics."""
-        length = self._metadata.serialized_size + TAIL_BYTES
-        return Footer(self.size, zlib.crc32(os.pread(self._stream.fileno(), length, self.size - length)))
 
     @cached_property
     def rows(self) -> list[int]:
@@ -92,9 +93,15 @@ class ParquetFile:
             chunk = self._metadata.row_group(group).column(leaf)
             if chunk.compression != "UNCOMPRESSED":
                 return None
-            starts = [chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset]
-            start = max(0, min(starts))
-            return Chunk(start, start + chunk.total_compressed_size, bool(chunk.has_dictionary_page))
+            return Chunk(*_range_of(chunk), bool(chunk.has_dictionary_page))
+
+    def extent(self, group: int, title: str) -> tuple[int, int]:
+        """(first byte, bytes) in the file of a column of a row group, with all columns that it is stored in."""
+        with _reasons():
+            row_group = self._metadata.row_group(group)
+            ranges = [_range_of(row_group.column(leaf)) for leaf in self._leaves_of(title)]
+        start, end = min(first for first, _ in ranges), min(max(last for _, last in ranges), self.footer.size)
+        return start, max(0, end - start)
 
     def _leaves_of(self, title: str) -> list[int]:
         """The numbers of the columns that a column of the schema, or a field of one, is stored in."""
@@ -156,18 +163,40 @@ def use_one_thread() -> None:
     pa.set_io_thread_count(1)
 
 
-def _check_magic(stream: BinaryIO, size: int) -> None:
-    start, end = os.pread(stream.fileno(), 4, 0), os.pread(stream.fileno(), 4, max(0, size - 4))
+def _range_of(chunk: Any) -> tuple[int, int]:
+    """The first byte of a column of a row group, and the one behind its last."""
+    start = max(0, min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset))
+    return start, start + chunk.total_compressed_size
+
+
+def _read_footer(stream: BinaryIO) -> tuple[bytes, int]:
+    """The footer of a file with its length and the magic, and the size of the file. Mostly one read, from its end."""
+    size = stream.seek(0, os.SEEK_END)
+    tail = read_at(stream, max(0, size - FOOTER_BYTES), FOOTER_BYTES)
+    _check_magic(stream, tail[-4:], size)
+    length = int.from_bytes(tail[-TAIL_BYTES:-4], "little") + TAIL_BYTES
+    if len(tail) < length <= size:
+        tail = read_at(stream, size - length, length)
+    return tail[-length:], size
+
+
+def read_at(stream: BinaryIO, start: int, size: int) -> bytes:
+    """Bytes of an open file, fewer where it ends before."""
+    stream.seek(start)
+    return stream.read(size)
+
+
+def _check_magic(stream: BinaryIO, end: bytes, size: int) -> None:
     if MAGICS.get(end):
         raise Unreadable(MAGICS[end])
     if not size:
         raise Unreadable("is empty")
+    if end in MAGICS and size >= TAIL_BYTES:
+        return
+    start = read_at(stream, 0, 4)
     if size < TAIL_BYTES or start not in MAGICS:
         raise Unreadable(f"is no Parquet file: it starts with {start!r} and has {size} bytes")
-    if end not in MAGICS:
-        raise Unreadable(
-            f"is cut or damaged: it ends at byte {size} without the footer of a Parquet file; copy it again"
-        )
+    raise Unreadable(f"is cut or damaged: it ends at byte {size} without the footer of a Parquet file; copy it again")
 
 
 def _plain(array: Any) -> Any:

@@ -1,7 +1,7 @@
 """Where the values of a column chunk lie in their file, found by their bytes. Daemon, in a scan.
 
 pyarrow gives one value only by reading the whole row group around it. But where a chunk is not compressed, every value stands in
-the file as it is, so a worker can read it with one ``pread``:
+the file as it is, so a worker can read it with one ``pread``, or one request:
 
     | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | length | value 9 | ...
                                     ^         ^
@@ -14,9 +14,11 @@ Invariant: the bytes of an extent are the bytes of the value, compared when it w
 has no extents at all.
 """
 
-import os
 from array import array
 from collections.abc import Iterable
+from typing import BinaryIO
+
+from batchd.sources.row_groups import read_at
 
 LENGTH_BYTES = 4
 """What stands between two values of a page, unless all have the same length."""
@@ -27,7 +29,7 @@ NOWHERE = -1
 
 
 def extents_of(
-    descriptor: int, start: int, end: int, values: Iterable[memoryview | None], *, repeats: bool
+    stream: BinaryIO, start: int, end: int, values: Iterable[memoryview | None], *, repeats: bool
 ) -> "array[int] | None":
     """(place, bytes) of each value of a chunk, flat, where the chunk is bytes ``start`` to ``end`` of the file.
 
@@ -41,12 +43,12 @@ def extents_of(
             found.extend((NOWHERE, 0))
             continue
         size = value.nbytes
-        place = _next_place(descriptor, behind, end, value)
+        place = _next_place(stream, behind, end, value)
         name = hash(bytes(value)) if repeats else 0
         if place is not None:
             behind = place + size
             known.setdefault(name, place)
-        elif name in known and os.pread(descriptor, size, known[name]) == value:
+        elif name in known and read_at(stream, known[name], size) == value:
             place = known[name]
         else:
             return None
@@ -54,11 +56,11 @@ def extents_of(
     return found
 
 
-def _next_place(descriptor: int, behind: int, end: int, value: memoryview) -> int | None:
+def _next_place(stream: BinaryIO, behind: int, end: int, value: memoryview) -> int | None:
     size = value.nbytes
     for guess in (behind + LENGTH_BYTES, behind):
-        if guess + size <= end and os.pread(descriptor, size, guess) == value:
+        if guess + size <= end and read_at(stream, guess, size) == value:
             return guess
-    window = os.pread(descriptor, max(0, min(GAP_BYTES + size, end - behind)), behind)
+    window = read_at(stream, behind, max(0, min(GAP_BYTES + size, end - behind)))
     offset = window.find(value)
     return None if offset < 0 else behind + offset

@@ -211,8 +211,14 @@ def shards_problems(root: Path, texts: Sequence[str], key: str = "shards") -> li
 
 
 def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Path | None:
-    """One of the files that patterns name, on this machine, to see whether it is what it should be; None where none is found."""
-    return None if isinstance(root, Url) else first_file(root, read_patterns(texts, key))
+    """One of the files that patterns name, to see whether it is what it should be; None where none is found.
+
+    Of those on a server it is the first one, if it is named: nothing is looked for there.
+    """
+    patterns = read_patterns(texts, key)
+    if isinstance(root, Url):
+        return root / patterns[0].text if patterns[0].is_plain else None
+    return first_file(root, patterns)
 
 
 def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:

@@ -9,41 +9,17 @@ from pyarrow import parquet
 
 import batchd_client
 from support.expected import Expected
-from support.parquet_files import hugging_face, write_parquet
+from support.parquet_files import photo_rows
 from support.seen import see
 from support.settings import folder_stream
 from support.waiting import wait_until
-
-
-def rows_of(photos, folder, **options):
-    """The photographs as Hugging Face stores them, in the order in which a folder source has them, in two files."""
-    classes = sorted(path.name for path in photos.iterdir())
-    files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
-    for number in range(2):
-        part = files[number * len(files) // 2 : (number + 1) * len(files) // 2]
-        write_parquet(
-            folder / f"train-{number}.parquet",
-            {
-                "image": hugging_face(path.read_bytes() for path in part),
-                "class": [classes.index(path.parent.name) for path in part],
-            },
-            row_group_size=8,
-            **options,
-        )
-    return {
-        "type": "parquet",
-        "root": str(folder),
-        "shards": ["train-*.parquet"],
-        "fields": {"image": "image", "label": "int64"},
-        "names": {"label": "class"},
-    }
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 def test_rows_give_the_batches_that_the_same_files_give(start_daemon, photos, tmp_path, compression):
     """Shuffled and cropped, with one worker and with two, of which one is killed meanwhile."""
     files = folder_stream(photos)
-    streams = {"files": files, "rows": {**files, "source": rows_of(photos, tmp_path, compression=compression)}}
+    streams = {"files": files, "rows": {**files, "source": photo_rows(photos, tmp_path, compression=compression)}}
     for workers in (1, 2):
         daemon = start_daemon(streams, workers=workers)
         with batchd_client.connect(daemon.address) as connection:
@@ -55,7 +31,7 @@ def test_rows_give_the_batches_that_the_same_files_give(start_daemon, photos, tm
 
 def test_a_damaged_page_makes_bad_samples_that_are_named(start_daemon, photos, tmp_path):
     """With file and row; others stand in for them."""
-    source = rows_of(photos, tmp_path, compression="snappy", write_page_checksum=True)
+    source = photo_rows(photos, tmp_path, compression="snappy", write_page_checksum=True)
     file = tmp_path / "train-1.parquet"
     column = parquet.ParquetFile(file).metadata.row_group(0).column(0)
     data = bytearray(file.read_bytes())

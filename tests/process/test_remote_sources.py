@@ -1,5 +1,7 @@
 """Shards on servers, served: the batches that the same files give, also while a server is gone for a while."""
 
+import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pytest
 import batchd_client
 from batchd_client.errors import BatchTimeout, StreamStopped
 from support.commands import batchd
-from support.http_files import SECRET, FileServer, Status, serving
+from support.http_files import SECRET, Cut, FileServer, Status, serving
+from support.parquet_files import photo_rows
 from support.s3_server import CREDENTIALS
 from support.seen import see
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
@@ -41,6 +44,68 @@ def test_shards_on_servers_give_the_batches_that_the_files_give(start_daemon, ph
         assert see(reads["s3"]) == expected
         assert [connection.bad(name).total for name in streams] == [0, 0, 0]
     assert not [value for name, value in CREDENTIALS.items() if "KEY" in name and value in daemon.log]
+
+
+@pytest.fixture
+def servers(web, bucket, google):
+    """One of each kind."""
+    return web, bucket, google
+
+
+def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, servers):
+    """Value by value and by row groups, with the names of the classes; a worker is killed meanwhile."""
+    web, bucket, google = servers
+    here = folder_stream(photos)
+    streams = {"files": here}
+    for compression in ("none", "snappy"):
+        source = photo_rows(photos, tmp_path / compression, compression=compression)
+        web.files.update({f"{compression}/{name}": data for name, data in contents(tmp_path / compression).items()})
+        for kind, root in {"http": web.url, "s3": "s3://bucket/some", "gs": "gs://bucket/some"}.items():
+            shards = ["train-{0..1}.parquet"] if kind == "http" else ["train-*"]
+            source = {**source, "root": f"{root}/{compression}", "shards": shards}
+            streams[f"{kind}-{compression}"] = {**here, "source": source}
+    bucket.put({f"some/{name}": data for name, data in web.files.items()})
+    google.files.update({f"bucket/some/{name}": data for name, data in web.files.items()})
+    daemon = start_daemon(streams, workers=2)
+    with batchd_client.connect(daemon.address) as connection:
+        reads = {name: connection.stream(name, epochs=2) for name in streams}
+        expected = see(reads["files"])
+        for name in streams.keys() - {"files"}:
+            assert reads[name].classes == reads["files"].classes == ("cat", "dog", "owl", "yak")
+            os.kill(daemon.status()["workers"][0]["pid"], signal.SIGKILL)
+            assert see(reads[name]) == expected
+        assert [connection.bad(name).total for name in streams] == [0] * 7
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, photos, tmp_path, web, compression):
+    """Faults that pass cost time and no sample; of a file that has changed and one that is gone every row is a bad sample."""
+    source = {
+        **photo_rows(photos, tmp_path, compression=compression),
+        "root": web.url,
+        "shards": ["train-{0..1}.parquet"],
+    }
+    web.files.update(contents(tmp_path))
+    stream = {**folder_stream(photos), "source": source, "on_error": "mask", "max_bad_fraction": 1.0}
+    daemon = start_daemon({"photos": {**stream, "pipeline": STILL_PIPELINE}}, storage_retries=10)
+    web.faults["train-0.parquet"] = [Status(503), Cut(5), Status(500)]
+    with batchd_client.connect(daemon.address) as connection:
+        assert len(see(connection.stream("photos", epochs=1))) > 0
+        assert connection.bad("photos").total == 0
+        assert web.faults["train-0.parquet"] == []
+
+    daemon = start_daemon({"photos": {**stream, "pipeline": STILL_PIPELINE}})
+    web.files["train-0.parquet"] = web.files["train-0.parquet"][:-1] + b"!"
+    web.files.pop("train-1.parquet")
+    with batchd_client.connect(daemon.address) as connection:
+        assert sum(len(one.samples) for one in see(connection.stream("photos", epochs=1))) == 40
+        wait_until(lambda: connection.bad("photos").total == 40, "all samples are listed")
+        bad = {one.path.removeprefix(f"{web.url}/"): one.reason for one in connection.bad("photos").samples}
+    assert bad.keys() == {f"train-{file}.parquet: row {row}" for file in range(2) for row in range(20)}
+    for place, reason in bad.items():
+        what = "it has changed since the source was scanned" if "train-0" in place else "it is not there (404)"
+        assert what in reason
+    assert SECRET not in daemon.log
 
 
 def test_a_folder_in_a_bucket_gives_the_batches_that_the_folder_gives(start_daemon, photos, bucket):

@@ -63,6 +63,8 @@ class FileServer:
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.asked: list[Asked] = []
         self.connections = 0
+        self.headers: dict[str, str] = {}
+        """Sent with each answer."""
         self.delay_s = 0.0
         self.has_etags = True
         self.honours_if_match = True
@@ -72,6 +74,10 @@ class FileServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="file server")
         self._thread.start()
+
+    def find(self, name: str) -> bytes | None:
+        """What there is under a name."""
+        return self.files.get(name)
 
     def next_fault(self, name: str) -> Fault | None:
         """What happens to this request."""
@@ -147,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         name, span = unquote(self.path.lstrip("/")), self.headers.get("Range")
         files.asked.append(Asked(self.command, name, span))
         files.dawdle()
-        fault, content = files.next_fault(name), files.files.get(name)
+        fault, content = files.next_fault(name), files.find(name)
         if fault == Stall():
             files.stall()
             self.close_connection = True
@@ -180,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, headers: dict[str, str], content: bytes, after: int | None = None) -> None:
         """Send an answer; only ``after`` bytes of its body, where that is a number, and nothing more on this connection."""
         self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+        for key, value in {**headers, **self.server.files.headers, "Content-Length": str(len(content))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
@@ -189,9 +195,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(files: dict[str, bytes] | None = None, port: int = 0) -> Iterator[FileServer]:
+def serving(
+    files: dict[str, bytes] | None = None, port: int = 0, kind: type[FileServer] = FileServer
+) -> Iterator[FileServer]:
     """A server that ends with the block."""
-    server = FileServer(port)
+    server = kind(port)
     server.files.update(files or {})
     try:
         yield server

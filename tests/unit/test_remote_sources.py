@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
+from batchd.config.arrow_sources import ParquetSource
 from batchd.config.composed_sources import ConcatSource, SubsetSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.source import SourceOptions
@@ -25,6 +26,7 @@ from batchd.sources.scan import scan_source
 from batchd.sources.storage import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
 from support.looks import source_problems
+from support.parquet_files import hugging_face, write_parquet
 from support.shards import write_shard
 from support.source_files import nothing
 from support.tfrecords import example, write_records
@@ -60,6 +62,16 @@ def make_files(root: Path) -> None:
     np.savez(root / "arrays/xy.npz", x=np.arange(10), y=np.arange(30).reshape(10, 3))
     (root / "arrays/raw.bin").write_bytes(bytes(range(100)))
     (root / "numbers.txt").write_text("3\n1\n")
+    for shard, compression in enumerate(("none", "snappy")):
+        images = [None if row == 4 else f"{shard}{row}".encode() * 50 for row in range(5)]
+        paths = ["photos/cat/1.jpg" if row == 4 else None for row in range(5)]
+        columns = {
+            "image": hugging_face(images, paths),
+            "caption": [f"{shard}{row} é" for row in range(5)],
+            "box": [[row, shard] for row in range(5)],
+            "label": range(5),
+        }
+        write_parquet(root / f"rows/r-{shard}.parquet", columns, compression=compression, row_group_size=2)
 
 
 SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
@@ -70,6 +82,7 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
         root=root / "shards", shards=("s-{0..1}.tar",), fields={"image": "image", "label": "int64"}, path_bytes=3
     ),
     "tfrecord": lambda root: TFRecordSource(root=root, shards=("records/r-{0..1}",), fields=TAR_FIELDS),
+    "parquet": lambda root: ParquetSource(root=root, shards=("rows/r-{0..1}.parquet",), fields=ROW_FIELDS),
     "csv": lambda root: CsvSource(
         path=root / "t.csv", fields={"age": "int64"}, image="file", image_root=root / "photos"
     ),
@@ -80,10 +93,12 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
     "subset": lambda root: SubsetSource(of=SOURCES["npy"](root), indices=root / "numbers.txt"),  # type: ignore[arg-type]
     "concat": lambda root: ConcatSource(sources=(SOURCES["webdataset"](root), ListSource(path=root / "list.txt"))),  # type: ignore[arg-type]
 }
+ROW_FIELDS = {"image": "image", "caption": "text", "box": "int32[2]", "label": "int64"}
 LISTED: dict[str, Callable[[Path], SourceOptions]] = {
     "folder": lambda root: FolderSource(path=root / "photos"),
     "glob": lambda root: GlobSource(root=root, patterns=("photos/**/*.jpg", "*/s-?.tar")),
     "patterns of shards": lambda root: WebDatasetSource(root=root, shards=("shards/*.tar",)),
+    "patterns of tables": lambda root: ParquetSource(root=root, shards=("rows/*",), fields=ROW_FIELDS),
 }
 
 
@@ -158,6 +173,20 @@ def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any,
     assert source_problems(there) == []
     assert contents(there, ahead=True) == contents(here, ahead=True)
     assert not any(secret in str(there) for secret in ("a-key-for-tests", "a-secret-for-tests"))
+
+
+@pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
+def test_a_source_in_a_bucket_of_google_is_what_the_files_are(tmp_path: Path, google: FileServer, kind: str) -> None:
+    """Also where names are looked for."""
+    make_files(tmp_path)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            google.files[f"bucket/deep/{path.relative_to(tmp_path)}"] = path.read_bytes()
+    make = (SOURCES | LISTED)[kind]
+    here, there = make(tmp_path), make(Path("gs://bucket/deep"))
+
+    assert source_problems(there) == []
+    assert contents(there, ahead=True) == contents(here, ahead=True)
 
 
 def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: FileServer) -> None:
@@ -312,6 +341,14 @@ class TestScansThatFail:
 
         (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")))
         assert problem == "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"
+
+
+def test_a_check_reads_the_titles_of_the_table_that_is_named_first(tmp_path: Path, web: FileServer) -> None:
+    """Below a root, too."""
+    make_files(tmp_path)
+    serve_folder(web, tmp_path)
+    (problem,) = source_problems(CsvSource(root=Path(web.url), files=("t.csv",), fields={"agee": "int64"}))
+    assert problem == f"{web.url}/t.csv has no column 'agee'; did you mean age?"
 
 
 def test_a_check_is_quick_where_nobody_answers(web: FileServer) -> None:
