@@ -316,20 +316,23 @@ def slices(content: bytes, asked: list[tuple[int, int]]) -> Callable[[int, int],
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["seek", "end", "read"]), st.integers(0, 5000)), max_size=30),
+    st.lists(st.tuples(st.sampled_from(["seek", "end", "read", "expect"]), st.integers(0, 5000)), max_size=30),
     st.integers(1, 64),
 )
 def test_a_stream_reads_what_a_file_reads(does: list[tuple[str, int]], first: int) -> None:
-    """Wherever it is sought, however large its blocks are."""
+    """Wherever it is sought, however large its blocks are, and whatever of them is kept."""
     content = CONTENT[:4321]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote_stream, "FIRST_BYTES", first)
         patch.setattr(remote_stream, "LENGTH_MAX", 16 * first)
         patch.setattr(remote_stream, "GAP_BYTES_MAX", 100)
-        stream, file = io.BufferedReader(ObjectStream("a", len(content), slices(content, [])), 32), io.BytesIO(content)
+        raw = ObjectStream("a", len(content), slices(content, []))
+        stream, file = io.BufferedReader(raw, 32), io.BytesIO(content)
         for what, number in does:
             if what == "read":
                 assert stream.read(number) == file.read(number)
+            elif what == "expect":
+                raw.expect(number, number)
             else:
                 offset, whence = (number, io.SEEK_SET) if what == "seek" else (-min(number, len(content)), io.SEEK_END)
                 assert stream.seek(offset, whence) == file.seek(offset, whence)
