@@ -38,7 +38,9 @@ class Observatory:
 
     def answer(self, target: str, headers: "Message[str, str]", connection: socket.socket) -> Response:
         """Answer a request for ``target`` to who is at the other end."""
-        host = headers.get("Host")
+        host, *further = headers.get_all("Host", [None])
+        if further:
+            return say(400, "a request has one Host header")  # RFC 9112, 3.2
         if host is None or not self._visitors.knows_host(host):
             text = f"the Host header names {host or 'none'}, which this is not known as: use an address, or add it to http_names"
             return say(400 if host is None else 421, text)

@@ -105,6 +105,8 @@ def test_a_huge_head_is_refused(place):
     [
         (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nHost: \r\n\r\n", 421),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n", 400),
         (b"nonsense\r\n\r\n", 400),
         (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
