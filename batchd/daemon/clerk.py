@@ -61,6 +61,7 @@ class Clerk:
             "reloading": self.reloader.is_reading,
             "reload": asdict(outcome) if outcome is not None else None,
             "http": self.observer.address,
+            "local": self.sessions.counts(),
         }
         if self.remote is not None:
             daemon["tcp"] = self.remote.counts()

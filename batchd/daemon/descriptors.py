@@ -10,7 +10,7 @@ EVENTS_AT_ONCE = 256
 
 
 class Watch:
-    """Calls back for each descriptor that has something to read, or whose other end is gone."""
+    """Calls back for each descriptor that has something to read, or whose other end is gone, or that may be written to again."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -21,10 +21,14 @@ class Watch:
         return self._epoll.fileno()
 
     def add(self, descriptor: int, callback: Callable[[], None]) -> None:
-        """Watch a descriptor. Paired with ``remove``, before it is closed."""
+        """Watch a descriptor. Paired with ``remove``, before it is closed. Raises ``OSError`` where the kernel has no room."""
         assert descriptor not in self._callbacks, f"descriptor {descriptor} is watched already"
         self._epoll.register(descriptor, select.EPOLLIN)
         self._callbacks[descriptor] = callback
+
+    def wait_to_write(self, descriptor: int, *, wanted: bool) -> None:
+        """Call back, too, when a watched descriptor takes something again; or no more."""
+        self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
 
     def remove(self, descriptor: int) -> None:
         """Stop watching; no matter if it was not watched."""

@@ -30,12 +30,8 @@ from time import monotonic
 
 import structlog
 
-from batchd.daemon.limits import peer_network
+from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds, peer_network
 from batchd.daemon.seldom import Seldom
-
-STRANGER_TICKS = 20
-"""How many ticks of the loop (10 s of them) a connection may be no session; ZeroMQ gives a handshake 5 s. Ticks, not seconds:
-while the machine stands still nobody can greet."""
 
 AUDIT_INTERVAL_S = 0.1
 FRAMES_MAX = 5_000
@@ -233,13 +229,9 @@ class Doorstep:
         excess = len(self._connections) - self._strangers_max
         if excess <= 0:
             return
-        by_host: dict[str, list[int]] = {}
         strangers = self.strangers()
-        for number, host in strangers.items():
-            by_host.setdefault(host, []).append(number)
-        for _ in range(len(strangers) - self._strangers_max):
-            crowd = max(by_host.values(), key=len)
-            self._shut(crowd.pop(0), f"more than {self._strangers_max} connections that are no sessions")
+        for number in oldest_of_crowds(strangers, len(strangers) - self._strangers_max):
+            self._shut(number, f"more than {self._strangers_max} connections that are no sessions")
 
     def tick(self) -> None:
         """Time has passed: close those that have been strangers for too long, and forget those that are not there.

@@ -1,4 +1,4 @@
-"""What one peer may take of the TCP side: sessions, and handshakes by the second. DAEMON process; no clock, no socket.
+"""What one peer may take: sessions, handshakes by the second, connections. DAEMON process; no clock, no socket.
 
     a host's bucket: BURST tokens --each handshake takes one--> none left: try again later
                                   <--PER_S come back each second, up to BURST--
@@ -8,9 +8,12 @@ A host of IPv6 is its network of 64 bits, since whoever has one address there ha
 Invariant: the table never has more than ``HOSTS_MAX`` hosts, and a host that is forgotten was among those that took least.
 """
 
+from collections import deque
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import TypeVar
 
 from batchd_wire.wording import counted
 
@@ -19,7 +22,14 @@ BURST = 1_024
 PER_S = 32.0
 HOSTS_MAX = 4_096
 ADDRESS_CHARACTERS_MAX = 64
+STRANGER_TICKS = 20
+"""How many ticks of the loop (10 s of them) a connection may be no session; ZeroMQ gives a handshake 5 s. Ticks, not seconds:
+while the machine stands still nobody can greet."""
+STRANGERS_MIN = 256
+"""So many connections may be no sessions, however few sessions there may be: a whole crowd may be about to greet."""
 _HOST_BITS = 64
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +41,18 @@ class RemoteLimits:
 
     @property
     def strangers_max(self) -> int:
-        """Connections that are no sessions: a whole crowd may be about to greet."""
-        return max(_STRANGERS_MIN, self.sessions_max)
+        """Connections that are no sessions."""
+        return max(STRANGERS_MIN, self.sessions_max)
 
 
-_STRANGERS_MIN = 256
+def oldest_of_crowds(owners: Mapping[K, Hashable], count: int) -> list[K]:
+    """So many of ``owners``, which are in the order of their age: each the oldest of the owner who has most by then."""
+    if count <= 0:
+        return []
+    crowds: dict[Hashable, deque[K]] = {}
+    for one, owner in owners.items():
+        crowds.setdefault(owner, deque()).append(one)
+    return [max(crowds.values(), key=len).popleft() for _ in range(min(count, len(owners)))]
 
 
 class HandshakeRate:

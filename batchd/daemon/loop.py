@@ -1,6 +1,6 @@
 """The daemon's loop: waits, turns what happened into events, lets the core decide, does what it decided. DAEMON process.
 
-    zmq.Poller( ROUTER | epoll( lifelines, listener, worker channels, pidfds, signals ) )
+    zmq.Poller( ROUTER over TCP | epoll( trainers and lifelines of this host, worker channels, pidfds, signals ) )
          |                                     |
          +-------- callbacks only enqueue -----+--> queue --> DaemonState.handle --> actions --> performed in order
 
@@ -118,7 +118,6 @@ class Loop:
         self._network = network
         self._observer = observer
         self._poller = zmq.Poller()
-        self._poller.register(sessions.router, zmq.POLLIN)
         self._poller.register(self._watch.fileno(), zmq.POLLIN)
         if network is not None:
             network.register(self._poller)
@@ -145,11 +144,11 @@ class Loop:
         more = False
         while not self._is_over():
             ready = dict(self._poller.poll(0 if more or self._queue else self._patience_ms()))
-            more = self._sessions.router in ready and self._sessions.receive()
-            if self._network is not None:
-                more = self._network.receive(ready) or more
             if self._watch.fileno() in ready:
                 self._watch.dispatch()
+            more = self._sessions.receive()
+            if self._network is not None:
+                more = self._network.receive(ready) or more
             self._tick()
             self._handle_queue()
             more = self.memory.free_some() or more

@@ -32,7 +32,9 @@ BLANKS_MAX = 4_096
 MADE_AT_ONCE = 16
 """While the daemon serves: that many hold nobody up."""
 OWN_DESCRIPTORS = 64
-"""Standard streams, ZeroMQ's threads and sockets, the directory's lock, signals, what is read now and then."""
+"""Standard streams, sockets, ZeroMQ's threads, the directory's lock, signals, ``SPARE_DESCRIPTORS``."""
+SPARE_DESCRIPTORS = 24
+"""Of the daemon's own, those that trainers of this host leave free: to replace a worker, read the configuration or a key."""
 WORKER_DESCRIPTORS = 6
 """Its channel, its note, its pidfd and its state, and what it takes to start one."""
 MAILBOX_DESCRIPTORS = 2
@@ -184,7 +186,7 @@ class DescriptorPlan:
         need = self.own + 2 * SLOTS_MIN * self.per_slot * streams
         if need <= self.limit:
             return None
-        text = f"need {need} descriptors at least, have {self.limit}; {ADVICE}"
+        text = f"need {need} descriptors at least, have {self.limit}; {ADVICE}; {self.own} are for the daemon and its workers"
         return Problem("daemon", text, meaning_of(("daemon",), {}))
 
 

@@ -1,15 +1,14 @@
 """The front end for trainers on this host: who is there, and what they say. DAEMON process.
 
     lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file: the trainer is gone
-    batchd.sock     Open (secret) ties a routing id to the session; from then on its messages speak for that session alone
+    batchd.sock     Open (secret) ties a connection to the session; from then on its messages speak for that session alone
 
-What trainers say becomes events in the loop's queue; questions of people are answered at once. A routing id is an address
-and proves nothing: without a session's secret, which went over the lifeline alone, no message has any effect.
+What trainers say becomes events in the loop's queue; questions of people are answered at once. A connection to `batchd.sock`
+proves nothing: without a session's secret, which went over the lifeline alone, no message has any effect.
 
 Invariant: a session lives exactly as long as its lifeline.
 """
 
-import errno
 import os
 import secrets
 import socket
@@ -19,25 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
-import zmq
 
 from batchd import __version__
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.limits import STRANGERS_MIN
+from batchd.daemon.local import Door, LocalConnections, Strangers
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.peers import Peer, is_ours, may_connect, peer_of, why_not
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import (
-    HANDSHAKE_TIMEOUT_MS,
-    MESSAGE_BYTES_MAX,
-    MESSAGES_AT_ONCE,
-    UNREAD_MAX,
-    Desk,
-    event_of,
-    printable,
-    wrong_version,
-)
+from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, Desk, event_of, printable, wrong_version
+from batchd.daemon.zmtp import ZmtpConnection
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
@@ -62,15 +54,11 @@ from batchd_wire.messages import (
 _log = structlog.get_logger()
 
 SECRET_BYTES = 16
-_MORE = int(zmq.SNDMORE | zmq.NOBLOCK)  # once, since joining flags is no small part of sending
-BACKLOG = 256
-_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-"""Accepting fails with these until somebody gives something back; whoever waits to be accepted goes on waiting."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One trainer, from its lifeline's first byte to its end. ``routing`` is set once it has opened the ZeroMQ side."""
+    """One trainer, from its lifeline's first byte to its end. ``connection`` is set once it has opened the ZeroMQ side."""
 
     number: int
     lifeline: socket.socket
@@ -78,7 +66,7 @@ class Session:
     user: int
     name: str = ""
     secret: bytes | None = None
-    routing: bytes | None = None
+    connection: ZmtpConnection | None = None
     slots: set[int] = field(default_factory=set)
     """Slots whose memory it was handed."""
     mailboxes: set[int] = field(default_factory=set)
@@ -100,44 +88,47 @@ class Sessions:
         self._enqueue = desk.enqueue
         self._sessions_max = sessions_max
         self._writable_slots = writable_slots
-        self._context = zmq.Context()
-        self.router = self._context.socket(zmq.ROUTER)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._lifelines = Door(watch, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
+        self._zeromq = Door(watch, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
+        self._connections = LocalConnections(watch, self._connection_gone)
+        self._silent: Strangers[Session] = Strangers()
+        """Sessions that have not opened the ZeroMQ side."""
+        self._unknown: Strangers[ZmtpConnection] = Strangers()
+        """Connections to ZeroMQ that no session has opened."""
         self._by_number: dict[int, Session] = {}
-        self._by_routing: dict[bytes, Session] = {}
+        self._by_connection: dict[ZmtpConnection, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
-        self._own = 0
-        """Sessions that are no trainer's, and take no trainer's place."""
         self._seldom = Seldom()
         self._directory = -1
         """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
-        self._is_accepting = False
+        self.closed = 0
+        """Connections that were closed because no session came of them."""
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
         """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed."""
-        for path in (lifeline_path, zmq_path):
+        for path, door in ((zmq_path, self._zeromq), (lifeline_path, self._lifelines)):
             path.unlink(missing_ok=True)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
-            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
-            (zmq.SNDHWM, UNREAD_MAX),
-        ):
-            self.router.setsockopt(option, value)
-        self.router.bind(f"ipc://{zmq_path}")
+            door.open(path)
         self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._listener.bind(os.fspath(lifeline_path))
-        self._listener.listen(BACKLOG)
         for path in (lifeline_path, zmq_path):
             self._open_to_group(path)
-        self.tick()
 
     def tick(self) -> None:
-        """Time has passed: accept again, where that had to stop."""
-        if not self._is_accepting:
-            self._is_accepting = True
-            self._watch.add(self._listener.fileno(), self._accept)
+        """Time has passed: close those of which no session came, make room, and accept again where that had to stop."""
+        self._turn_out(self._silent.tick(), self._unknown.tick(), "no session came of it")
+        if self._lifelines.is_short or self._zeromq.is_short:
+            silent = [one for one in self._silent.in_the_way() if one.secret is None]
+            self._turn_out(silent, self._unknown.in_the_way(), "others wait for descriptors")
+        self._lifelines.tick()
+        self._zeromq.tick()
+
+    def counts(self) -> dict[str, int]:
+        """Connections of both kinds, for people."""
+        return {
+            "connections": len(self._by_number) + len(self._connections),
+            "strangers": len(self._silent) + len(self._unknown),
+            "closed": self.closed,
+        }
 
     def _open_to_group(self, path: Path) -> None:
         """Let the directory's group connect; a socket has the daemon's own group at first."""
@@ -158,10 +149,11 @@ class Sessions:
         """End every session and close both sockets; trainers see the end of their lifelines."""
         for session in list(self._by_number.values()):
             session.lifeline.close()
-        self._listener.close()
+        self._connections.close_all()
+        self._lifelines.close()
+        self._zeromq.close()
         if self._directory >= 0:
             os.close(self._directory)
-        self._context.destroy(linger=0)
 
     def get(self, number: int) -> Session | None:
         """The session, if its trainer still lives."""
@@ -177,7 +169,6 @@ class Sessions:
 
     def adopt(self, lifeline: socket.socket, pid: int) -> None:
         """Begin a session over a lifeline that we made, for a process that we started."""
-        self._own += 1
         self._begin(Session(self._desk.numbers.next_session(), lifeline, pid, os.geteuid(), is_ours=True))
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -185,8 +176,8 @@ class Sessions:
     def send(self, number: int, message: Message) -> None:
         """Send over ZeroMQ. Nothing is sent to trainers that are gone; one that never reads is cut off."""
         session = self._by_number.get(number)
-        if session is not None and session.routing is not None and not session.is_cut_off:
-            self._send_to(session.routing, message, session)
+        if session is not None and session.connection is not None and not session.is_cut_off:
+            self._send_to(session.connection, message, session)
 
     def share_slot(self, number: int, slot: int, memory: SlotMemory) -> None:
         """Hand a slot's memory to a trainer that has not got it yet, before the first handle that names it."""
@@ -253,53 +244,57 @@ class Sessions:
         except BlockingIOError:
             self._cut_off(session, "does not read its lifeline")
 
-    def _send_to(self, routing: bytes, message: Message, session: Session | None) -> None:
-        try:
-            self.router.send(routing, _MORE)
-            self.router.send(message.encode(), zmq.NOBLOCK)
-        except zmq.Again:
-            if session is not None:
-                self._cut_off(session, f"left {UNREAD_MAX} messages unread")
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
+    def _send_to(self, connection: ZmtpConnection, message: Message, session: Session | None) -> None:
+        if not connection.send(message.encode()) and session is not None:
+            self._cut_off(session, f"left {UNREAD_MAX} messages unread")
 
     # --- the lifeline -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            lifeline, _address = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if self._seldom.now("accept"):
-                _log.error("cannot accept a trainer", reason=str(error))
-            if error.errno in _SHORT_OF:  # he is still there, and would wake the loop at once, again and again
-                self._watch.remove(self._listener.fileno())
-                self._is_accepting = False
-            return
-        lifeline.setblocking(False)
+    def _lifeline_needs(self) -> int:
+        """How many descriptors have to be left for one more: its connection to ZeroMQ needs one, and those of others."""
+        return 2 + len(self._silent)
+
+    def _admit_lifeline(self, lifeline: socket.socket) -> None:
         peer = peer_of(lifeline)
         directory = os.fstat(self._directory)
         if not may_connect(lifeline, peer, directory):
             self._turn_away(lifeline, peer, why_not(peer, directory))
-        elif len(self._by_number) - self._own >= self._sessions_max:
-            text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
-            self._turn_away(lifeline, peer, text)
-        else:
-            self._begin(Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user))
+            lifeline.close()
+            return
+        session = Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user)
+        self._begin(session)
+        self._silent.came(session, peer.user)
+        self._turn_out(self._silent.too_many(self._strangers_max), [], self._too_many)
+
+    @property
+    def _strangers_max(self) -> int:
+        return max(STRANGERS_MIN, self._sessions_max)
+
+    @property
+    def _too_many(self) -> str:
+        return f"more than {self._strangers_max} connections that are no sessions"
+
+    def _turn_out(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
+        """Close those of which no session came."""
+        if not silent and not unknown:
+            return
+        self.closed += len(silent) + len(unknown)
+        for session in silent:
+            self._end(session)
+        self._connections.close_all(unknown)
+        if self._seldom.now("turned out"):
+            _log.warning("local connections closed", reason=reason, closed=self.closed)
 
     def _begin(self, session: Session) -> None:
         """Hear it from now on. Paired with ``_end``."""
-        self._by_number[session.number] = session
         self._watch.add(session.lifeline.fileno(), lambda: self._hear(session))
+        self._by_number[session.number] = session
 
     def _turn_away(self, lifeline: socket.socket, peer: Peer, text: str) -> None:
         """Tell somebody why he is not let in."""
         if self._seldom.now(f"turned away {peer.user}"):
             _log.warning("trainer refused", pid=peer.pid, user=peer.user, reason=text)
         _say_last_word(lifeline, Refused(0, 0, ErrorCode.NOT_ALLOWED, text))
-        lifeline.close()
 
     def _hear(self, session: Session) -> None:
         """The lifeline has something to read: a Hello once, then perhaps a wish for its slots, and then nothing but its end."""
@@ -326,6 +321,10 @@ class Sessions:
         elif message.version != PROTOCOL_VERSION:
             _say_last_word(session.lifeline, wrong_version(message.version))
             self._cut_off(session, f"speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
+        elif not session.is_ours and self._welcomed() >= self._sessions_max:
+            text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
+            self._turn_away(session.lifeline, peer_of(session.lifeline), text)
+            self._end(session)
         else:
             self._welcome(session, message.name)
 
@@ -334,10 +333,14 @@ class Sessions:
             self._cut_off(session, "asked for writable slots before it said Hello")
         elif session.wants_writable:
             self._cut_off(session, "asked for writable slots twice")
-        elif session.routing is not None:
+        elif session.connection is not None:
             self._cut_off(session, "asked for writable slots after it was open")
         else:
             session.wants_writable = True
+
+    def _welcomed(self) -> int:
+        """Trainers that have said who they are, and have not gone."""
+        return sum(one.secret is not None and not one.is_ours for one in self._by_number.values())
 
     def _welcome(self, session: Session, name: str) -> None:
         session.name = printable(name)
@@ -367,60 +370,71 @@ class Sessions:
         self._watch.remove(session.lifeline.fileno())
         session.lifeline.close()
         self._forget_names(session)
+        self._silent.went(session)
         del self._by_number[session.number]
-        self._own -= session.is_ours
         self._enqueue(SessionEnded(session.number))
 
     def _forget_names(self, session: Session) -> None:
         if session.secret is not None:
             self._by_secret.pop(session.secret, None)
-        if session.routing is not None:
-            self._by_routing.pop(session.routing, None)
+        if session.connection is not None and self._by_connection.pop(session.connection, None) is not None:
+            self._unknown.came(session.connection, session.user)
 
     # --- ZeroMQ -------------------------------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Read what trainers say, a bounded portion at a time; true where there may be more."""
+        """Hear what trainers say, a bounded portion at a time; true where there may be more."""
         for _ in range(MESSAGES_AT_ONCE):
-            try:
-                frames = self.router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            heard = self._connections.hear()
+            if heard is None:
                 return False
-            self._take(frames)
+            self._take(*heard)
         return True
 
-    def _take(self, frames: list[bytes]) -> None:
-        routing = frames[0]
-        session = self._by_routing.get(routing)
+    def _admit_connection(self, wire: socket.socket) -> None:
+        user = peer_of(wire).user
+        self._unknown.came(self._connections.admit(wire), user)
+        self._turn_out([], self._unknown.too_many(self._strangers_max), self._too_many)
+
+    def _connection_gone(self, connection: ZmtpConnection) -> None:
+        self._unknown.went(connection)
+        self._by_connection.pop(connection, None)
+
+    def _take(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
+        session = self._by_connection.get(connection)
         try:
-            if len(frames) != 2:  # noqa: PLR2004  address and message
-                raise MalformedMessage(f"{len(frames) - 1} frames instead of one")
-            message = TO_DAEMON.decode(frames[1])
+            if len(frames) != 1:
+                raise MalformedMessage(f"{len(frames)} frames instead of one")
+            message = TO_DAEMON.decode(frames[0])
         except MalformedMessage as error:
-            self._reject(routing, session, ErrorCode.MALFORMED_MESSAGE, str(error))
+            self._reject(connection, session, ErrorCode.MALFORMED_MESSAGE, str(error))
             return
         if session is None:
-            self._open(routing, message)
+            self._open(connection, message)
         else:
             self._understand(session, message)
 
-    def _open(self, routing: bytes, message: Message) -> None:
+    def _open(self, connection: ZmtpConnection, message: Message) -> None:
         if not isinstance(message, Open):
             # A trainer's last words may come behind the end of its lifeline, so this is no news.
-            self._send_to(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
+            self._send_to(connection, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
         if message.version != PROTOCOL_VERSION:
-            self._send_to(routing, wrong_version(message.version), None)
+            self._send_to(connection, wrong_version(message.version), None)
             return
         if message.secret in self._by_secret:
             self._hear(self._by_secret[message.secret])  # what it said on its lifeline before this
         session = self._by_secret.get(message.secret)
-        if session is None or session.routing is not None:
-            self._reject(routing, None, ErrorCode.UNKNOWN_SESSION, "no session has this secret, or it is open already")
+        if session is None or session.connection is not None:
+            self._reject(
+                connection, None, ErrorCode.UNKNOWN_SESSION, "no session has this secret, or it is open already"
+            )
             return
-        session.routing = routing
-        self._by_routing[routing] = session
-        self._send_to(routing, Opened(__version__), session)
+        session.connection = connection
+        self._by_connection[connection] = session
+        self._silent.went(session)
+        self._unknown.went(connection)
+        self._send_to(connection, Opened(__version__), session)
 
     def _understand(self, session: Session, message: Message) -> None:
         event = event_of(session.number, message, self._desk.numbers)
@@ -432,7 +446,7 @@ class Sessions:
             self._ask_reload(session, message)
         else:
             text = f"{type(message).__name__} is not expected in an open session"
-            self._reject(b"", session, ErrorCode.UNEXPECTED_MESSAGE, text)
+            self._reject(session.connection, session, ErrorCode.UNEXPECTED_MESSAGE, text)
 
     def _ask_reload(self, session: Session, message: AskReload) -> None:
         """Who may read data may not say what is served: only root and our own user may."""
@@ -442,11 +456,10 @@ class Sessions:
         text = f"only root and the daemon's own user (number {os.geteuid()}) may have it read its configuration again"
         self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
 
-    def _reject(self, routing: bytes, session: Session | None, error: ErrorCode, text: str) -> None:
+    def _reject(self, connection: ZmtpConnection | None, session: Session | None, error: ErrorCode, text: str) -> None:
         """Answer nonsense with its number; say so in the log, but not for each."""
-        if session is not None:
-            routing = session.routing or routing
-        self._send_to(routing, Refused(0, 0, error, text), session)
+        if connection is not None:
+            self._send_to(connection, Refused(0, 0, error, text), session)
         if self._seldom.now(f"reject {error}"):
             _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
 

@@ -6,7 +6,7 @@ Two sockets in the runtime directory make a session on one host:
        |  -- lifeline (AF_UNIX SOCK_SEQPACKET) -------->   |   Hello
        |  <----------------------------------------------  |   Welcome (secret)  | Refused
        |  -- AskWritable ------------------------------->  |   by those alone who register slots with a device
-       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties the routing id to the lifeline
+       |  -- ZeroMQ DEALER -> ROUTER ------------------->  |   Open (secret): ties the connection to the lifeline
        |  <----------------------------------------------  |   Opened            | Refused
        |  -- Subscribe --------------------------------->  |
        |  <-- Subscribed | Refused ----------------------  |

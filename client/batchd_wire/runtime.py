@@ -1,7 +1,7 @@
 """The runtime directory and the addresses in it. Every process; standard library only.
 
     <runtime directory>/          0750; its group is who may connect
-        batchd.sock               ZeroMQ ROUTER
+        batchd.sock               ZeroMQ (ZMTP 3, NULL), as a ROUTER
         lifeline.sock             AF_UNIX SOCK_SEQPACKET: who are you, descriptors, end of file
         lock                      held with flock by the living daemon; never removed
 

@@ -330,6 +330,7 @@ def test_more_trainers_than_sessions_max_are_told_so(daemon):
             lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             lifelines.append(lifeline)
             lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
+            send_message(lifeline, Hello(PROTOCOL_VERSION, "crowd", 1))
         answer, _ = receive_message(lifelines[-1], TO_TRAINER_LIFELINE)
         assert_refused(answer, ErrorCode.NOT_ALLOWED)
         assert answer.text == "as many trainers are connected as may be (250); raise sessions_max in [daemon]"

@@ -23,6 +23,7 @@ from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, Open, SlotShared, Welcome
 from batchd_wire.runtime import RuntimeDirectory
+from support.waiting import wait_until
 
 DIRECTORY_GROUP = 54_323
 
@@ -108,8 +109,9 @@ class Trainer:
         self.dealer = context.socket(zmq.DEALER)
         self.dealer.connect(names.zmq_endpoint)
         self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
-        assert self.sessions.router.poll(10_000)
-        self.sessions.receive()
+        wait_until(
+            lambda: watch.dispatch() or self.sessions.receive() or self.sessions.everybody()[0].connection, "it is open"
+        )
 
     def shared(self) -> int:
         """The mode of the slot's descriptor, as it is shared now."""

@@ -238,6 +238,7 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
 
     assert problem is not None
     assert "need 124 descriptors at least, have 123; raise the limit" in problem.message
+    assert problem.message.endswith("100 are for the daemon and its workers")
 
 
 # --- accepting local trainers ----------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""Connections on this host that are no sessions: counted by whose they are, closed in time; descriptors stay free."""
+
+import errno
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from structlog.testing import capture_logs
+
+from batchd.daemon import local
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds
+from batchd.daemon.local import Door, Strangers, descriptors_left
+from batchd.daemon.reserve import SPARE_DESCRIPTORS
+from support.kernel import descriptors_of
+
+
+def test_the_owner_with_most_loses_its_oldest() -> None:
+    """Until the others have as many."""
+    owners = {1: "few", 2: "many", 3: "many", 4: "few", 5: "many", 6: "many"}
+
+    assert oldest_of_crowds(owners, 2) == [2, 3]
+    assert sorted(oldest_of_crowds(owners, 4)) == [1, 2, 3, 5]
+    assert len(oldest_of_crowds(owners, 99)) == 6
+    assert oldest_of_crowds(owners, -1) == []
+
+
+def test_strangers_are_told_by_their_time() -> None:
+    """One that became a session is none."""
+    strangers: Strangers[str] = Strangers()
+    strangers.came("silent", 0)
+    strangers.came("session", 0)
+    assert not strangers.in_the_way()
+    overdue = [strangers.tick() for _ in range(STRANGER_TICKS)]
+    strangers.went("session")
+    strangers.came("new", 0)
+
+    assert overdue == [[]] * STRANGER_TICKS
+    assert strangers.in_the_way() == strangers.tick() == ["silent"]
+    assert strangers.too_many(1) == ["silent"]
+
+
+def test_descriptors_are_counted() -> None:
+    """Those that are open, and those that are kept."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    assert abs(limit - descriptors_left() - SPARE_DESCRIPTORS - len(descriptors_of("self"))) <= 2
+
+
+@pytest.fixture
+def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Door, Watch, list[socket.socket]]]]:
+    """Knock twice at a door that so many descriptors are left for: the door, and who was let in."""
+    with ExitStack() as stack:
+        watch = stack.enter_context(closing(Watch()))
+        came: list[socket.socket] = []
+
+        def let_in(one: socket.socket) -> None:
+            came.append(stack.enter_context(one))
+
+        def knock(left: int) -> tuple[Door, Watch, list[socket.socket]]:
+            monkeypatch.setattr(local, "descriptors_left", lambda: left)
+            door = stack.enter_context(closing(Door(watch, socket.SOCK_STREAM, let_in, lambda: 2)))
+            door.open(tmp_path / "door")
+            for _ in range(2):
+                stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "door"))
+            return door, watch, came
+
+        yield knock
+
+
+def test_who_comes_waits_while_too_few_descriptors_are_left(knock, monkeypatch) -> None:
+    """One more than is needed lets one in; the next one when there are more."""
+    door, watch, came = knock(2)
+    with capture_logs() as log:
+        watch.dispatch()
+        watch.dispatch()
+    assert (len(came), door.is_short) == (1, True)
+    assert [line["event"] for line in log] == ["cannot accept a trainer"]
+
+    monkeypatch.setattr(local, "descriptors_left", lambda: 9)
+    door.tick()
+    watch.dispatch()
+    assert (len(came), door.is_short) == (2, False)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_who_cannot_be_accepted_waits(knock, monkeypatch, number) -> None:
+    """Whatever is lacking."""
+    door, watch, came = knock(9)
+
+    def refuse(_self: socket.socket) -> None:
+        raise OSError(number, "it is lacking")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "accept", refuse)
+        watch.dispatch()
+    assert (came, door.is_short) == ([], True)
+    door.tick()
+    watch.dispatch()
+    assert len(came) == 2
+
+
+def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
+    """The kernel has a limit of what one user may watch (ENOSPC)."""
+    door, watch, came = knock(9)
+
+    def refuse(_one: socket.socket) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(door, "_admit", refuse)
+    watch.dispatch()
+    assert (came, door.is_short) == ([], True)

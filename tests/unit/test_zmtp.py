@@ -1,0 +1,159 @@
+"""ZeroMQ's protocol on the local socket: what libzmq says is understood, and whatever else comes costs the connection."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.speech import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.daemon.zmtp import GREETING, READ_BYTES, READY, NotUnderstood, ZmtpConnection
+from support.waiting import PATIENCE_S, wait_until
+
+PATIENCE_MS = int(PATIENCE_S * 1000)
+BEGINNING = GREETING + READY
+"""Theirs differs in the socket's type alone, which is for them to mind."""
+
+
+class Pair:
+    """A connection, and the raw socket at its other end."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.watch = stack.enter_context(closing(Watch()))
+        self.theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        stack.enter_context(self.theirs)
+        ours.setblocking(False)
+        self.connection = ZmtpConnection(self.watch, ours, ZmtpConnection.read)
+        stack.callback(self.connection.close)
+
+    def say(self, words: bytes) -> list[list[bytes]]:
+        """Say this; the messages that were heard."""
+        heard = []
+        for start in range(0, len(words), READ_BYTES):
+            self.theirs.sendall(words[start : start + READ_BYTES])
+            self.watch.dispatch()
+            while (frames := self.connection.take()) is not None:
+                heard.append(frames)
+        return heard
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """One that nothing was said on."""
+    with ExitStack() as stack:
+        yield Pair(stack)
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """A frame as ZeroMQ writes it."""
+    if len(body) < 256:
+        return bytes((flags, len(body))) + body
+    return bytes((flags | 2,)) + len(body).to_bytes(8) + body
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
+    """Short and long ones, of one frame and of several."""
+    long = bytes(MESSAGE_BYTES_MAX)
+    words = BEGINNING + frame(b"one") + frame(b"", 1) + frame(long[:300], 1) + frame(b"three") + frame(long)
+    heard = [message for start in range(0, len(words), size) for message in pair.say(words[start : start + size])]
+
+    assert heard == [[b"one"], [b"", long[:300], b"three"], [long]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x01\x00",
+        b"\xff" + bytes(8) + b"\x7f\x01",
+        GREETING.replace(b"NULL\0", b"CURVE"),
+        GREETING + frame(b"a message"),
+        GREETING + frame(b"\x05ERROR", 4),
+        BEGINNING + b"\x08\x00",
+        BEGINNING + frame(b"", 5),
+        BEGINNING + frame(bytes(MESSAGE_BYTES_MAX + 1)),
+        BEGINNING + frame(b"x", 1) * MESSAGE_BYTES_MAX,
+        BEGINNING + b"\x02" + b"\xff" * 8,
+    ],
+    ids=["http", "zmtp1", "zmtp2", "curve", "early", "error", "flags", "more", "long", "frames", "huge"],
+)
+def test_what_is_not_zmtp_3_is_not_understood(pair: Pair, words: bytes) -> None:
+    """Before much of it is kept."""
+    with pytest.raises(NotUnderstood):
+        pair.say(words)
+    assert len(pair.connection._said) <= READ_BYTES + MESSAGE_BYTES_MAX
+
+
+@given(st.lists(st.binary(max_size=300) | st.sampled_from([GREETING, READY, frame(b"x"), b"\x02"]), max_size=8))
+def test_no_bytes_meet_a_bug_of_ours(parts: list[bytes]) -> None:
+    """They are messages, or not understood."""
+    with ExitStack() as stack:
+        pair = Pair(stack)
+        try:
+            for part in parts:
+                pair.say(part)
+        except NotUnderstood:
+            return
+
+
+def test_a_ping_is_answered(pair: Pair) -> None:
+    """With its own context, by RFC 37."""
+    pair.theirs.recv(1 << 10)
+    pair.say(BEGINNING + frame(b"\x04PING\x00\x10context", 4))
+
+    assert pair.theirs.recv(1 << 10) == frame(b"\x04PONGcontext", 4)
+
+
+def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_all(pair: Pair) -> None:
+    """Nothing is lost or cut of what was sent."""
+    message = bytes(range(250)) * 40
+    sent = 0
+    while pair.connection.send(message):
+        sent += 1
+    assert sent > UNREAD_MAX
+    expected = len(BEGINNING) + sent * len(frame(message))
+    received = bytearray()
+    while len(received) < expected:
+        received += pair.theirs.recv(1 << 20)
+        pair.watch.dispatch()
+
+    assert received == BEGINNING + frame(message) * sent
+    assert pair.connection.send(message)
+
+
+def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
+    """Also by who was sending."""
+    pair.theirs.close()
+    assert pair.connection.send(b"too late")
+    pair.watch.dispatch()
+
+    assert pair.connection.is_over
+
+
+def test_libzmq_understands_us(tmp_path) -> None:
+    """A DEALER asks, and hears the answer, short or long."""
+    with ExitStack() as stack:
+        watch = stack.enter_context(closing(Watch()))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(tmp_path / "z"))
+        listener.listen()
+        context = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        dealer = context.socket(zmq.DEALER)
+        dealer.heartbeat_ivl = 50
+        dealer.connect(f"ipc://{tmp_path / 'z'}")
+        wire, _ = listener.accept()
+        wire.setblocking(False)
+        connection = ZmtpConnection(watch, wire, ZmtpConnection.read)
+        stack.callback(connection.close)
+        for size in (0, 255, 256, MESSAGE_BYTES_MAX):
+            dealer.send(bytes(size))
+            assert wait_until(lambda: watch.dispatch() or connection.take(), "it is heard") == [bytes(size)]
+            connection.send(bytes(3 * size))
+            wait_until(lambda: watch.dispatch() or dealer.poll(0), "it is answered")
+            assert dealer.recv() == bytes(3 * size)
