@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -191,10 +191,15 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
     with ExitStack() as stack:
 
         def start(
-            streams: dict[str, dict[str, Any]] | None = None, *, ready: bool = True, **options: Any
+            streams: dict[str, dict[str, Any]] | None = None,
+            *,
+            ready: bool = True,
+            through: Sequence[str] = (),
+            **options: Any,
         ) -> DaemonProcess:
             daemon = DaemonProcess(parent, streams or {"photos": folder_stream(photos)}, **options)
             stack.callback(daemon.close)
+            daemon.through = through
             return daemon.start(ready=ready)
 
         yield start

@@ -97,12 +97,15 @@ class Door:
         self._need = need
         self._listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         self._is_watched = False
+        self._path = Path()
+        self._inode = 0
         self._seldom = Seldom()
 
     def open(self, path: Path) -> None:
         """Listen there, where nothing is. Raises ``OSError``."""
         self._listener.bind(os.fspath(path))
         self._listener.listen(BACKLOG)
+        self._path, self._inode = path, path.lstat().st_ino
         self.tick()
 
     def tick(self) -> None:
@@ -111,6 +114,14 @@ class Door:
         if not self._is_watched:
             self._watch.add(self._listener.fileno(), self._accept)
             self._is_watched = True
+
+    @property
+    def is_found(self) -> bool:
+        """Does its path still lead to it? Where the kernel does not tell, it does."""
+        try:
+            return self._path.lstat().st_ino == self._inode
+        except OSError as error:
+            return error.errno not in {errno.ENOENT, errno.ENOTDIR}
 
     def close(self) -> None:
         """Listen no more."""

@@ -37,13 +37,21 @@ class HeldDirectory:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         """Remove the sockets while the lock is held, then give it up."""
-        for path in (self.names.lifeline_path, self.names.zmq_path):
-            path.unlink(missing_ok=True)
-        if self._is_private:
-            self.names.lock_path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: what somebody else put there is his
-                self.names.path.rmdir()
+        if self._is_ours():
+            for path in (self.names.lifeline_path, self.names.zmq_path):
+                path.unlink(missing_ok=True)
+            if self._is_private:
+                self.names.lock_path.unlink(missing_ok=True)
+                with suppress(OSError):  # not empty: what somebody else put there is his
+                    self.names.path.rmdir()
         os.close(self._lock)
+
+    def _is_ours(self) -> bool:
+        """Is it the directory that we locked? Where that was removed, another daemon may have made one of the same name."""
+        try:
+            return os.path.samestat(self.names.lock_path.lstat(), os.fstat(self._lock))
+        except OSError:
+            return False
 
 
 def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
@@ -60,7 +68,7 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
         _make(names.path)
         lock = os.open(names.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     except OSError as error:
-        raise BatchdError(_cannot_use(names.path, error.strerror)) from None
+        raise unusable(names.path, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -72,8 +80,12 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
             f"another daemon (pid {holder or 'unknown'}) holds the runtime directory {names.path}; use it, stop it, or set "
             "another runtime_dir in [daemon] (or BATCHD_RUNTIME_DIR)"
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(lock)
+        raise unusable(names.path, error) from None
     return HeldDirectory(names, lock, is_private=is_private)
 
 
@@ -89,12 +101,20 @@ def directory_problem(names: RuntimeDirectory) -> Problem | None:
     else:
         return None
     meaning = meaning_of(("daemon", "runtime_dir"), {})
-    return Problem("daemon.runtime_dir", _cannot_use(names.path, os.strerror(number)), meaning)
+    return Problem("daemon.runtime_dir", _cannot_use(names.path, number), meaning)
 
 
-def _cannot_use(path: Path, reason: str | None) -> str:
+def unusable(path: Path, error: OSError) -> BatchdError:
+    """Say why there can be no sockets in a directory, and what helps."""
+    return BatchdError(_cannot_use(path, error.errno))
+
+
+def _cannot_use(path: Path, number: int | None) -> str:
+    advice = "make it writable for this user"
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        advice = "its file system has no space or no inodes left (df, df -i): make room there"
     return (
-        f"the runtime directory {path} cannot be used: {reason}; make it writable for this user, or set runtime_dir in [daemon] "
+        f"the runtime directory {path} cannot be used: {os.strerror(number or 0)}; {advice}, or set runtime_dir in [daemon] "
         "(or BATCHD_RUNTIME_DIR)"
     )
 

@@ -26,6 +26,7 @@ from batchd.daemon.limits import STRANGERS_MIN
 from batchd.daemon.local import Door, LocalConnections, Strangers
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.peers import Peer, is_ours, may_connect, peer_of, why_not
+from batchd.daemon.runtime import unusable
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, Desk, event_of, printable, wrong_version
@@ -101,17 +102,22 @@ class Sessions:
         self._seldom = Seldom()
         self._directory = -1
         """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
+        self._is_found = True
+        """The runtime directory has our sockets."""
         self.closed = 0
         """Connections that were closed because no session came of them."""
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
         """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed."""
-        for path, door in ((zmq_path, self._zeromq), (lifeline_path, self._lifelines)):
-            path.unlink(missing_ok=True)
-            door.open(path)
-        self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        for path in (lifeline_path, zmq_path):
-            self._open_to_group(path)
+        try:
+            for path, door in ((zmq_path, self._zeromq), (lifeline_path, self._lifelines)):
+                path.unlink(missing_ok=True)
+                door.open(path)
+            self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            for path in (lifeline_path, zmq_path):
+                self._open_to_group(path)
+        except OSError as error:
+            raise unusable(lifeline_path.parent, error) from None
 
     def tick(self) -> None:
         """Time has passed: close those of which no session came, make room, and accept again where that had to stop."""
@@ -121,6 +127,13 @@ class Sessions:
             self._turn_out(silent, self._unknown.in_the_way(), "others wait for descriptors")
         self._lifelines.tick()
         self._zeromq.tick()
+        is_found = self._lifelines.is_found and self._zeromq.is_found
+        if self._is_found and not is_found:
+            advice = "restart the daemon; trainers that are connected go on until then"
+            _log.error(
+                "sockets are gone from the runtime directory", reason="new trainers cannot connect", advice=advice
+            )
+        self._is_found = is_found
 
     def counts(self) -> dict[str, int]:
         """Connections of both kinds, for people."""

@@ -1,6 +1,7 @@
 """A daemon's life: starting, being the only one, draining, stopping at once, and what it finds of one that was killed."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -13,6 +14,7 @@ from support.seen import see
 from support.waiting import wait_until
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
+needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 
 def test_a_second_daemon_on_the_same_directory_is_refused(start_daemon):
@@ -45,6 +47,35 @@ def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
         assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
     assert daemon.terminate() == 0
     assert daemon.files() == {"lock"}
+
+
+def test_a_runtime_directory_that_is_removed_is_said_and_who_reads_reads_on(start_daemon):
+    """Once. Another daemon may take the name, and keeps its sockets when the first one ends."""
+    daemon = start_daemon()
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        seen = see(stream, 1)
+        shutil.rmtree(daemon.runtime_dir)
+        (line,) = wait_until(lambda: daemon.log_lines("sockets are gone from the runtime directory"), "it is said")
+        other = start_daemon(runtime_dir=str(daemon.runtime_dir), ready=False)
+        wait_until((daemon.runtime_dir / "lifeline.sock").exists, "another one has taken the name")
+        seen += see(stream)
+    assert (line["level"], seen) == ("error", Expected(daemon.config).epoch(0))
+    assert daemon.terminate() == 0
+    with batchd_client.connect(daemon.address) as connection:
+        assert connection.status()["daemon"]["pid"] == other.pid
+    assert len(daemon.log_lines("sockets are gone from the runtime directory")) == 1
+
+
+@needs_mounts
+@pytest.mark.parametrize("inodes", [1, 2, 3], ids=["no lock", "no socket", "one socket"])
+def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon, inodes):
+    """Its root is the first of them."""
+    mount = f'mkdir -p run && mount -t tmpfs -o nr_inodes={inodes} none run && exec "$@"'
+    daemon = start_daemon(through=("unshare", "--mount", "sh", "-c", mount, "sh"), ready=False)
+
+    assert daemon.wait() == 1
+    assert "its file system has no space or no inodes left (df, df -i): make room there" in daemon.log
 
 
 def test_odd_files_in_place_of_the_sockets_are_replaced(start_daemon):
