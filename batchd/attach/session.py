@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 import zmq
 
+from batchd.attach.threads import CONTEXT_THREADS, check_threads
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
@@ -38,6 +39,8 @@ class Attachment:
         lifeline: socket.socket | None = None,
         opening_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
+        """Raises ``BatchdError`` where there are no threads for it."""
+        check_threads(1 + CONTEXT_THREADS)
         self.directory = directory
         self._opening_timeout_s = opening_timeout_s
         self._is_given = lifeline is not None

@@ -87,10 +87,15 @@ class ForkServer:
             self._asked.clear()
 
     def _adopt(self, launched: Launched) -> None:
+        """It is ours from now on. Raises ``OSError``, and then it has ended."""
         launched.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._popen, self._pidfd, self._channel = launched
-        self._watch.add(self._channel.fileno(), self._hear)
-        self._watch.add(self._pidfd, self._bury)
+        try:
+            self._watch.add(self._channel.fileno(), self._hear)
+            self._watch.add(self._pidfd, self._bury)
+        except OSError:
+            self.close()
+            raise
 
     def _hear(self) -> None:
         self._receive()

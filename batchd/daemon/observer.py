@@ -201,11 +201,13 @@ class ObserverProcess:
             where_it_fails.callback(popen.wait)
             where_it_fails.callback(popen.kill)
             pidfd = os.pidfd_open(popen.pid)
+            where_it_fails.callback(os.close, pidfd)
+            self._watch.add(pidfd, self._bury)
+            where_it_fails.callback(self._watch.remove, pidfd)
+            ours.setblocking(False)
+            self._adopt(ours, popen.pid)
             where_it_fails.pop_all()
         self._popen, self._pidfd = popen, pidfd
-        self._watch.add(pidfd, self._bury)
-        ours.setblocking(False)
-        self._adopt(ours, popen.pid)
 
     def _bury(self) -> None:
         """The kernel says that it has ended."""

@@ -6,12 +6,13 @@ Invariant: what has been opened is closed at the end of the stack, in the opposi
 import os
 import resource
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TypeAlias
 
 import structlog
 
+from batchd.attach.threads import CONTEXT_THREADS, check_threads
 from batchd.config.runtime import default_cache_dir
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
@@ -28,7 +29,7 @@ from batchd.daemon.network import Network
 from batchd.daemon.notify import Notifier
 from batchd.daemon.observer import ObserverProcess, open_door
 from batchd.daemon.outbox import Outbox
-from batchd.daemon.remote import RemoteSessions
+from batchd.daemon.remote import IO_THREADS_MAX, RemoteSessions
 from batchd.daemon.reserve import BlankSlots, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.service import Service
@@ -76,8 +77,9 @@ class Opening:
         """Have the workers started, while sources are scanned. ``launched``: what they are forked from, where it was started."""
         workers = WorkerProcesses(self.watch, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))
-        for number in range(1, self._daemon.worker_count() + 1):
-            workers.spawn(number)
+        with suppress(OSError):  # it is tried again, and said, when the loop wants the first worker
+            for number in range(1, self._daemon.worker_count() + 1):
+                workers.spawn(number)
         return workers
 
     def observer(self, names: RuntimeDirectory, *, is_embedded: bool) -> ObserverProcess:
@@ -154,6 +156,7 @@ class Opening:
         problem = check_tcp_keys(self._daemon, keys)
         if problem is not None:
             raise ConfigInvalid([problem])
+        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
         outbox = Outbox(self.watch, memory, desk.enqueue)
         limits = RemoteLimits(self._daemon.sessions_max, self._daemon.sessions_per_peer)
         has_keys = keys.daemon_key() is not None

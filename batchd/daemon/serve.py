@@ -7,6 +7,7 @@ Invariant: whatever goes wrong, nothing is left behind: processes end with their
 sockets are removed while the lock is held.
 """
 
+import errno
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,10 +25,12 @@ from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.opening import Opening, Progress
 from batchd.daemon.reload import Origin, Outcome, Reloader, Watcher
 from batchd.daemon.reservation import Reservation
+from batchd.daemon.reserve import ADVICE
 from batchd.daemon.runtime import hold
 from batchd.daemon.service import Service
 from batchd.daemon.speech import Desk, Numbers
 from batchd.daemon.switch import Switch, code_in
+from batchd.errors import BatchdError
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
 
@@ -52,8 +55,27 @@ class ServeOptions:
     """What workers are forked from, where it was started already."""
 
 
+_LACKING = {
+    errno.EMFILE: f"file descriptors: {ADVICE}",
+    errno.ENFILE: "file descriptors on this machine: raise fs.file-max",
+    errno.ENOMEM: "memory: give the machine or the cgroup more, or set memory = to less",
+    errno.ENOBUFS: "memory of the kernel: give the machine or the cgroup more",
+    errno.ENOSPC: "space: see df, df -i, /dev/shm and fs.epoll.max_user_watches",
+}
+
+
 def serve(config: Config, options: ServeOptions) -> None:
-    """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError`` where that cannot begin."""
+    """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError`` where that cannot begin or go on."""
+    try:
+        _serve(config, options)
+    except OSError as error:
+        if error.errno not in _LACKING:
+            raise
+        _log.debug("something is lacking", exc_info=True)
+        raise BatchdError(f"{error.strerror}; there is no more of {_LACKING[error.errno]}") from None
+
+
+def _serve(config: Config, options: ServeOptions) -> None:
     started_s = monotonic()
     storage.use(StorageLimits(*config.daemon.storage_limits()))
     is_embedded = options.lifeline is not None

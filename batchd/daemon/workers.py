@@ -114,10 +114,12 @@ class WorkerProcesses:
             ours.setblocking(False)
             os.posix_fallocate(note, 0, NOTE_BYTES)
             memory = mmap.mmap(note, NOTE_BYTES)
+            process = _Process(number, ours, memory)
+            self._watch.add(ours.fileno(), lambda: self._hear(process))
+            where_it_fails.callback(self._watch.remove, ours.fileno())
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
-        process = self._processes[number] = _Process(number, ours, memory)
-        self._watch.add(ours.fileno(), lambda: self._hear(process))
+        self._processes[number] = process
 
     def knows(self, number: int, *, stream: int | None = None, slot: int | None = None) -> bool:
         """Was the worker told of the stream, or of the slot? Gone workers need to be told nothing."""
@@ -221,7 +223,13 @@ class WorkerProcesses:
         process.pid, process.pidfd = pid, pidfd
         with suppress(OSError):
             process.stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        self._watch.add(pidfd, lambda: self._bury(process))
+        try:
+            self._watch.add(pidfd, lambda: self._bury(process))
+        except OSError as error:
+            process.end()
+            self._forks.reap(pid)
+            self._fail(number, str(error))
+            return
         if process.is_over:
             process.end()
         if self._missing:

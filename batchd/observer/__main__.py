@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 from batchd import failpoints
+from batchd.attach.threads import check_threads
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
@@ -21,6 +22,9 @@ from batchd.observer.server import Server
 from batchd.observer.sheets import Sheets
 from batchd.observer.visitors import Visitors
 from batchd_wire.runtime import runtime_directory
+
+OWN_THREADS = 4
+"""One that serves, one that asks for names, and some for connections."""
 
 
 def answer(server: Server) -> None:
@@ -34,6 +38,11 @@ def answer(server: Server) -> None:
 
 def main(arguments: list[str]) -> int:
     """Answer HTTP until the daemon is gone."""
+    try:
+        check_threads(OWN_THREADS)
+    except BatchdError as error:
+        sys.stderr.write(f"batchd.observer: {error}\n")
+        return error.exit_code
     lifeline, listener, directory, details, *given = arguments
     failpoints.passing("observer.starting")
     place = runtime_directory(Path(directory))

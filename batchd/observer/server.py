@@ -83,11 +83,12 @@ class Server(ThreadingHTTPServer):
             if has_room:
                 self._open[request] = _Connection(peer, monotonic() + REQUEST_S)
         if has_room:
-            super().process_request(request, client_address)
-            return
+            with suppress(RuntimeError):  # there is no thread for it
+                super().process_request(request, client_address)
+                return
         with suppress(OSError):
             request.send(_FULL, socket.MSG_DONTWAIT)
-        request.close()
+        self.shutdown_request(request)
 
     def _end_oldest(self, requests: Iterable[socket.socket]) -> bool:
         """End the oldest of these that has not asked for anything yet, and wait until it is gone; False where that cannot be."""

@@ -120,6 +120,18 @@ def test_what_is_no_request_of_ours_is_refused(place, words, status):
     assert f" {status} ".encode() in say(place, words).partition(b"\r\n")[0]
 
 
+def test_who_comes_when_there_is_no_thread_is_put_off(place, monkeypatch):
+    """And is forgotten; when there are threads again, everybody is answered."""
+
+    def start(_self) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert [get(place) for _ in range(PEER_CONNECTIONS_MAX + 1)] == [503] * (PEER_CONNECTIONS_MAX + 1)
+    assert get(place) == 200
+
+
 def test_two_requests_on_one_connection_are_one(place):
     """What stands behind the first is nobody's."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -1,0 +1,97 @@
+"""What the kernel refuses a daemon: a sentence where it cannot go on, and nothing half made where it can."""
+
+import errno
+import os
+import socket
+from contextlib import closing
+from typing import Any, cast
+
+import pytest
+
+from batchd.config.tree import Config
+from batchd.daemon import serve as module
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.launch import Launched
+from batchd.daemon.serve import ServeOptions, serve
+from batchd.daemon.workers import WorkerProcesses
+from batchd.errors import BatchdError
+from support.kernel import descriptors_of
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EMFILE, "there is no more of file descriptors: raise the limit"),
+        (errno.ENFILE, "raise fs.file-max"),
+        (errno.ENOMEM, "give the machine or the cgroup more"),
+        (errno.ENOSPC, "fs.epoll.max_user_watches"),
+    ],
+)
+def test_a_daemon_that_cannot_go_on_says_what_is_lacking(monkeypatch, number, words) -> None:
+    """Whatever it was doing."""
+
+    def lack(_config: Config, _options: ServeOptions) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, "_serve", lack)
+    with pytest.raises(BatchdError, match=words):
+        serve(cast("Config", None), ServeOptions())
+
+
+def test_other_errors_are_bugs_of_ours(monkeypatch) -> None:
+    """They keep their traceback."""
+
+    def fail(_config: Config, _options: ServeOptions) -> None:
+        raise OSError(errno.EBADF, "a bug")
+
+    monkeypatch.setattr(module, "_serve", fail)
+    with pytest.raises(OSError, match="a bug"):
+        serve(cast("Config", None), ServeOptions())
+
+
+class FullWatch(Watch):
+    """One that takes so many descriptors."""
+
+    room = 2
+
+    def add(self, descriptor, callback) -> None:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= 1
+        super().add(descriptor, callback)
+
+
+class NoProcess:
+    """In place of a fork server."""
+
+    pid = 0
+
+    def kill(self) -> None:
+        """Nothing."""
+
+    def wait(self) -> int:
+        """It has ended."""
+        return 0
+
+
+def spawn(watch: Watch, launched: Launched) -> None:
+    """Start a worker; nothing is known of it where that fails."""
+    workers = WorkerProcesses(watch, launched)
+    try:
+        workers.spawn(1)
+    finally:
+        assert workers.pids() == {}
+        workers.close(0)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_worker_that_cannot_be_watched_is_not_started(room) -> None:
+    """Its fork server, or its channel: nothing of it is left, and it can be tried again."""
+    before = len(descriptors_of("self"))
+    with closing(FullWatch()) as watch:
+        watch.room = room
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        launched = Launched(cast("Any", NoProcess()), os.pidfd_open(os.getpid()), ours)
+        with closing(theirs), pytest.raises(OSError, match="No space"):
+            spawn(watch, launched)
+    assert len(descriptors_of("self")) == before

@@ -1,0 +1,49 @@
+"""Threads are there before libzmq wants them, or it is said that they are not."""
+
+import threading
+
+import pytest
+
+from batchd.attach import threads
+from batchd.attach.session import Attachment
+from batchd.attach.threads import check_threads
+from batchd.errors import BatchdError
+from batchd_wire.runtime import RuntimeDirectory
+
+
+def test_threads_that_can_be_had_end_again() -> None:
+    """None is left."""
+    before = threading.active_count()
+    check_threads(3)
+    assert threading.active_count() == before
+
+
+@pytest.fixture
+def one_thread(monkeypatch) -> None:
+    """One more can be started, and then none."""
+    left = [1]
+
+    class Scarce(threading.Thread):
+        def start(self) -> None:
+            if not left:
+                raise RuntimeError("can't start new thread")
+            left.pop()
+            super().start()
+
+    monkeypatch.setattr(threads, "Thread", Scarce)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_threads_that_cannot_be_had_are_said_with_what_helps() -> None:
+    """How many are needed, and where the limit is."""
+    before = threading.active_count()
+    with pytest.raises(BatchdError, match="can't start new thread, of 3 that are needed: raise the limit"):
+        check_threads(3)
+    assert threading.active_count() == before
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_session_without_threads_is_an_error_and_no_abort(tmp_path) -> None:
+    """Of commands and the observer."""
+    with pytest.raises(BatchdError, match="can't start new thread"):
+        Attachment(RuntimeDirectory(tmp_path))
