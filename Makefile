@@ -21,7 +21,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo classics test test-slow chaos torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg check format docs site bench bench-peers wheels clean
+.PHONY: help setup bytecode demo classics test test-slow chaos torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -92,6 +92,9 @@ fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer 
 		-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -Wl,--unresolved-symbols=ignore-all,-z,lazy \
 		tests/fuzz/jpeg.c batchd/pipeline/_jpeg_cut.c batchd/pipeline/_jpeg_transcode.c $(LIBJPEG) -o build/fuzz/jpeg-fuzz
 	cd build/fuzz && ./jpeg-fuzz $(SECONDS) $(SEED) jpeg/*.jpg
+
+exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, and count what becomes of it (strace; ROLES, CALLS, ERRORS, SAMPLES)
+	$(BIN)/python tests/exhaust/exhaust.py $(if $(ROLES),--roles $(ROLES)) $(if $(CALLS),--calls $(CALLS)) $(if $(ERRORS),--errors $(ERRORS)) $(if $(SAMPLES),--samples $(SAMPLES))
 
 test-systemd: wheels ## Run the unit under a real systemd, in a container (as root; needs systemd-container and debootstrap)
 	$(BIN)/python -m pytest -m systemd tests/systemd $(ARGS)
