@@ -5,6 +5,9 @@
 Threads may share a connection, but they take turns: an operation has the session to itself, and only waiting is done
 outside (a thread that waits looks again after ``TURN_S`` at the latest). For two threads at full speed use two connections.
 
+The next daemon needs the memory of the dead one's slots. So a trainer that waits for a daemon keeps no more of it than batches
+that live, and sees to it that the program's other connections, which are not in use just now, do not either.
+
 Invariant: whatever happens in ``operation``, the connection is either usable afterwards or opens a new session at its
 next use; positions live in the streams, so nothing is lost with a session.
 """
@@ -14,9 +17,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
-from weakref import finalize
+from weakref import WeakMethod, WeakValueDictionary, finalize
 
 from batchd_client.errors import (
     ConnectTimeout,
@@ -43,6 +47,9 @@ _WORTH_WAITING = (OSError, DaemonBusy, ConnectTimeout, PermissionDenied)
 T = TypeVar("T")
 V = TypeVar("V")
 
+_connections: "WeakValueDictionary[int, Connection]" = WeakValueDictionary()
+"""Those of this program that live, by their ``id``: a dictionary, since another thread may add one while they are listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
@@ -68,7 +75,11 @@ class Connection:
         self._session: Session | None = session
         self._lock = threading.Lock()
         self._owner = 0
+        self._user = threading.get_ident()
+        """The thread that had it last."""
         self._process = os.getpid()
+        self._when_lost: list[WeakMethod[Callable[[], None]]] = []
+        _connections[id(self)] = self
         self._end = finalize(self, _destroy, target.context, self._lock, self._process)
 
     def run(self, operation: Callable[[Session], T]) -> T:
@@ -108,7 +119,7 @@ class Connection:
         if self._owner == caller and self._lock.locked():
             raise ReentrantCall
         with self._lock:
-            self._owner = caller
+            self._owner = self._user = caller
             try:
                 return operation(argument)
             finally:
@@ -140,8 +151,35 @@ class Connection:
         except SessionLost:
             return  # what was to be ended has ended with the session
 
-    def _reopen(self, session: Session, give_up: float) -> Session:
+    def when_lost(self, let_go: Callable[[], None]) -> None:
+        """Have a method called whenever the daemon has gone: what it keeps of the slots, but for batches that live, is over."""
+        self._when_lost.append(WeakMethod(let_go))
+
+    def look_after(self) -> None:
+        """Let go of a session that has ended while nobody used it. Waits for nothing, so never for another thread."""
+        if os.getpid() != self._process or not self._lock.acquire(blocking=False):
+            return
+        self._owner = threading.get_ident()
+        try:
+            session = self.session
+            if session is not None and session.is_usable:
+                with suppress(SessionLost, ProtocolError):
+                    session.check_link()
+            if session is not None and not session.is_usable:
+                self._let_go(session)
+        finally:
+            self._owner = 0
+            self._lock.release()
+
+    def _let_go(self, session: Session) -> None:
+        """Leave the session. What else lets go belongs to the thread that uses the connection, and is called there."""
         session.leave()
+        for method in [one() for one in self._when_lost] if self._owner == self._user else []:
+            if method is not None:
+                method()
+
+    def _reopen(self, session: Session, give_up: float) -> Session:
+        self._let_go(session)
         try:
             self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s)
         except _WORTH_WAITING as error:
@@ -174,6 +212,9 @@ def patiently_open(
         except retry:
             if time.monotonic() + pause >= give_up:
                 raise
+        for found in _connections.valuerefs():
+            if (connection := found()) is not None:
+                connection.look_after()
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
         pause = min(2 * pause, PAUSE_MAX_S)
 

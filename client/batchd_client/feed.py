@@ -40,7 +40,10 @@ class Placement(Protocol[T_co]):
         """Begin to bring a batch there. It belongs to the placement from now on, which gives it back once it has been read."""
 
     def sweep(self, *, wait: bool = False) -> None:
-        """Give back the batches that have been read by now; with ``wait`` all of them, as soon as they have been."""
+        """Give back the batches that have been read by now; with ``wait`` all of them, as soon as they have been.
+
+        With ``wait`` nothing is kept either of memory that no batch will lie in any more.
+        """
 
     def close(self) -> None:
         """Wait until nothing is read any more, and give everything back. Closing twice does nothing."""
@@ -68,6 +71,7 @@ class Feed(Generic[T]):
         self._queue: deque[_Queued[T]] = deque()
         """The first one may be what the loop has got already: then the feed stands behind it."""
         self._position = _position_of(stream)
+        stream.when_lost(self._let_go)
 
     @property
     def position(self) -> Position:
@@ -125,6 +129,10 @@ class Feed(Generic[T]):
             self._placement.close()
         finally:
             self.stream.close()
+
+    def _let_go(self) -> None:
+        """The daemon has gone, and the next one needs the memory of its slots."""
+        self._placement.sweep(wait=True)
 
     def _drop(self) -> None:
         self._queue.clear()

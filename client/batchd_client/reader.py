@@ -11,6 +11,7 @@ interrupted; so a position is neither lost nor repeated, whatever is raised and 
 import logging
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -121,6 +122,10 @@ class Reader:
         session = self._connection.session
         slots = session.slots if session is not None and session.is_usable else []
         return [*slots, *self.subscription.arrivals.buffers.made]
+
+    def when_lost(self, let_go: Callable[[], None]) -> None:
+        """See ``Stream.when_lost``."""
+        self._connection.when_lost(let_go)
 
     def close(self) -> None:
         """Give up the claim."""

@@ -124,8 +124,11 @@ class Session:
         self.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the ZeroMQ side; the lifeline closes once no lease needs it."""
+        """Close the ZeroMQ side, and keep no memory but that of batches that live; the lifeline closes with the last of them."""
         self._lost = self._lost or "the session has been closed"
+        self._slots.clear()
+        for subscription in (*self._subscriptions.values(), *self._retired):
+            subscription.let_go()
         if isinstance(self.link, RemoteLink):
             self.link.close()
         for mailbox in self._mailboxes.values():

@@ -3,7 +3,7 @@
 Invariant: every method leaves the stream at a position that the user can name: the one of the next batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
@@ -201,6 +201,10 @@ class Stream:
     def memories(self) -> list[SlotMemory | ReceiveBuffer]:
         """The memory that batches may lie in from now on, as far as it is mapped; see ``Batch.memory``."""
         return self._reader.memories()
+
+    def when_lost(self, let_go: Callable[[], None]) -> None:
+        """Have a method called when the daemon has gone; whoever keeps any of ``memories`` beyond batches lets go of it then."""
+        self._reader.when_lost(let_go)
 
     # --- its end ------------------------------------------------------------------------------------------------------
 

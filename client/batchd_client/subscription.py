@@ -171,6 +171,13 @@ class Subscription:
         released = [(token.sequence, token.generation) for token in tokens]
         return Pull(self.number, consumed, waiting, self.wait_us + waited_us, released)
 
+    def let_go(self) -> None:
+        """The session is over: keep nothing that has come. Batches that live have their memory themselves."""
+        self.handles.clear()
+        self.received.clear()
+        self.lent.clear()
+        self.arrivals = Arrivals(self.terms.layout.slot_bytes)
+
     def given(self, pull: Pull) -> None:
         """Forget the leases that a pull gave back."""
         for sequence, _generation in pull.released:

@@ -1,6 +1,7 @@
 """The daemon goes away and comes back: the loop only waits longer, and each position comes exactly once."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -123,6 +124,54 @@ def test_old_memory_is_kept_only_for_what_is_still_read(fake, daemon) -> None:
     assert mappings() <= len(fake.slots) + len(kept)
     kept.clear()
     assert mappings() <= len(fake.slots)
+
+
+def steps_of(stream: batchd_client.Stream) -> list[int]:
+    """Read an epoch and keep nothing of it."""
+    steps = []
+    for batch in stream:
+        steps.append(batch.step)
+        batch.release()
+    return steps
+
+
+def test_a_trainer_that_waits_keeps_nothing_but_living_batches(fake, daemon) -> None:
+    """The next daemon needs the memory, also that of connections which nobody uses just now."""
+    with batchd_client.connect(fake.address, reconnect_timeout_s=20) as idle:
+        with idle.stream("photos") as other:
+            list(other)
+        stream = daemon.stream("photos")
+        kept = [batch["label"] for batch in stream if batch.step == 3]
+        assert mappings() > len(kept)
+        fake.kill()
+        with ThreadPoolExecutor(1) as background:
+            waiting = background.submit(steps_of, stream)
+            wait_until(lambda: mappings() == len(kept), "all other slots are unmapped")
+            np.testing.assert_array_equal(kept[0], fake.stream.label(0, 3))
+            fake.start()
+            assert waiting.result() == [0, 1, 2, 3, 4]
+
+
+def test_a_program_that_connects_lets_go_of_what_it_has_of_a_dead_daemon(fake, daemon) -> None:
+    """Its successor may be waiting for the memory while it takes nobody in."""
+    list(daemon.stream("photos"))
+    assert mappings()
+    released = threading.Event()
+
+    def drain(session, message) -> bool:
+        if isinstance(message, Hello) and not released.is_set():
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "draining"))
+            return True
+        return False
+
+    fake.kill()
+    fake.answer = drain
+    fake.start()
+    with ThreadPoolExecutor(1) as background:
+        connecting = background.submit(batchd_client.connect, fake.address)
+        wait_until(lambda: not mappings(), "all slots are unmapped")
+        released.set()
+        connecting.result().close()
 
 
 def test_several_streams_go_on_each_at_its_position(fake, daemon) -> None:

@@ -78,6 +78,9 @@ class Stream:
     def load_state_dict(self, state):
         self.seek(state["epoch"], state["step"])
 
+    def when_lost(self, let_go):
+        self.let_go = let_go
+
     def close(self):
         self.closed = True
 

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 
 import batchd_client  # noqa: E402
 from batchd_client import hints  # noqa: E402
+from batchd_client.errors import ReconnectTimeout  # noqa: E402
 from batchd_client.memory import SlotMemory  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, STEPS_AHEAD_MAX  # noqa: E402
@@ -289,6 +290,21 @@ def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_
     assert before
     assert not any(cuda.registered.get(address) is one for address, one in before.items())
     assert cuda.registered
+
+
+@pytest.mark.parametrize("way", ["address", "tcp_address"])
+def test_while_the_daemon_is_away_nothing_is_registered_or_mapped(start_daemon, cuda, load, way):
+    """Copies under way are waited for: the next daemon needs the memory."""
+    daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
+    cuda.patience = 3
+    loader = load(daemon, address=getattr(daemon, way), reconnect_timeout_s=0.2)
+    list(loader)
+    assert cuda.registered
+    daemon.kill()
+    with pytest.raises(ReconnectTimeout):
+        list(loader)
+    assert not cuda.registered
+    assert not loader.stream.memories()
 
 
 def test_where_no_read_only_memory_is_registered_slots_are_mapped_writable(daemon, cuda, load):

@@ -199,10 +199,14 @@ class Register:
                 self._runtime.unregister(memory.address)
                 del self._held[number]
 
+    def let_go(self) -> None:
+        """Unregister what no batch will lie in any more; nothing of it is read."""
+        self._forget_what_is_over(())
+
     def close(self) -> None:
         """Unregister everything, once nothing of it is read any more."""
         self._present = tuple
-        self._forget_what_is_over(())
+        self.let_go()
 
     def abandon(self) -> None:
         """Unregister what a broken device lets go of, and hold nothing any more: it reads none of it."""
@@ -295,6 +299,7 @@ class CudaPlacement:
         self._copying = [one for one in self._copying if not self._is_over(one)]
         if wait:
             self._wait_for_all()
+            self._register.let_go()
 
     def close(self) -> None:
         """See ``feed.Placement``. Raises what is wrong with the device; then nothing is held nevertheless."""
