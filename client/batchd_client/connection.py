@@ -34,9 +34,13 @@ from batchd_client.errors import (
 from batchd_client.lifeline import DaemonBusy, SessionLost
 from batchd_client.opening import Context, Target, open_session
 from batchd_client.session import Session
+from batchd_wire.runtime import RuntimeDirectory
 
 PAUSE_S = 0.02
 PAUSE_MAX_S = 1.0
+PAUSES_PER_WAIT = 10
+"""On this host, where a try in vain costs some 0.1 ms, no pause is longer than this part of the waiting so far: a daemon that
+is back after half a second is found within 0.05 s."""
 TURN_S = 0.05
 """Longest wait before a waiting thread looks whether other threads released batches or received its own."""
 EXIT_WAIT_S = 1.0
@@ -205,7 +209,7 @@ def patiently_open(
     retry: tuple[type[Exception], ...] = _WORTH_WAITING,
 ) -> Session:
     """Try until a session opens or ``give_up`` is near, with growing pauses of random length. Raises the last try's error."""
-    pause = PAUSE_S
+    began_s, pause = time.monotonic(), PAUSE_S
     while True:
         try:
             return open_session(target, min(give_up, time.monotonic() + attempt_s))
@@ -216,7 +220,9 @@ def patiently_open(
             if (connection := found()) is not None:
                 connection.look_after()
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
-        pause = min(2 * pause, PAUSE_MAX_S)
+        is_near = isinstance(target.place, RuntimeDirectory)
+        longer = (time.monotonic() - began_s) / PAUSES_PER_WAIT if is_near else 2 * pause
+        pause = min(max(PAUSE_S, longer), PAUSE_MAX_S)
 
 
 def first_line(error: BaseException) -> str:
