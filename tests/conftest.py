@@ -198,6 +198,7 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
             **options: Any,
         ) -> DaemonProcess:
             daemon = DaemonProcess(parent, streams or {"photos": folder_stream(photos)}, **options)
+            daemon.through = through
             stack.callback(daemon.close)
             daemon.through = through
             return daemon.start(ready=ready)

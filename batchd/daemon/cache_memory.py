@@ -26,7 +26,7 @@ from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config, StreamConfig
 from batchd.core.statistics import CacheStatistics
 from batchd.daemon.cache_folder import BLOCK_BYTES, identity
-from batchd.daemon.memory import RESERVE_BYTES, available_bytes, shortage
+from batchd.daemon.memory import RESERVE_BYTES
 from batchd.daemon.rings import RingSize
 from batchd.daemon.slot_memory import SEALS
 from batchd.errors import Problem, SourceInvalid
@@ -193,14 +193,18 @@ def budgets_bytes(config: Config) -> int:
     return sum(budgets.values())
 
 
-def memory_problem(config: Config, rings: Mapping[str, RingSize]) -> Problem | None:
-    """What rings and caches lack of the memory that the machine has at present; None where there is enough."""
-    caches_bytes = budgets_bytes(config)
-    problem = shortage(sum(ring.ring_bytes for ring in rings.values()) + caches_bytes, available_bytes())
-    if problem is None:
+def needed_bytes(config: Config, rings: Mapping[str, RingSize]) -> int:
+    """What the rings and the caches take of the memory, when they are full."""
+    return sum(ring.ring_bytes for ring in rings.values()) + budgets_bytes(config)
+
+
+def memory_problem(config: Config, text: str | None) -> Problem | None:
+    """The problem of a configuration for which ``text`` says what memory is short; None for None."""
+    if text is None:
         return None
-    problem += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
-    return Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
+    caches_bytes = budgets_bytes(config)
+    text += f"; {round_bytes(caches_bytes)} of it are for caches (cache_memory =)" if caches_bytes else ""
+    return Problem("daemon.memory", text, meaning_of(("daemon", "memory"), {}))
 
 
 def allow_caches(caches: Sequence[CacheMemory], available_bytes: int) -> None:

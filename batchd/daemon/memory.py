@@ -17,7 +17,12 @@ RESERVE_BYTES = 64 << 20
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that this process may still take: what the machine has, or what its cgroups leave if that is less."""
-    return min([_machine_bytes(proc), *_cgroup_bytes(proc, cgroups)])
+    return min([_machine_bytes(proc), *(left for _limit, left in _cgroup_bytes(proc, cgroups))])
+
+
+def limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that this process may have if nobody else takes any."""
+    return min([_machine_bytes(proc, "MemTotal:"), *(limit for limit, _left in _cgroup_bytes(proc, cgroups))])
 
 
 def oom_kills(proc: Path = Path("/proc")) -> int:
@@ -42,16 +47,16 @@ def shortage(need_bytes: int, have_bytes: int) -> str | None:
     )
 
 
-def _machine_bytes(proc: Path) -> int:
+def _machine_bytes(proc: Path, name: str = "MemAvailable:") -> int:
     for line in (proc / "meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(name):
             return int(line.split()[1]) * KIBIBYTE
     return UNLIMITED_BYTES
 
 
-def _cgroup_bytes(proc: Path, cgroups: Path) -> list[int]:
-    """What each limiting cgroup of this process leaves, whichever version the host has."""
-    left = []
+def _cgroup_bytes(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
+    """The limit of each limiting cgroup of this process, and what that leaves, whichever version the host has."""
+    left: list[tuple[int, int]] = []
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -61,7 +66,7 @@ def _cgroup_bytes(proc: Path, cgroups: Path) -> list[int]:
     return left
 
 
-def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) -> list[int]:
+def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) -> list[tuple[int, int]]:
     """Look at the group and everything above it: the tightest counts. In a container the path may not be visible."""
     group = root / path.lstrip("/")
     left = []
@@ -69,7 +74,7 @@ def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) ->
         limit = _read_number(folder / limit_name)
         usage = _read_number(folder / usage_name)
         if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
-            left.append(max(0, limit - max(0, usage - _file_cache_bytes(folder))))
+            left.append((limit, max(0, limit - max(0, usage - _file_cache_bytes(folder)))))
         if folder == root:
             break
     return left

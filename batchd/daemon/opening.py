@@ -19,12 +19,13 @@ from batchd.config.tree import Config
 from batchd.core.state import DaemonState
 from batchd.daemon.authenticator import Authenticator
 from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
-from batchd.daemon.cache_memory import memory_problem
+from batchd.daemon.cache_memory import memory_problem, needed_bytes
 from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.keys import check_tcp_keys
 from batchd.daemon.launch import Launched
 from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.memory_wait import wait_for_memory
 from batchd.daemon.network import Network
 from batchd.daemon.notify import Notifier
 from batchd.daemon.observer import ObserverProcess, open_door
@@ -87,10 +88,10 @@ class Opening:
         door = open_door(self._daemon, is_embedded=is_embedded)
         return self._stack.enter_context(ObserverProcess(self.watch, door, names))
 
-    def rings(self) -> dict[str, RingSize]:
-        """Divide the memory. Raises where there is less of it than that."""
+    def rings(self, tell: Callable[[str], None]) -> dict[str, RingSize]:
+        """Divide the memory; wait for what others are about to give back, as ``tell`` is told. Raises where it stays short."""
         rings = plan_rings(self._config)
-        problem = memory_problem(self._config, rings)
+        problem = memory_problem(self._config, wait_for_memory(needed_bytes(self._config, rings), tell))
         if problem is not None:
             raise MemoryTooSmall([problem])
         return rings

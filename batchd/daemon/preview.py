@@ -22,7 +22,8 @@ from batchd.config.schema import meaning_of
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.cache_file import file_problem
-from batchd.daemon.cache_memory import cache_spec, memory_problem
+from batchd.daemon.cache_memory import cache_spec, memory_problem, needed_bytes
+from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.observer import open_door
 from batchd.daemon.reserve import plan_descriptors
 from batchd.daemon.rings import RingSize
@@ -57,7 +58,8 @@ def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
         found, texts = _stream(name, stream, config.daemon.python_path or (), is_running=is_running)
         problems += found
         unseen += [(name, text) for text in texts]
-    return Preview(problems, None if is_running else memory_problem(config, rings), unseen)
+    short = None if is_running else shortage(needed_bytes(config, rings), available_bytes())
+    return Preview(problems, memory_problem(config, short), unseen)
 
 
 def _machine_problems(config: Config, rings: dict[str, RingSize], names: RuntimeDirectory) -> list[Problem]:

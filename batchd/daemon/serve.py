@@ -1,6 +1,6 @@
 """From a configuration to a daemon that runs, and back to nothing. DAEMON process; its entry.
 
-    hold the directory -> start the workers (they import while we scan) -> divide the memory -> scan the sources
+    hold the directory -> start the workers (they import while we scan) -> divide the memory, or wait for it -> scan the sources
     -> bind -> ready -> loop -> close everything, in the opposite order
 
 Invariant: whatever goes wrong, nothing is left behind: processes end with their channels, memory with its descriptors, and
@@ -87,7 +87,7 @@ def _serve(config: Config, options: ServeOptions) -> None:
         workers = opening.workers(options.launched)
         failpoints.passing("daemon.starting")
         observer = opening.observer(held.names, is_embedded=is_embedded)
-        rings = opening.rings()
+        rings = opening.rings(service.waiting)
         memory = opening.memory(rings)
         streams = opening.streams(rings, _both(options.progress, service.scanned))
         state = opening.state(streams)

@@ -66,6 +66,11 @@ class Service:
         self.notifier.scanning(f"scanning {stream}: {counted(found, 'sample')} so far")
         return True
 
+    def waiting(self, what: str) -> None:
+        """The start waits for something that may come; whoever says so knows for how long at most."""
+        self.notifier.scanning(what)
+        self.notifier.progressed()
+
     def reserved(self, memory_bytes: int) -> None:
         """So much memory of the rings is taken, and more is to come; told at most once a second."""
         now = self._clock()

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 import batchd_client
+from support.cgroups import memory_group
 from support.commands import batchd
 from support.expected import Expected
-from support.keeper import cleared_by
 from support.kernel import is_stopped
 from support.seen import samples, see
 from support.settings import folder_stream, list_stream
@@ -79,28 +77,12 @@ def test_a_sample_that_hangs_is_poison_too(start_daemon):
     assert (bad.sample, bad.path) == (POISON, path)
 
 
-@contextmanager
-def tight_memory_group():
-    """Make a memory cgroup (version 1) that has no room for a process that eats."""
-    group = Path(f"/sys/fs/cgroup/memory/batchd-test-{os.getpid()}")
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    with cleared_by("rmdir", str(group)):
-        try:
-            (group / "memory.limit_in_bytes").write_text("64M")
-            yield group
-        finally:
-            group.rmdir()
-
-
 def test_a_sample_that_takes_all_the_memory_is_poison_too(start_daemon):
     """The kernel kills its workers for want of memory: SIGKILL, but no outsider's."""
     faults = {f"worker.sample.begin:{POISON}": "stop", f"worker.sample.read:{POISON}": "eat"}
     daemon = start_daemon(workers=1, lasting_faults=faults)
 
-    with tight_memory_group() as group, batchd_client.connect(daemon.address) as connection:
+    with memory_group(64 << 20) as group, batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=1)
         for _ in range(2):
             (worker,) = wait_until(

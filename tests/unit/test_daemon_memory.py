@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from batchd.daemon import slot_memory
-from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, oom_kills, shortage
+from batchd.daemon import memory_wait, slot_memory
+from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, limit_bytes, oom_kills, shortage
+from batchd.daemon.memory_wait import holders, wait_for_memory
 from batchd.daemon.reserve import SLOT_DESCRIPTORS
 from batchd.daemon.slot_memory import SEALS, SlotMemory
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
@@ -67,6 +69,73 @@ class Machine:
 def machine(tmp_path):
     """8 GiB available of 16, no cgroup limits."""
     return Machine(tmp_path)
+
+
+class Giving:
+    """Memory that comes back, so much with each look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: int, limit: int = 16 * GIBIBYTE) -> None:
+        self.looks = list(looks)
+        self.told: list[str] = []
+        monkeypatch.setattr(memory_wait, "available_bytes", self._look)
+        monkeypatch.setattr(memory_wait, "limit_bytes", lambda: limit)
+        monkeypatch.setattr(memory_wait, "LOOK_EVERY_S", 0.0)
+
+    def _look(self) -> int:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+
+def test_memory_that_others_give_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for what is said once in the log, and to the service manager."""
+    giving = Giving(monkeypatch, GIBIBYTE, GIBIBYTE, 2 * GIBIBYTE, 5 * GIBIBYTE)
+    with capture_logs() as lines:
+        assert wait_for_memory(4 * GIBIBYTE, giving.told.append) is None
+
+    assert giving.looks == [5 * GIBIBYTE]
+    assert giving.told == ["waiting for memory: need 4.0 GiB of shared memory, have 960.0 MiB"]
+    (line,) = lines
+    assert line["event"] == "waiting for memory"
+    assert line["reason"] == "need 4.0 GiB of shared memory, have 960.0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("looks", "limit", "left"),
+    [((GIBIBYTE, 5 * GIBIBYTE), 4 * GIBIBYTE, 1), ((GIBIBYTE,), 16 * GIBIBYTE, 1), ((5 * GIBIBYTE,), 16 * GIBIBYTE, 1)],
+    ids=["can never come", "does not come", "is there"],
+)
+def test_memory_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, looks, limit, left) -> None:
+    """More than there is at all is refused at the first look, and what does not come after a while."""
+    giving = Giving(monkeypatch, *looks, limit=limit)
+    monkeypatch.setattr(memory_wait, "MEMORY_WAIT_S", 0.01)
+    problem = wait_for_memory(4 * GIBIBYTE, giving.told.append)
+
+    assert len(giving.looks) == left
+    assert (problem is None) == (looks[0] == 5 * GIBIBYTE)
+    assert problem is None or problem.startswith("need 4.0 GiB of shared memory, have 960.0 MiB: set memory =")
+
+
+def test_those_who_have_slots_mapped_are_named(tmp_path: Path) -> None:
+    """The largest first; who may not be looked at is left out."""
+    line = "7f00{:04x}000-7f00{:04x}000 r--s 00000000 00:01 7 /memfd:{} (deleted)\n"
+    for pid, pages in ((12, 3), (7, 512), (9, 0)):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "comm").write_text("train.py\n")
+        (folder / "maps").write_text(line.format(0, pages, "batchd-slot") + line.format(0, 9, "other"))
+    (tmp_path / "99").mkdir()
+    (tmp_path / "meminfo").write_text("")
+
+    assert holders(tmp_path) == "train.py (pid 7): 2.0 MiB, train.py (pid 12): 12.0 KiB"
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, 16 * GIBIBYTE), (3 * GIBIBYTE, 3 * GIBIBYTE)])
+def test_the_most_that_there_may_be_is_the_machines_or_the_groups(machine, limit, most) -> None:
+    """However much of it is in use."""
+    if limit is not None:
+        machine.belongs_to("0::/a/b")
+        machine.limit("a", limit, limit)
+
+    assert limit_bytes(machine.proc, machine.cgroups) == most
 
 
 def test_without_limits_the_machines_memory_counts(machine) -> None:

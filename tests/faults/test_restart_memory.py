@@ -1,0 +1,111 @@
+"""The daemon is killed where there is no memory for two rings: whoever has the dead one's slots lets go, and the next one waits.
+
+It runs in a memory group of 1.2 times its ring; the trainers are not in that, but the ring is on the group's account until they
+unmap it.
+"""
+
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from support.cgroups import into, memory_group
+from support.waiting import wait_until
+
+MEBIBYTE = 1 << 20
+RING_BYTES = 1280 * MEBIBYTE
+GROUP_BYTES = RING_BYTES * 6 // 5
+ROWS = 8
+WINDOW = 64
+BATCHES = 24
+"""Of 16 MiB each: what the trainer then has mapped is more than the group has besides the ring."""
+KILLS = 3
+MANY_KILLS = 100
+
+
+@pytest.fixture
+def group():
+    """Outlives the daemon, as it is asked for before."""
+    with memory_group(GROUP_BYTES) as group:
+        yield group
+
+
+@pytest.fixture(params=["start", "demand"])
+def daemon(request, group, tmp_path, start_daemon):
+    """A daemon in a tight group. Each epoch is a batch, and none is like another."""
+    np.save(tmp_path / "x.npy", np.arange(ROWS, dtype=np.uint8)[:, None] + np.zeros((1, 2 * MEBIBYTE), np.uint8))
+    stream = {
+        "source": {"type": "npy", "path": str(tmp_path / "x.npy"), "field": "x"},
+        "batch_size": ROWS,
+        "window": WINDOW,
+        "pipeline": [],
+    }
+    options = {"workers": 1, "memory": "1280MiB", "reserve": request.param}
+    return start_daemon({"photos": stream}, through=into(group), **options)
+
+
+def read_and_kill(daemon, trainer, kills):
+    """What the trainer has seen in the end, and how long it waited each time."""
+    seen, waits_s = trainer.take(BATCHES), []
+    for _ in range(kills):
+        killed_s = time.monotonic()
+        daemon.kill()
+        trainer.begin(do="take", batches=BATCHES)
+        daemon.start()
+        seen.append(trainer.next_seen())
+        waits_s.append(time.monotonic() - killed_s)
+        seen += trainer.finish()[0]
+    return seen, waits_s
+
+
+def check(seen):
+    """Each position once, in its order, with samples that are all there."""
+    assert all(later.epoch == earlier.epoch + 1 for earlier, later in pairwise(seen))
+    assert {tuple(sorted(one.samples)) for one in seen} == {tuple(range(ROWS))}
+
+
+def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_trainer):
+    """Whether it takes its memory at the start or on demand; the trainer goes on with the next batch."""
+    trainer = start_trainer(daemon.address, epochs=1000)
+
+    seen, _waits_s = read_and_kill(daemon, trainer, KILLS)
+
+    check(seen)
+    assert len(seen) == (KILLS + 1) * BATCHES
+    trainer.quit()
+
+
+def test_the_memory_of_a_stopped_trainer_is_waited_for(daemon, start_trainer):
+    """The log says what is short and who has it; once the trainer goes on, so does everything."""
+    trainer = start_trainer(daemon.address, epochs=1000)
+    seen = trainer.take(BATCHES)
+    trainer.stop()
+    daemon.kill()
+    daemon.start(ready=False)
+
+    (line,) = wait_until(lambda: daemon.log_lines("waiting for memory"), "the daemon waits")
+    assert line["reason"].startswith("need 1.3 GiB of shared memory, have ")
+    assert f"(pid {trainer.pid}): " in line["held_by"]
+    trainer.go_on()
+    trainer.begin(do="take", batches=1)
+    daemon.wait_ready()
+
+    check(seen + trainer.finish()[0])
+    trainer.quit()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("daemon", ["start"], indirect=True)
+def test_a_hundred_kills_in_a_tight_group_lose_and_repeat_nothing(daemon, start_trainer):
+    """A long run of the first test; how long the trainer waited is printed."""
+    trainer = start_trainer(daemon.address, epochs=100_000)
+
+    seen, waits_s = read_and_kill(daemon, trainer, MANY_KILLS)
+
+    check(seen)
+    p50, p99 = np.percentile(waits_s, [50, 99])
+    print(  # noqa: T201  with pytest -s
+        f"kill to next batch: p50 {p50:.2f} s, p99 {p99:.2f} s, longest {max(waits_s):.2f} s of {len(waits_s)}"
+    )
+    trainer.quit()
