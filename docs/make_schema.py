@@ -4,8 +4,12 @@ import json
 import sys
 
 from batchd.config import kinds
+from batchd.config.source import SourceOptions
+from batchd.config.step import StepOptions
 
 kinds.IS_WHOLE = True
+for options in (SourceOptions, StepOptions):
+    options.__pydantic_config__["use_attribute_docstrings"] = True
 
 
 def main() -> None:

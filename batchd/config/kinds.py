@@ -1,8 +1,8 @@
 """A table that is one of several kinds, told apart by one of its keys: sources by ``type``, steps by ``op``. Daemon and CLI.
 
 pydantic takes a tenth of a second of a CPU for validators of all kinds, and two milliseconds for those of one. So each is made
-when the first table of its kind is read. Where everything is wanted, for the JSON Schema, ``IS_WHOLE`` is set before the tree is
-imported.
+when the first table of its kind is read. To read the meanings of keys, which are the strings under them, takes it another tenth.
+Where everything is wanted, for the JSON Schema, ``IS_WHOLE`` is set before the tree is imported.
 
 Invariant: what is wrong with a table has the type that pydantic's own tagged union would give it, and the key where it stands.
 """

@@ -16,7 +16,7 @@ class SourceOptions:
     """Base of the sources: a key that is no option is refused, and the string under a field is its documentation."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
     is_live: ClassVar[bool] = False
     """Do its samples come as they come? Then a number is a place in the stream, and asking for it again gives something else."""
 

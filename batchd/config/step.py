@@ -38,7 +38,7 @@ class StepOptions:
     """Base of the steps: a key that is no option is refused."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     @property
     def touches(self) -> frozenset[str] | None:

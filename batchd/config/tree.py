@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from batchd.config.checks import Checks
 from batchd.config.cpus import available_cpus
 from batchd.config.http import DEFAULT, host_name, parse_http
-from batchd.config.kinds import OneOf
+from batchd.config.kinds import IS_WHOLE, OneOf
 from batchd.config.live_sources import PushSource
 from batchd.config.location import check_local
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
@@ -101,7 +101,7 @@ class _Branch(BaseModel):
         strict=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        use_attribute_docstrings=IS_WHOLE,
     )
 
 
