@@ -29,7 +29,7 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 
-$(STAMP): pyproject.toml client/pyproject.toml setup.py $(wildcard batchd/pipeline/_jpeg*.[ch])
+$(STAMP): pyproject.toml client/pyproject.toml setup.py $(wildcard batchd/pipeline/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)

@@ -1,10 +1,12 @@
-"""The one part of batchd that is compiled; everything else of the distribution is said in pyproject.toml.
+"""The parts of batchd that are compiled; everything else of the distribution is said in pyproject.toml.
 
-It is optional: without a compiler or the headers of libjpeg-turbo an installation succeeds, and the wheels of simplejpeg and
-OpenCV decode whole JPEGs. One build is for all versions of Python from 3.11 on.
+They are optional: without a compiler an installation succeeds, and numpy resamples, in more time; without the headers of
+libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One build is for all versions of Python from 3.11 on.
 """
 
 from setuptools import Extension, setup
+
+FLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"]
 
 setup(
     ext_modules=[
@@ -13,10 +15,17 @@ setup(
             [f"batchd/pipeline/_jpeg{part}.c" for part in ("", "_cut", "_transcode")],
             depends=["batchd/pipeline/_jpeg.h"],
             libraries=["jpeg"],
-            extra_compile_args=["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            extra_compile_args=FLAGS,
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "batchd.pipeline._pixels",
+            ["batchd/pipeline/_pixels.c"],
+            extra_compile_args=[*FLAGS, "-O3"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

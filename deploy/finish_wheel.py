@@ -2,8 +2,8 @@
 
     finish_wheel.py BUILT FOLDER      BUILT/batchd-*.whl -> FOLDER
 
-With the extension that decodes crops, its libjpeg goes into the wheel (auditwheel), whose tag then says for which systems it is.
-Without it, as there was no compiler or no headers, the wheel is one of plain Python, and says so by its tag.
+With extensions, the libjpeg of the one that decodes crops goes into the wheel (auditwheel), whose tag then says for which systems
+it is. Without any, as there was no compiler, the wheel is one of plain Python, and says so by its tag.
 """
 
 import shutil
@@ -29,11 +29,13 @@ def main() -> int:
         shutil.copy(wheel, folder)
         print(f"{wheel.name} is for this machine alone: {', '.join(missing)} not installed")
         return 0
-    if any("/_jpeg." in name and name.endswith(".so") for name in ZipFile(wheel).namelist()):
+    names = ZipFile(wheel).namelist()
+    if not any("/_jpeg." in name and name.endswith(".so") for name in names):
+        print(f"the wheel is without the extension that decodes crops, which needs {NEEDED}")
+    if any(name.endswith(".so") for name in names):
         path = f"{scripts}{pathsep}{environ.get('PATH', '')}"
         command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, wheel]
         return subprocess.run(command, env={**environ, "PATH": path}, check=False).returncode
-    print(f"the wheel is without the extension that decodes crops, which needs {NEEDED}")
     tags = ["--python-tag", "py3", "--abi-tag", "none", "--platform-tag", "any"]
     subprocess.run([sys.executable, "-m", "wheel", "tags", *tags, wheel], stdout=subprocess.DEVNULL, check=True)
     [plain] = built.glob("batchd-*-none-any.whl")

@@ -25,6 +25,9 @@ from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, T
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 
+CONTENT_VERSION = 3
+"""Grows when the same steps, or the same plan, begin to give other bytes."""
+
 ImageStep: TypeAlias = (
     Decode
     | Follow

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from batchd import __version__
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
+from batchd.config.steps import CONTENT_VERSION
 from batchd.config.tree import Config, StreamConfig
 from batchd.core.statistics import CacheStatistics
 from batchd.daemon.cache_folder import BLOCK_BYTES, identity
@@ -174,7 +175,7 @@ def cache_spec(
 
 def decoders() -> list[str]:
     """What decides the pixels of a file besides the steps: versions of what decodes and resizes, found without loading it."""
-    found = [f"batchd {__version__}"]
+    found = [f"batchd {__version__}", f"content {CONTENT_VERSION}"]
     for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy"):
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from batchd.config.columns import Column
 from batchd.config.live_sources import PushSource
 from batchd.config.sources import Source, source_to_plain
-from batchd.config.steps import step_to_plain
+from batchd.config.steps import CONTENT_VERSION, step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
@@ -41,8 +41,6 @@ from batchd_wire.fields import SlotLayout
 from batchd_wire.orders import ServeStream
 from batchd_wire.wording import counted
 
-CONTENT_VERSION = 2
-"""Grows when the same configuration begins to give other bytes."""
 FINGERPRINT_DIGITS = 32
 LIVE_STEPS = 1 << 40
 """Batches in an epoch of a live stream, which never ends: at a million in a second this one lasts twelve days."""

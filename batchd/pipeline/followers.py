@@ -16,7 +16,6 @@ it is left, becomes four zeros, in its place.
 Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no random number is drawn.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from batchd.pipeline.mask import decode_mask
 from batchd.pipeline.moves import follow_trail
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Image, Pixels
+from batchd.pipeline.warp import sine_and_cosine
 
 Coordinates = npt.NDArray[np.float64]
 _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
@@ -161,7 +161,7 @@ def _placement(move: Move | Turn, height: int, width: int) -> Placement:
 
 def _rotation(move: Warp) -> Placement:
     """About the middle of the image, counter-clockwise as it is looked at, where y is down."""
-    cosine, sine = math.cos(math.radians(move.degrees)), math.sin(math.radians(move.degrees))
+    sine, cosine = sine_and_cosine(move.degrees)
     x, y = move.width / 2, move.height / 2
     across = cosine, sine, x - cosine * x - sine * y
     down = -sine, cosine, y + sine * x - cosine * y

@@ -40,7 +40,7 @@ UPRIGHT = Turn(transpose=False, vertical=False, horizontal=False)
 
 BLACK: Fill = (0,)
 WARPED_SIDE_PIXELS_MAX = (1 << 15) - 2
-"""cv2 counts in 16 bits where it warps."""
+"""Places in 1/2**32 of a pixel stay within 64 bits, with much room."""
 
 _MIRRORED = Turn(transpose=False, vertical=False, horizontal=True)
 _ROTATED = Turn(transpose=False, vertical=True, horizontal=True)
@@ -71,12 +71,18 @@ class Cut(NamedTuple):
     width: int
 
 
+Mirrored: TypeAlias = tuple[bool, bool]
+"""Whether rows, and columns, are looked at the other way round than they are stored; "nearest" wants to know it, as a centre that
+lies between two pixels is the further one's, as the image is looked at."""
+
+
 class Scale(NamedTuple):
     """Resample to this size."""
 
     height: int
     width: int
     interpolation: Interpolation
+    mirrored: Mirrored = (False, False)
 
 
 class Pad(NamedTuple):
@@ -97,6 +103,7 @@ class Warp(NamedTuple):
     degrees: float
     interpolation: Literal["nearest", "linear"]
     fill: Fill
+    mirrored: Mirrored = (False, False)
 
 
 Move: TypeAlias = Cut | Scale | Pad | Warp
@@ -154,7 +161,8 @@ class Geometry:
                 f"{self.width} x {self.height} pixels would be resized to {width} x {height}, "
                 f"more than the {self.pixels_max} pixels of max_pixels"
             )
-        self.moves.append(Scale(*self._stored_size(height, width), interpolation))
+        mirrored = self._mirrored(interpolation)
+        self.moves.append(Scale(*self._stored_size(height, width), interpolation, mirrored))
         self.height, self.width = height, width
         if self.trail is not None:
             self.trail.append(Scale(height, width, interpolation))
@@ -189,7 +197,8 @@ class Geometry:
             )
         is_mirrored = sum(self.turn) % 2 == 1
         stored_degrees = -degrees if is_mirrored else degrees
-        self.moves.append(Warp(*self._stored_size(self.height, self.width), stored_degrees, interpolation, fill))
+        size, mirrored = self._stored_size(self.height, self.width), self._mirrored(interpolation)
+        self.moves.append(Warp(*size, stored_degrees, interpolation, fill, mirrored))
         if self.trail is not None:
             self.trail.append(Warp(self.height, self.width, degrees, interpolation, fill))
 
@@ -201,6 +210,12 @@ class Geometry:
         if self.turn.horizontal:
             left = outer_width - left - width
         return Cut(left, top, width, height) if self.turn.transpose else Cut(top, left, height, width)
+
+    def _mirrored(self, interpolation: Interpolation) -> Mirrored:
+        if interpolation != "nearest":
+            return (False, False)
+        transpose, vertical, horizontal = self.turn
+        return (horizontal, vertical) if transpose else (vertical, horizontal)
 
     def _stored_size(self, height: int, width: int) -> Size:
         return (width, height) if self.turn.transpose else (height, width)

@@ -10,9 +10,9 @@ Geometry behind a step on pixels is a stage of its own, so that every step sees 
 where one ends.
 
 Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i + 1/2``, edges repeat, the
-result is rounded to 8 bits, and differs from the reference by at most ``1`` (``cubic``: ``2``):
+result is rounded to 8 bits, from a value within 0.03 of the reference; see ``resample``:
 
-    nearest  the pixel in which ``floor(i * source / target)`` lies
+    nearest  the pixel in which the centre of the new one lies
     linear   between the two nearest pixels, in each direction; no smoothing before it
     area     the mean over the area that the target's pixel covers
     cubic    over four pixels in each direction, with the coefficient -0.75; no smoothing before it

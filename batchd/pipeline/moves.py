@@ -3,37 +3,26 @@
     cut      a view, nothing is copied
     scale    see ``image_stage`` for the conventions of each interpolation
     pad      copies the image into its frame
-    warp     for each new pixel, where its centre comes from: the pixel that lies there ("nearest") or between the four around it
-             ("linear"), ``fill`` counting as pixels outside; within 1 of it in float64 with OpenCV 5. OpenCV 4 takes positions to
-             1/32 of a pixel, which makes up to 8 of 255 where neighbours are black and white
+    warp     see ``warp``; within 1 of the same in float64
     turn     transposed first, then flipped
 
 Everything but a cut writes into memory that it is given or that is used again for the next sample. Every cv2 call that is told
 where to write is checked to have written there.
 """
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from batchd.config.geometry_steps import Fill
-from batchd.config.step import Interpolation
-from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Pad, Scale, Turn, Warp
+from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Pad, Scale, Turn
+from batchd.pipeline.resample import resample
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Pixels, cv2, written
+from batchd.pipeline.warp import warp
 
 AREA_FROM_REDUCTION: Final = 2
 """Where "auto" changes from linear to area: source divided by target, in pixels, of the side that shrinks more."""
 
-_METHODS: dict[Interpolation, int] = {
-    "nearest": cv2.INTER_NEAREST,
-    "linear": cv2.INTER_LINEAR,
-    "area": cv2.INTER_AREA,
-    "cubic": cv2.INTER_CUBIC,
-}
 _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 _CV2_CHANNELS_MAX = 4
 
@@ -53,11 +42,11 @@ def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pix
         shape = (move.height, move.width, pixels.shape[2])
         into = out if out is not None and place == last else scratch.image(place, shape)
         if isinstance(move, Scale):
-            _scale(pixels, move, scratch, into)
+            _scale(pixels, move, into)
         elif isinstance(move, Pad):
             _pad(pixels, move, into)
         else:
-            _warp(pixels, move, into, _METHODS[move.interpolation], move.fill)
+            warp(pixels, move, into)
         pixels = into
     return pixels
 
@@ -76,19 +65,13 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, f
             continue
         into = scratch.image(place, (move.height, move.width, 1))
         if isinstance(move, Scale):
-            rows, columns = _middles(mask.shape[0], move.height), _middles(mask.shape[1], move.width)
-            np.take(mask[rows], columns, axis=1, out=into, mode="clip")
+            resample(mask, into, "nearest")
         elif isinstance(move, Pad):
             _pad(mask, move._replace(fill=(fill,)), into)
         else:
-            _warp(mask, move, into, cv2.INTER_NEAREST, (fill,))
+            warp(mask, move._replace(interpolation="nearest", fill=(fill,)), into)
         mask = into
     return mask
-
-
-def _middles(source: int, target: int) -> npt.NDArray[np.intp]:
-    """The source's pixels in which the centres of the target's lie, along one side; in whole numbers, so exact."""
-    return (2 * np.arange(target) + 1) * source // (2 * target)
 
 
 def turned(pixels: Pixels, turn: Turn, scratch: Scratch, into: Pixels | None, place: Hashable = "turned") -> Pixels:
@@ -102,23 +85,13 @@ def turned(pixels: Pixels, turn: Turn, scratch: Scratch, into: Pixels | None, pl
     return into
 
 
-def _scale(pixels: Pixels, move: Scale, scratch: Scratch, into: Pixels) -> None:
-    height, width, channels = pixels.shape
+def _scale(pixels: Pixels, move: Scale, into: Pixels) -> None:
     method = move.interpolation
     if method == "auto":
+        height, width = pixels.shape[:2]
         shrinks = height >= AREA_FROM_REDUCTION * move.height or width >= AREA_FROM_REDUCTION * move.width
         method = "area" if shrinks else "linear"
-    if method == "area" and (height < move.height) != (width < move.width):
-        # Where one side grows, cv2 leaves the other one unsmoothed, so that one goes first.
-        shrunk = scratch.image("shrunk", (min(height, move.height), min(width, move.width), channels))
-        _resize(pixels, shrunk, "area")
-        pixels = shrunk
-    _resize(pixels, into, method)
-
-
-def _resize(pixels: Pixels, into: Pixels, method: Interpolation) -> None:
-    size = into.shape[1], into.shape[0]
-    written(cv2.resize(pixels, size, dst=into, interpolation=_METHODS[method]), into)
+    resample(pixels, into, method, move.mirrored)
 
 
 def _pad(pixels: Pixels, move: Pad, into: Pixels) -> None:
@@ -129,29 +102,6 @@ def _pad(pixels: Pixels, move: Pad, into: Pixels) -> None:
     below, right = move.height - move.top - height, move.width - move.left - width
     around = move.top, below, move.left, right
     written(cv2.copyMakeBorder(pixels, *around, cv2.BORDER_CONSTANT, dst=into, value=_scalar(move.fill)), into)
-
-
-def _warp(pixels: Pixels, move: Warp, into: Pixels, method: int, fill: Fill) -> None:
-    """cv2 wants to know where a new pixel comes from, in coordinates in which a pixel's centre is a whole number."""
-    angle = math.radians(move.degrees)
-    cosine, sine = math.cos(angle), math.sin(angle)
-    middle_x, middle_y = (move.width - 1) / 2, (move.height - 1) / 2
-    origin = np.array(
-        [
-            [cosine, -sine, middle_x - cosine * middle_x + sine * middle_y],
-            [sine, cosine, middle_y - sine * middle_x - cosine * middle_y],
-        ]
-    )
-    made = cv2.warpAffine(
-        pixels,
-        origin,
-        (move.width, move.height),
-        dst=into,
-        flags=method | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_CONSTANT,
-        borderValue=_scalar(fill),
-    )
-    written(made, into)
 
 
 def _scalar(fill: Fill) -> tuple[int, ...]:

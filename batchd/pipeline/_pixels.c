@@ -1,0 +1,412 @@
+/* Pixels made of pixels, in whole numbers alone: every compiler and every processor makes the same. Worker process.
+ *
+ *     resample    each new pixel is a weighted sum of source pixels, first along the columns, then along the rows
+ *     shift_hue   red, green and blue are changed as if it were hue that was
+ *     warp        each new pixel is taken from where its centre comes from, in steps of 1/2^32 of a pixel
+ *
+ * `resample.py` and `warp.py` say which weights and which places; they and `recolor.py` do the same without this extension, in
+ * more time.
+ *
+ * Invariant: nothing is read outside of the buffers, whatever the arguments are. No sum leaves 32 bits: see `resample.py`.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+enum { CHANNELS_MAX = 4, FRACTION_BITS = 11, PLACE_BITS = 32, WEIGHT_BITS = 2 * FRACTION_BITS, HUE_BITS = 16 };
+
+struct image {
+    Py_buffer buffer;
+    uint8_t *pixels;
+    Py_ssize_t height, width, channels, stride;
+};
+
+/* --- resample --- */
+
+struct taps {
+    Py_buffer first_buffer, weights_buffer;
+    const int32_t *first;
+    const int16_t *weights;
+    Py_ssize_t targets, count;
+    int shift;
+};
+
+FOR_EACH_PROCESSOR
+static void add_weighted(int32_t *sums, const uint8_t *row, int16_t weight, Py_ssize_t length)
+{
+    for (Py_ssize_t i = 0; i < length; i++) sums[i] += weight * (int16_t)row[i];
+}
+
+FOR_EACH_PROCESSOR
+static void weigh_two(int32_t *sums, const uint8_t *one, const uint8_t *other, int16_t first, int16_t second,
+                      Py_ssize_t length)
+{
+    for (Py_ssize_t i = 0; i < length; i++) sums[i] = first * (int16_t)one[i] + second * (int16_t)other[i];
+}
+
+FOR_EACH_PROCESSOR
+static void round_off(const int32_t *sums, int16_t *kept, int shift, Py_ssize_t length)
+{
+    const int32_t half = 1 << (shift - 1);
+    for (Py_ssize_t i = 0; i < length; i++) kept[i] = (int16_t)((sums[i] + half) >> shift);
+}
+
+static inline uint8_t level(int32_t value)
+{
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+static void across_each(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels)
+{
+    const int16_t *weights = taps->weights;
+    for (Py_ssize_t x = 0; x < taps->targets; x++, weights += taps->count) {
+        for (Py_ssize_t channel = 0; channel < channels; channel++) {
+            const int16_t *from = kept + taps->first[x] * channels + channel;
+            int32_t sum = 1 << (shift - 1);
+            for (Py_ssize_t tap = 0; tap < taps->count; tap++) sum += weights[tap] * from[tap * channels];
+            *into++ = level(sum >> shift);
+        }
+    }
+}
+
+#ifdef __SSE2__
+/* The same for 3 or 4 channels, of which each pixel is one vector: two taps in one instruction. */
+static inline __m128i two_weighted(const int16_t *one, const int16_t *other, uint32_t weights)
+{
+    const __m128i first = _mm_loadl_epi64((const __m128i *)one);
+    const __m128i second = other ? _mm_loadl_epi64((const __m128i *)other) : _mm_setzero_si128();
+    return _mm_madd_epi16(_mm_unpacklo_epi16(first, second), _mm_set1_epi32((int)weights));
+}
+
+static inline void across_wide(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels,
+                               Py_ssize_t count)
+{
+    const __m128i half = _mm_set1_epi32(1 << (shift - 1)), bits = _mm_cvtsi32_si128(shift);
+    const int16_t *weights = taps->weights;
+    for (Py_ssize_t x = 0; x < taps->targets; x++, weights += count, into += channels) {
+        const int16_t *from = kept + taps->first[x] * channels;
+        __m128i sum = half;
+        uint32_t pair;
+        Py_ssize_t tap = 0;
+        for (; tap + 1 < count; tap += 2) {
+            memcpy(&pair, weights + tap, sizeof pair);
+            sum = _mm_add_epi32(sum, two_weighted(from + tap * channels, from + (tap + 1) * channels, pair));
+        }
+        if (tap < count) sum = _mm_add_epi32(sum, two_weighted(from + tap * channels, NULL, (uint16_t)weights[tap]));
+        sum = _mm_packs_epi32(_mm_sra_epi32(sum, bits), sum);
+        pair = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(sum, sum));
+        memcpy(into, &pair, x + 1 < taps->targets ? 4 : (size_t)channels); /* what is too much, the next pixel writes over */
+    }
+}
+#endif
+
+static void across(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels)
+{
+#ifdef __SSE2__
+    if (channels == 3 && taps->count == 2)
+        across_wide(kept, into, taps, shift, 3, 2); /* constants, so that the loop is unrolled */
+    else if (channels == 3 && taps->count == 4)
+        across_wide(kept, into, taps, shift, 3, 4);
+    else if (channels >= 3)
+        across_wide(kept, into, taps, shift, channels, taps->count);
+    else
+#endif
+        across_each(kept, into, taps, shift, channels);
+}
+
+static void resample_rows(const struct image *from, const struct image *into, const struct taps *rows,
+                          const struct taps *columns, int kept_bits, int32_t *sums, int16_t *kept)
+{
+    const Py_ssize_t length = from->width * from->channels;
+    for (Py_ssize_t y = 0; y < rows->targets; y++) {
+        const int16_t *weights = rows->weights + y * rows->count;
+        const uint8_t *row = from->pixels + rows->first[y] * from->stride;
+        Py_ssize_t tap = rows->count > 1 ? 2 : 1;
+        weigh_two(sums, row, tap == 2 ? row + from->stride : row, weights[0], tap == 2 ? weights[1] : 0, length);
+        for (; tap < rows->count; tap++)
+            if (weights[tap]) add_weighted(sums, row + tap * from->stride, weights[tap], length);
+        round_off(sums, kept, rows->shift - kept_bits, length);
+        across(kept, into->pixels + y * into->stride, columns, columns->shift + kept_bits, from->channels);
+    }
+}
+
+/* --- warp --- */
+
+struct warp {
+    int64_t across[3], down[3]; /* factors of x, y and 1, in 1/2^PLACE_BITS of a pixel: where a new pixel comes from */
+    uint8_t fill[CHANNELS_MAX];
+};
+
+static inline const uint8_t *pixel_at(const struct image *from, const struct warp *warp, int64_t x, int64_t y)
+{
+    const int is_inside = x >= 0 && x < from->width && y >= 0 && y < from->height;
+    return is_inside ? from->pixels + y * from->stride + x * from->channels : warp->fill;
+}
+
+static inline void between(const struct image *from, const struct warp *warp, int64_t x, int64_t y, uint8_t *into,
+                           Py_ssize_t channels)
+{
+    const int64_t left = x >> PLACE_BITS, top = y >> PLACE_BITS;
+    const int32_t one = 1 << FRACTION_BITS;
+    const int32_t right = (int32_t)(x >> (PLACE_BITS - FRACTION_BITS)) & (one - 1);
+    const int32_t lower = (int32_t)(y >> (PLACE_BITS - FRACTION_BITS)) & (one - 1);
+    const uint8_t *upper_left, *upper_right, *lower_left, *lower_right;
+    if (left >= 0 && left < from->width - 1 && top >= 0 && top < from->height - 1) {
+        upper_left = from->pixels + top * from->stride + left * channels;
+        upper_right = upper_left + channels;
+        lower_left = upper_left + from->stride;
+        lower_right = lower_left + channels;
+    } else {
+        upper_left = pixel_at(from, warp, left, top);
+        upper_right = pixel_at(from, warp, left + 1, top);
+        lower_left = pixel_at(from, warp, left, top + 1);
+        lower_right = pixel_at(from, warp, left + 1, top + 1);
+    }
+    for (Py_ssize_t channel = 0; channel < channels; channel++) {
+        const int32_t upper = (one - right) * upper_left[channel] + right * upper_right[channel];
+        const int32_t under = (one - right) * lower_left[channel] + right * lower_right[channel];
+        into[channel] = (uint8_t)(((one - lower) * upper + lower * under + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS);
+    }
+}
+
+static inline void warp_rows(const struct image *from, const struct image *into, const struct warp *warp, int is_linear,
+                             Py_ssize_t channels)
+{
+    for (Py_ssize_t row = 0; row < into->height; row++) {
+        int64_t x = warp->across[1] * row + warp->across[2], y = warp->down[1] * row + warp->down[2];
+        uint8_t *made = into->pixels + row * into->stride;
+        for (Py_ssize_t column = 0; column < into->width; column++, made += channels) {
+            if (is_linear)
+                between(from, warp, x, y, made, channels);
+            else {
+                const uint8_t *pixel = pixel_at(from, warp, x >> PLACE_BITS, y >> PLACE_BITS);
+                for (Py_ssize_t channel = 0; channel < channels; channel++) made[channel] = pixel[channel];
+            }
+            x += warp->across[0];
+            y += warp->down[0];
+        }
+    }
+}
+
+/* --- hue --- */
+
+/* Hue is in sixths of the circle, times the chroma of the pixel, so that it is a whole number; `shift` in 1/2^HUE_BITS of a sixth. */
+static inline uint8_t shifted(int32_t value, int32_t chroma, int32_t hue)
+{
+    const int32_t circle = 6 * chroma << HUE_BITS, full = chroma << HUE_BITS;
+    int32_t off;
+    while (hue >= circle) hue -= circle;
+    off = 4 * full - hue < hue ? 4 * full - hue : hue;
+    off = off < 0 ? 0 : off > full ? full : off;
+    return (uint8_t)(((value << HUE_BITS) - off + (1 << (HUE_BITS - 1))) >> HUE_BITS);
+}
+
+static void shift_hues(const struct image *image, int32_t shift, int red, int blue)
+{
+    for (Py_ssize_t row = 0; row < image->height; row++) {
+        uint8_t *pixel = image->pixels + row * image->stride;
+        for (Py_ssize_t column = 0; column < image->width; column++, pixel += 3) {
+            const int32_t r = pixel[red], g = pixel[1], b = pixel[blue];
+            const int32_t most = r > g ? (r > b ? r : b) : g > b ? g : b, least = r < g ? (r < b ? r : b) : g < b ? g : b;
+            const int32_t chroma = most - least;
+            if (!chroma) continue;
+            int32_t hue = most == r ? g - b : most == g ? 2 * chroma + b - r : 4 * chroma + r - g;
+            if (hue < 0) hue += 6 * chroma;
+            hue = (hue << HUE_BITS) + shift * chroma;
+            pixel[red] = shifted(most, chroma, hue + (5 * chroma << HUE_BITS));
+            pixel[1] = shifted(most, chroma, hue + (3 * chroma << HUE_BITS));
+            pixel[blue] = shifted(most, chroma, hue + (chroma << HUE_BITS));
+        }
+    }
+}
+
+/* --- what Python sees --- */
+
+/* [height, width, channels] of bytes, rows at any distance, the pixels of a row side by side. */
+static int take_image(PyObject *object, int flags, struct image *image)
+{
+    Py_buffer *buffer = &image->buffer;
+    if (PyObject_GetBuffer(object, buffer, PyBUF_STRIDES | flags) < 0) return 0;
+    if (buffer->ndim == 3 && buffer->itemsize == 1 && buffer->shape[0] > 0 && buffer->shape[1] > 0 && buffer->shape[2] > 0
+        && buffer->shape[2] <= CHANNELS_MAX && buffer->shape[0] <= INT32_MAX && buffer->shape[1] <= INT32_MAX
+        && buffer->strides[2] == 1 && buffer->strides[1] == buffer->shape[2]) {
+        image->pixels = buffer->buf;
+        image->height = buffer->shape[0];
+        image->width = buffer->shape[1];
+        image->channels = buffer->shape[2];
+        image->stride = buffer->strides[0];
+        return 1;
+    }
+    PyErr_SetString(PyExc_ValueError, "an image is bytes [height, width, 1 to 4], and the pixels of a row lie side by side");
+    return 0;
+}
+
+static int take_taps(PyObject *object, Py_ssize_t source, Py_ssize_t targets, struct taps *taps)
+{
+    PyObject *first, *weights;
+    if (!PyArg_ParseTuple(object, "OOi", &first, &weights, &taps->shift)) return 0;
+    if (PyObject_GetBuffer(first, &taps->first_buffer, PyBUF_C_CONTIGUOUS) < 0) return 0;
+    if (PyObject_GetBuffer(weights, &taps->weights_buffer, PyBUF_C_CONTIGUOUS) < 0) return 0;
+    if (taps->first_buffer.ndim == 1 && taps->first_buffer.itemsize == 4 && taps->first_buffer.shape[0] == targets
+        && taps->weights_buffer.ndim == 2 && taps->weights_buffer.itemsize == 2
+        && taps->weights_buffer.shape[0] == targets && taps->weights_buffer.shape[1] > 0 && taps->shift >= 14
+        && taps->shift <= 22) {
+        taps->targets = targets;
+        taps->count = taps->weights_buffer.shape[1];
+        taps->first = taps->first_buffer.buf;
+        taps->weights = taps->weights_buffer.buf;
+        Py_ssize_t place = 0;
+        while (place < targets && taps->first[place] >= 0 && taps->first[place] + taps->count <= source) place++;
+        if (place == targets) return 1;
+    }
+    PyErr_SetString(PyExc_ValueError, "taps are (int32 [targets], int16 [targets, count], 14 to 22) within the source");
+    return 0;
+}
+
+static void release_image(struct image *image)
+{
+    PyBuffer_Release(&image->buffer);
+}
+
+static void release_taps(struct taps *taps)
+{
+    PyBuffer_Release(&taps->first_buffer);
+    PyBuffer_Release(&taps->weights_buffer);
+}
+
+PyDoc_STRVAR(resample_doc,
+"resample(source, target, rows, columns, kept_bits)\n\n"
+"Write into ``target`` what ``rows`` and ``columns`` say: (first source pixel, weights of it and of those behind it, shift) of each new\n"
+"pixel along that side. The weights of a pixel add up to 2**shift; ``kept_bits`` are left between the two sides.");
+
+static PyObject *resample(PyObject *self, PyObject *arguments)
+{
+    struct image from, into;
+    struct taps rows, columns;
+    PyObject *source, *target, *down, *across_taps;
+    int kept_bits, is_made = 0;
+    (void)self;
+    memset(&from, 0, sizeof from), memset(&into, 0, sizeof into);
+    memset(&rows, 0, sizeof rows), memset(&columns, 0, sizeof columns);
+    if (!PyArg_ParseTuple(arguments, "OOOOi:resample", &source, &target, &down, &across_taps, &kept_bits)) return NULL;
+    if (take_image(source, 0, &from) && take_image(target, PyBUF_WRITABLE, &into)
+        && take_taps(down, from.height, into.height, &rows) && take_taps(across_taps, from.width, into.width, &columns)) {
+        if (from.channels != into.channels || kept_bits < 0 || kept_bits + columns.shift > 23 || kept_bits > 7)
+            PyErr_SetString(PyExc_ValueError, "other channels, or more bits than fit");
+        else {
+            const size_t length = (size_t)(from.width * from.channels);
+            int32_t *sums = malloc(length * sizeof *sums);
+            int16_t *kept = malloc((length + CHANNELS_MAX) * sizeof *kept); /* a vector may reach beyond the last pixel */
+            if (!sums || !kept)
+                PyErr_NoMemory();
+            else {
+                memset(kept + length, 0, CHANNELS_MAX * sizeof *kept);
+                Py_BEGIN_ALLOW_THREADS
+                resample_rows(&from, &into, &rows, &columns, kept_bits, sums, kept);
+                Py_END_ALLOW_THREADS
+                is_made = 1;
+            }
+            free(kept);
+            free(sums);
+        }
+    }
+    release_taps(&columns), release_taps(&rows), release_image(&into), release_image(&from);
+    if (!is_made) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(warp_doc,
+"warp(source, target, across, down, is_linear, fill)\n\n"
+"Write into ``target`` what lies where ``across`` and ``down`` (factors of x, y and 1, in 1/2**32 of a pixel) say that its pixels come\n"
+"from: the pixel there, or between the four around. ``fill``: four bytes, for what lies outside.");
+
+static PyObject *warp(PyObject *self, PyObject *arguments)
+{
+    struct image from, into;
+    struct warp warp;
+    PyObject *source, *target;
+    const char *fill;
+    Py_ssize_t fill_length;
+    int is_linear, is_made = 0;
+    long long across[3], down[3];
+    (void)self;
+    memset(&from, 0, sizeof from), memset(&into, 0, sizeof into);
+    if (!PyArg_ParseTuple(arguments, "OO(LLL)(LLL)py#:warp", &source, &target, &across[0], &across[1], &across[2], &down[0],
+                          &down[1], &down[2], &is_linear, &fill, &fill_length))
+        return NULL;
+    for (int i = 0; i < 3; i++) warp.across[i] = across[i], warp.down[i] = down[i];
+    if (take_image(source, 0, &from) && take_image(target, PyBUF_WRITABLE, &into)) {
+        if (from.channels != into.channels || fill_length != CHANNELS_MAX)
+            PyErr_SetString(PyExc_ValueError, "other channels, or a fill that is not four bytes");
+        else {
+            memcpy(warp.fill, fill, CHANNELS_MAX);
+            Py_BEGIN_ALLOW_THREADS
+            if (from.channels == 3 && is_linear)
+                warp_rows(&from, &into, &warp, 1, 3);
+            else
+                warp_rows(&from, &into, &warp, is_linear, from.channels);
+            Py_END_ALLOW_THREADS
+            is_made = 1;
+        }
+    }
+    release_image(&into), release_image(&from);
+    if (!is_made) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(shift_hue_doc,
+"shift_hue(pixels, shift, is_bgr)\n\n"
+"Shift the hue of an image of three channels by ``shift``, from 0 to 6 * 2**16, which is once round the circle.");
+
+static PyObject *shift_hue(PyObject *self, PyObject *arguments)
+{
+    struct image image;
+    PyObject *pixels;
+    int shift, is_bgr, is_made = 0;
+    (void)self;
+    memset(&image, 0, sizeof image);
+    if (!PyArg_ParseTuple(arguments, "Oip:shift_hue", &pixels, &shift, &is_bgr)) return NULL;
+    if (take_image(pixels, PyBUF_WRITABLE, &image)) {
+        if (image.channels != 3 || shift < 0 || shift > 6 << HUE_BITS)
+            PyErr_SetString(PyExc_ValueError, "an image has three channels, and a shift is 0 to 6 * 2**16");
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            shift_hues(&image, shift, is_bgr ? 2 : 0, is_bgr ? 0 : 2);
+            Py_END_ALLOW_THREADS
+            is_made = 1;
+        }
+    }
+    release_image(&image);
+    if (!is_made) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef METHODS[] = {
+    {"resample", resample, METH_VARARGS, resample_doc},
+    {"shift_hue", shift_hue, METH_VARARGS, shift_hue_doc},
+    {"warp", warp, METH_VARARGS, warp_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_pixels", "Pixels made of pixels, in whole numbers.", -1, METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__pixels(void)
+{
+    return PyModule_Create(&MODULE);
+}

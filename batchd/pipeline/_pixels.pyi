@@ -1,0 +1,12 @@
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+_Taps: TypeAlias = tuple[NDArray[Any], NDArray[Any], int]
+_Place: TypeAlias = tuple[int, int, int]
+
+def resample(source: NDArray[Any], target: NDArray[Any], rows: _Taps, columns: _Taps, kept_bits: int, /) -> None: ...
+def shift_hue(pixels: NDArray[Any], shift: int, is_bgr: bool, /) -> None: ...
+def warp(
+    source: NDArray[Any], target: NDArray[Any], across: _Place, down: _Place, is_linear: bool, fill: bytes, /
+) -> None: ...

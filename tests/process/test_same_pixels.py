@@ -1,0 +1,100 @@
+"""What each step makes is the same with every version of OpenCV, on every processor, with and without batchd's extension.
+
+Other processors and libraries are children whose libraries are told to do without: see ``support.pixel_sums``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchd.pipeline import resample
+from support.pixel_sums import write_inputs
+
+TESTS = Path(__file__).parents[1]
+CHILD_TIMEOUT_S = 300
+WITHOUT_EXTENSION = "import sys; sys.modules['batchd.pipeline._pixels'] = None"
+RUN = "import runpy; runpy.run_module('support.pixel_sums', run_name='__main__')"
+OPENCV = "opencv-python-headless"
+OTHER_OPENCVS = ("4.12.0.88", "4.13.0.92", "5.0.0.93")
+NUMPY_FEATURES = " ".join(np._core._multiarray_umath.__cpu_dispatch__)
+KINDS = {
+    "OpenCV without AVX": {"OPENCV_CPU_DISABLE": "AVX,AVX2,FMA3,AVX512_SKX"},
+    "OpenCV without SSE4": {"OPENCV_CPU_DISABLE": "SSSE3,SSE4_1,SSE4_2,AVX,AVX2,FMA3,AVX512_SKX"},
+    "OpenCV without IPP": {"OPENCV_IPP": "disabled"},
+    "libjpeg-turbo without SIMD": {"JSIMD_FORCENONE": "1"},
+    "numpy without SIMD": {"NPY_DISABLE_CPU_FEATURES": NUMPY_FEATURES},
+    "a C library without FMA": {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX"},
+}
+BARE = {name: value for kind in KINDS.values() for name, value in kind.items()}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """The inputs of all steps, as a file."""
+    path = tmp_path_factory.mktemp("pixels") / "inputs.npz"
+    write_inputs(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def usual(inputs):
+    """What steps make on this machine as it is."""
+    return sums(inputs)
+
+
+def sums(inputs, environment=None, path="", before="pass"):
+    """What steps make in a process of another kind."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}\n{RUN}", inputs],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(path), str(TESTS)])), **(environment or {})},
+        capture_output=True,
+        timeout=CHILD_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def others(usual, found):
+    """The steps that made something else."""
+    assert usual.keys() == found.keys()
+    return [name for name, made in usual.items() if found[name] != made]
+
+
+def test_steps_make_the_same_on_a_processor_without_anything(inputs, usual):
+    """No vectors beyond those that every x86-64 has, no IPP, no fused products."""
+    assert others(usual, sums(inputs, BARE)) == []
+
+
+@pytest.mark.skipif(not resample.IS_BUILT, reason="the extension was not built, so there is nothing to compare with")
+def test_steps_make_the_same_without_the_extension(inputs, usual):
+    """What numpy makes in its place, and what the extension makes."""
+    assert others(usual, sums(inputs, before=WITHOUT_EXTENSION)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_make_the_same_in_each_kind_of_process(inputs, usual, kind):
+    """One thing missing at a time."""
+    assert others(usual, sums(inputs, KINDS[kind])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHER_OPENCVS)
+def test_steps_make_the_same_with_another_opencv(inputs, usual, other, tmp_path):
+    """With its vectors and IPP, and without."""
+    if version(OPENCV) == other:
+        pytest.skip("is the one that is installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path, f"{OPENCV}=={other}"]
+    done = subprocess.run(pip, capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"cannot be installed: {done.stderr.decode().strip().splitlines()[-1:]}")
+
+    assert others(usual, sums(inputs, path=tmp_path)) == []
+    assert others(usual, sums(inputs, BARE, path=tmp_path)) == []

@@ -1,0 +1,210 @@
+"""Every step that makes numbers, on made inputs: one checksum for each, of all that it gave.
+
+A program, so that it runs in processes of every kind: ``python -m support.pixel_sums INPUTS`` writes them as JSON.
+``write_inputs`` makes INPUTS, once for all, because what encodes a file may itself depend on the processor.
+"""
+
+import json
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from batchd.config.columns import Column
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
+from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.config.number_steps import Cast, Clip, OneHot, Scale
+from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
+from batchd.config.steps import STEP_KINDS, Step
+from batchd.config.values import Value
+from batchd.pipeline.execute import Pipeline
+
+WITHOUT_NUMBERS = frozenset(
+    (
+        "drop",
+        "rename",
+        "pad_batch",
+        "ragged",
+        "tokenize",
+        "lowercase",
+        "remove_stopwords",
+        "lookup",
+        "text_bytes",
+        "call",
+    )
+)
+"""What these steps give is moved, looked up or other people's."""
+SAMPLES = 3
+RECOLORED_SAMPLES = 24
+"""Where numbers are rounded, it takes many to meet one that another last bit sends the other way."""
+COLORS = ("rgb", "bgr", "gray")
+METHODS = ("auto", "nearest", "linear", "area", "cubic")
+SIZES = ((97, 131), (120, 158), (300, 420), (40, 400), (300, 5), (1, 1))
+PICTURES = ("noise", "photo")
+GEOMETRY: Mapping[str, Sequence[Step]] = {
+    **{f"resize {method} to {size}": [Resize(size=size, interpolation=method)] for method in METHODS for size in SIZES},
+    "resize shorter_side": [Resize(shorter_side=100), CenterCrop(size=(90, 90))],
+    **{
+        f"random_resized_crop {method}": [RandomResizedCrop(size=(112, 96), interpolation=method)] for method in METHODS
+    },
+    "center_crop": [CenterCrop(size=(150, 380))],
+    "random_crop": [RandomCrop(size=(99, 120), padding=30, fill=(1, 2, 3))],
+    "random_flip": [RandomFlip(direction="both")],
+    "pad": [Pad(border=(1, 2, 3, 4), fill=(9, 8, 7))],
+    "rotate quarter_turns": [Rotate(quarter_turns=(0, 1, 2, 3)), CenterCrop(size=(99, 99))],
+    "rotate linear": [Rotate(degrees=(-180, 180), fill=(10, 200, 99))],
+    "rotate nearest": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
+    "rotate by a little": [Rotate(degrees=(-1, 1))],
+}
+"""Steps that followers follow."""
+PIXELS: Mapping[str, Sequence[Step]] = {
+    "brightness": [ColorJitter(brightness=0.4)],
+    "contrast": [ColorJitter(contrast=0.4)],
+    "saturation": [ColorJitter(saturation=0.4)],
+    "saturation beyond": [ColorJitter(saturation=9)],
+    "hue": [ColorJitter(hue=0.5)],
+    "color_jitter": [ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)],
+    "gray 1": [Gray(channels=1)],
+    "gray 3": [Gray()],
+    "cutout": [Cutout(holes=3, size=(30, 40), fill=(1, 2, 3))],
+    **{f"normalize {dtype}": [Normalize(dtype=dtype), Layout()] for dtype in ("float32", "float16")},
+    "subtract_mean": [SubtractMean(scale=0.017)],
+    **{
+        f"to {dtype} {order}": [To(dtype=dtype, layout=order)]
+        for dtype in ("uint8", "float16")
+        for order in ("nhwc", "nchw")
+    },
+}
+NUMBERS: Mapping[str, Sequence[Step]] = {
+    "cast": [Cast(field="numbers", dtype="float16", truncate=True)],
+    "clip": [Clip(field="numbers", min=-1.5, max=900.25)],
+    "scale": [Scale(field="numbers", factor=0.1234567, offset=-3.21)],
+    "one_hot": [OneHot(field="label", classes=10)],
+}
+
+
+def write_inputs(path: Path) -> None:
+    """Write the inputs of all steps, as an .npz file."""
+    from support import images  # noqa: PLC0415  what encodes is the business of one process
+
+    random = np.random.default_rng(3)
+    noise = random.integers(0, 256, (241, 317, 3), np.uint8)
+    photo = images.photo(360, 480, seed=5)
+    files = {
+        **{f"jpeg {kind}": images.jpeg(photo, subsampling=kind) for kind in ("420", "422", "440", "444", "411")},
+        "jpeg of noise": images.jpeg(noise),
+        "jpeg gray": images.jpeg(photo[..., 1]),
+        "jpeg progressive": images.progressive_jpeg(photo),
+        "jpeg restarts": images.jpeg_of(photo, restart=2),
+        "jpeg inks": images.ycck_jpeg(np.concatenate([photo, photo[..., :1]], axis=2)),
+        "jpeg on its side": images.jpeg_with_exif(images.jpeg(photo), 6),
+        "png": images.encode(noise, ".png"),
+        "png gray": images.encode(noise[..., 0], ".png"),
+        "png alpha": images.encode(np.concatenate([noise, noise[..., :1]], axis=2), ".png"),
+        "png 16": images.png16(noise),
+        "png palette": images.palette_png(noise[..., 0] % 16, random.integers(0, 256, (16, 3)), range(16)),
+        "webp": images.encode(photo, ".webp"),
+        "webp lossless": images.encode(noise, ".webp"),
+        "bmp": images.encode(noise, ".bmp"),
+        "gif": images.animation(".gif", [photo, photo[::-1].copy()]),
+    }
+    arrays = {
+        "noise": noise,
+        "photo": photo,
+        "mask": random.integers(0, 256, noise.shape[:2], np.uint8),
+        "boxes": np.sort(random.uniform(0, 241, (9, 2, 2)), axis=1).reshape(9, 4).astype(np.float32),
+        "points": random.uniform(0, 241, (9, 2)).astype(np.float32),
+        "numbers": random.normal(0, 500, 4096).astype(np.float32),
+    }
+    np.savez(path, **arrays, **{f"file {name}": np.frombuffer(data, np.uint8) for name, data in files.items()})
+
+
+def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The checksum of what each step makes of the inputs."""
+    made: dict[str, str] = {}
+    for name, columns, steps, values in [*_decodings(inputs), *_moved(inputs), *_followed(inputs), *_others(inputs)]:
+        made[name] = _sum(columns, steps, values, SAMPLES)
+    for name, columns, steps, values in _recolored(inputs):
+        made[name] = _sum(columns, steps, values, RECOLORED_SAMPLES)
+    return made
+
+
+def ops_covered() -> set[str]:
+    """The names of the steps that are run."""
+    groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
+    return {step.op for steps in groups for step in steps} | {"decode", "follow"}
+
+
+_Case = tuple[str, list[Column], Sequence[Step], dict[str, Value]]
+
+
+def _decodings(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    for key in (key for key in inputs if key.startswith("file ")):
+        values = {"image": memoryview(inputs[key].tobytes())}
+        columns = [Column("image", "encoded")]
+        name = f"decode {key.removeprefix('file ')}"
+        whole = CenterCrop(size=(360, 480))
+        for color in COLORS:
+            yield f"{name} {color}", columns, [Decode(color=color), whole], values
+        if "jpeg" in key:
+            for factor in (2, 4, 8):
+                small = Resize(size=(360 // factor, 480 // factor))
+                yield f"{name} at 1/{factor}", columns, [Decode(), small], values
+            yield f"{name} crop", columns, [Decode(), RandomResizedCrop(size=(64, 64))], values
+
+
+def _moved(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    for picture in PICTURES:
+        colored = inputs[picture]
+        layers = {1: colored[..., :1], 3: colored, 4: np.concatenate([colored, colored[..., 1:2]], axis=2)}
+        for name, steps in GEOMETRY.items():
+            for channels, pixels in layers.items():
+                if all(len(getattr(step, "fill", (0,))) in (1, channels) for step in steps):
+                    columns = [Column("image", shape=pixels.shape)]
+                    yield f"{name} of {picture}, {channels}", columns, steps, {"image": pixels}
+
+
+def _recolored(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    columns = [Column("image", shape=inputs["noise"].shape)]
+    for name, steps in PIXELS.items():
+        yield name, columns, steps, {"image": inputs["noise"]}
+
+
+def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    values = {"image": inputs["noise"], "mask": inputs["mask"], "boxes": inputs["boxes"], "points": inputs["points"]}
+    columns = [
+        Column("image", shape=inputs["noise"].shape),
+        Column("mask", shape=inputs["mask"].shape),
+        Column("boxes", dtype="float32", shape=(9, 4)),
+        Column("points", dtype="float32", shape=(9, 2)),
+    ]
+    follow = Follow(mask="mask", mask_fill=255, boxes="boxes", points="points")
+    for name, steps in GEOMETRY.items():
+        yield f"followers of {name}", columns, [follow, *steps], values
+
+
+def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    values = {"numbers": inputs["numbers"], "label": np.int64(7)}
+    columns = [Column("numbers", dtype="float32", shape=inputs["numbers"].shape), Column("label", dtype="int64")]
+    for name, steps in NUMBERS.items():
+        yield name, columns, steps, values
+
+
+def _sum(columns: list[Column], steps: Sequence[Step], values: dict[str, Value], samples: int) -> str:
+    pipeline = Pipeline(columns, steps, seed=1)
+    row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in pipeline.columns.items()}
+    seen = 0
+    for sample in range(samples):
+        pipeline.run(values, 0, sample, 0, row)
+        for name in sorted(row):
+            seen = zlib.crc32(row[name].tobytes(), seen)
+    return f"{seen:08x}"
+
+
+if __name__ == "__main__":
+    with np.load(sys.argv[1]) as stored:
+        given = {name: stored[name] for name in stored.files}
+    assert ops_covered() | WITHOUT_NUMBERS == STEP_KINDS.keys(), "a step that nobody looks at"
+    sys.stdout.write(json.dumps(sums_of(given)))

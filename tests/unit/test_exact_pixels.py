@@ -1,0 +1,189 @@
+"""Pixels in whole numbers: the extension makes what numpy makes, to the bit, and no argument leads it out of its memory."""
+
+import math
+
+import numpy as np
+import pytest
+
+from batchd.pipeline import recolor, resample
+from batchd.pipeline.geometry import Warp
+from batchd.pipeline.warp import sine_and_cosine, warp
+
+METHODS = ("nearest", "linear", "area", "cubic")
+RANDOM = np.random.default_rng(11)
+needs_extension = pytest.mark.skipif(not resample.IS_BUILT, reason="the extension was not built")
+
+
+def image(*shape):
+    """Noise, or black and white, from which sums are largest."""
+    return (
+        RANDOM.integers(0, 256, shape, np.uint8)
+        if RANDOM.random() < 0.5
+        else RANDOM.choice([0, 255], shape).astype(np.uint8)
+    )
+
+
+def both(monkeypatch, make):
+    """What the extension makes, and what numpy makes."""
+    made = []
+    for is_built in (True, False):
+        monkeypatch.setattr(resample, "IS_BUILT", is_built)
+        made.append(make())
+    return made
+
+
+@needs_extension
+@pytest.mark.parametrize("method", METHODS)
+def test_the_extension_resamples_as_numpy_does(monkeypatch, method) -> None:
+    """Images of any size and number of channels, in rows at any distance, seen from either side."""
+    for _ in range(60):
+        height, width, channels = (int(number) for number in RANDOM.integers(1, (70, 70, 5)))
+        target = [int(number) for number in RANDOM.integers(1, 90, 2)]
+        whole = image(height + 3, width + 3, channels)
+        mirrored = bool(RANDOM.random() < 0.5), bool(RANDOM.random() < 0.5)
+        for pixels in (whole[1:-2, 2:-1], whole[:-3, :-3][:, ::-1]):
+
+            def make(pixels=pixels, target=target, mirrored=mirrored):
+                into = np.full((*target, pixels.shape[2]), 7, np.uint8)
+                resample.resample(pixels, into, method, mirrored)
+                return into
+
+            assert np.array_equal(*both(monkeypatch, make))
+
+
+@needs_extension
+@pytest.mark.parametrize("sides", [(5000, 1), (5000, 3), (9, 4000), (70_000, 2)])
+@pytest.mark.parametrize("method", METHODS)
+def test_sums_stay_within_their_bits(monkeypatch, method, sides) -> None:
+    """White stays white, however many pixels become one."""
+    source, target = sides
+    for shape, new in (((source, 2), (target, 2)), ((2, source), (2, target))):
+
+        def make(shape=shape, new=new):
+            into = np.zeros((*new, 3), np.uint8)
+            resample.resample(np.full((*shape, 3), 255, np.uint8), into, method)
+            return into
+
+        made, by_numpy = both(monkeypatch, make)
+        assert (made == 255).all()
+        assert (by_numpy == 255).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_add_up(method) -> None:
+    """To the power of two that sums are divided by, within the source."""
+    for source in (1, 2, 3, 5, 64, 333, 5000):
+        for target in (1, 2, 3, 7, 64, 331, 700):
+            first, weights, shift = resample.taps(source, target, method)
+
+            assert (weights.sum(axis=1, dtype=np.int64) == 1 << shift).all()
+            assert first.min() >= 0
+            assert first.max() + weights.shape[1] <= source
+
+
+@needs_extension
+@pytest.mark.parametrize("method", ["nearest", "linear"])
+def test_the_extension_warps_as_numpy_does(monkeypatch, method) -> None:
+    """By any angle, and by those whose places lie on pixels or between them."""
+    for number in range(80):
+        height, width, channels = (int(number) for number in RANDOM.integers(1, (50, 50, 5)))
+        pixels = image(height, width, channels)
+        degrees = float(RANDOM.choice([-180, -90, -45, 0, 90, 180]) if number % 3 == 0 else RANDOM.uniform(-180, 180))
+        fill = tuple(int(level) for level in RANDOM.integers(0, 256, channels))
+        move = Warp(height, width, degrees, method, fill, (number % 2 == 0, number % 5 == 0))
+
+        def make(pixels=pixels, move=move):
+            into = np.full_like(pixels, 7)
+            warp(pixels, move, into)
+            return into
+
+        assert np.array_equal(*both(monkeypatch, make))
+
+
+@needs_extension
+@pytest.mark.parametrize("is_bgr", [False, True])
+def test_the_extension_shifts_hues_as_numpy_does(monkeypatch, is_bgr) -> None:
+    """Every hue, grey among them, by shifts of all sizes."""
+    hue = recolor._Hue(is_bgr=is_bgr)
+    for turns in (0.0, 0.5, -0.5, 1 / 3, -1e-9, *RANDOM.uniform(-0.5, 0.5, 20).tolist()):
+        pixels = image(40, 50, 3)
+        pixels[:5, :5] = 99
+
+        def make(pixels=pixels, turns=turns):
+            made = pixels.copy()
+            hue.shift(made, turns)
+            return made
+
+        assert np.array_equal(*both(monkeypatch, make))
+
+
+def test_sines_are_right_to_the_last_bits() -> None:
+    """Made of sums and products alone; exact where they are whole."""
+    for degrees in [*np.linspace(-180, 180, 5001).tolist(), 1e-9, -1e-300]:
+        sine, cosine = sine_and_cosine(degrees)
+        assert abs(sine - math.sin(math.radians(degrees))) < 2**-50
+        assert abs(cosine - math.cos(math.radians(degrees))) < 2**-50
+    assert [sine_and_cosine(degrees) for degrees in (-90.0, 0.0, 90.0)] == [(-1, 0), (0, 1), (1, 0)]
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("resample", lambda: (np.zeros((4, 4), np.uint8), PIXELS, TAPS, TAPS, 7)),
+        ("resample", lambda: (np.zeros((4, 4, 5), np.uint8), np.zeros((4, 4, 5), np.uint8), TAPS, TAPS, 7)),
+        ("resample", lambda: (PIXELS.astype(np.int16), PIXELS, TAPS, TAPS, 7)),
+        ("resample", lambda: (PIXELS[:, ::2], PIXELS, TAPS, TAPS, 7)),
+        ("resample", lambda: (PIXELS[:0], PIXELS, TAPS, TAPS, 7)),
+        ("resample", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), TAPS, TAPS, 7)),
+        ("resample", lambda: (PIXELS, np.zeros((5, 4, 3), np.uint8), TAPS, TAPS, 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), (TAPS[0] + 1, *TAPS[1:]), TAPS, 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, (TAPS[0] - 1, *TAPS[1:]), 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, (TAPS[0] + 2**30, *TAPS[1:]), 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, (TAPS[0], TAPS[1][:, :0], 14), 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, (TAPS[0], TAPS[1].astype(np.int32), 14), 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, (*TAPS[:2], 40), 7)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, TAPS, 8)),
+        ("resample", lambda: (PIXELS, PIXELS.copy(), TAPS, TAPS, -1)),
+        ("warp", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), (1, 0, 0), (0, 1, 0), True, b"1234")),
+        ("warp", lambda: (PIXELS, PIXELS.copy(), (1, 0, 0), (0, 1, 0), True, b"123")),
+        ("shift_hue", lambda: (np.zeros((4, 4, 4), np.uint8), 5, False)),
+        ("shift_hue", lambda: (PIXELS.copy(), -1, False)),
+        ("shift_hue", lambda: (PIXELS.copy(), 6 * 2**16 + 1, False)),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(name, arguments) -> None:
+    """Before a byte is read or written."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+
+    with pytest.raises(ValueError, match=r"image|taps|fill|channels"):
+        getattr(_pixels, name)(*arguments())
+
+
+PIXELS = np.zeros((4, 4, 3), np.uint8)
+TAPS = resample.taps(4, 4, "linear")
+
+
+@needs_extension
+def test_places_far_outside_are_fill() -> None:
+    """However far: nothing else is read."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+
+    for place in (2**60, -(2**60)):
+        for is_linear in (True, False):
+            into = PIXELS.copy()
+            _pixels.warp(PIXELS, into, (2**32, 0, place), (0, 2**32, -place), is_linear, b"\7\7\7\7")
+            assert (into == 7).all()
+
+
+@needs_extension
+def test_memory_that_may_not_be_written_is_refused() -> None:
+    """A target, or pixels that change in place."""
+    from batchd.pipeline import _pixels  # noqa: PLC0415  not there where it was not built
+
+    frozen = PIXELS.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        _pixels.resample(PIXELS, frozen, TAPS, TAPS, 7)
+    with pytest.raises(ValueError, match="read-only"):
+        _pixels.shift_hue(frozen, 1, False)

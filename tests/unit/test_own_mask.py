@@ -1,0 +1,68 @@
+"""An image that is its own mask: whatever moves the one moves the other, pixel by pixel, where no pixel is mixed with others."""
+
+import numpy as np
+import pytest
+
+from batchd.config.columns import Column
+from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
+from batchd.config.image_steps import CenterCrop, Decode, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline import resample
+from batchd.pipeline.planners import planner_for
+from support.images import encode, png_with_exif, stored_as
+from support.pipelines import run_fields
+
+LEVELS = np.random.default_rng(5).integers(0, 256, (60, 84), np.uint8)
+FILL = 201
+STEPS = {
+    "resize, smaller": [Resize(size=(37, 23), interpolation="nearest")],
+    "resize by a half": [Resize(size=(30, 42), interpolation="nearest")],
+    "resize by three quarters": [Resize(size=(45, 63), interpolation="nearest")],
+    "resize, larger": [Resize(size=(131, 99), interpolation="nearest")],
+    "resize the shorter side": [Resize(shorter_side=41, interpolation="nearest"), CenterCrop(size=(40, 40))],
+    "random_resized_crop": [RandomResizedCrop(size=(32, 32), interpolation="nearest")],
+    "center_crop": [CenterCrop(size=(31, 31))],
+    "random_crop": [RandomCrop(size=(33, 47), padding=5, fill=(FILL,))],
+    "random_flip": [RandomFlip(direction="both")],
+    "pad": [Pad(border=(1, 2, 3, 4), fill=(FILL,))],
+    "quarter turns": [Rotate(quarter_turns=(0, 1, 2, 3)), CenterCrop(size=(50, 50))],
+    "any angle": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(FILL,))],
+    "a right angle, whose centres lie between pixels": [
+        CenterCrop(size=(59, 84)),
+        Rotate(degrees=(90, 90), interpolation="nearest", fill=(FILL,)),
+    ],
+    "many": [
+        RandomCrop(size=(50, 60), padding=8, fill=(FILL,)),
+        Rotate(degrees=(-30, 30), interpolation="nearest", fill=(FILL,)),
+        RandomResizedCrop(size=(32, 48), interpolation="nearest"),
+        Pad(size=(50, 50), fill=(FILL,)),
+        Resize(size=(25, 25), interpolation="nearest"),
+    ],
+}
+
+
+def test_every_step_that_moves_pixels_is_here() -> None:
+    """Whoever adds one adds it above."""
+    moving = {step.op for steps in STEPS.values() for step in steps}
+
+    assert all(planner_for(step) for steps in STEPS.values() for step in steps)
+    assert moving == {"resize", "random_resized_crop", "center_crop", "random_crop", "random_flip", "pad", "rotate"}
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["extension", "numpy"])
+@pytest.mark.parametrize("orientation", [1, 4, 6, 7])
+@pytest.mark.parametrize("name", STEPS)
+def test_an_image_stays_its_own_mask(monkeypatch, name, orientation, is_built) -> None:
+    """However it is stored, and behind a flip: "nearest" takes the pixel in which a centre lies, as the mask does."""
+    if is_built and not resample.IS_BUILT:
+        pytest.skip("the extension was not built")
+    monkeypatch.setattr(resample, "IS_BUILT", is_built)
+    stored = png_with_exif(
+        encode(stored_as(np.repeat(LEVELS[..., np.newaxis], 3, axis=2), orientation), ".png"), orientation
+    )
+    columns = [Column("image", "encoded"), Column("mask", shape=LEVELS.shape)]
+    follow = Follow(mask="mask", mask_fill=FILL)
+    for sample in range(5):
+        steps = [Decode(), follow, RandomFlip(direction="both"), *STEPS[name], CenterCrop(size=(20, 20))]
+        made = run_fields(columns, steps, {"image": memoryview(stored), "mask": LEVELS}, sample)
+
+        assert np.array_equal(made["image"], np.repeat(made["mask"][..., np.newaxis], 3, axis=2))
