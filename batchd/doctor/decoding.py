@@ -73,6 +73,17 @@ def _check_crops(first: DecoderSpeed) -> Finding:
     )
 
 
+def check_resampling(*, is_built: bool) -> Finding:
+    """Whether the extension that resizes and rotates is there."""
+    if is_built:
+        return ok("resampling", "images are resized and rotated by batchd's extension")
+    return warning(
+        "resampling",
+        "batchd's extension was not built, so numpy resizes and rotates, of the same pixels, in ten times the time",
+        "install a C compiler, then batchd again: docs/install.md, Resampling",
+    )
+
+
 def _told(speed: DecoderSpeed) -> str:
     found = f"{speed.name}: {speed.megapixel_ms:.1f} ms for a megapixel"
     if speed.plain_ms is None:

@@ -7,6 +7,7 @@ Invariant: whatever is wrong with one thing, the others are looked at.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import time
 
@@ -49,6 +50,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
     yield processors.check_flags(machine)
     yield processors.check_governor(machine)
     yield from decoding.check_decoding(decoding.measure_decoders())
+    yield decoding.check_resampling(is_built=find_spec("batchd.pipeline._pixels") is not None)
     plan = None
     if config is not None and rings:
         plan = replace(plan_descriptors(config, rings), limit=machine.limits["files"])

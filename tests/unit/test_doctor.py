@@ -341,6 +341,15 @@ def test_a_decoder_without_simd_is_told_by_its_speed(speeds, expected):
     assert [finding.level for finding in decoding.check_decoding(speeds)] == expected
 
 
+def test_a_missing_extension_for_resampling_is_a_warning():
+    """It costs nothing but time, and a compiler brings it."""
+    finding = decoding.check_resampling(is_built=False)
+
+    assert finding.level is Level.WARNING
+    assert "install a C compiler" in str(finding)
+    assert decoding.check_resampling(is_built=True).level is Level.OK
+
+
 def test_decoders_are_measured_with_simd_and_without():
     """In children of their own; the first is the one that workers use."""
     first, *_ = decoding.measure_decoders()
