@@ -37,7 +37,7 @@ SENT_WHEN = {
     ErrorCode.UNKNOWN_STREAM: "a stream that is not served",
     ErrorCode.RANK_OUT_OF_RANGE: "a rank outside of 0 to world_size - 1",
     ErrorCode.POSITION_OUT_OF_RANGE: "a position that the stream does not have",
-    ErrorCode.FINGERPRINT_MISMATCH: "a saved state of a stream with other files or other settings",
+    ErrorCode.FINGERPRINT_MISMATCH: "a saved state of a stream with other files, other settings or other pixels",
     ErrorCode.RING_TOO_SMALL: "one more trainer than the ring has slots for, two for each",
     ErrorCode.TOO_FEW_BATCHES: "more ranks than an epoch has batches, with `drop_last = true`",
     ErrorCode.WINDOW_OUT_OF_RANGE: "a window outside of its limits",

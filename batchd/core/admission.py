@@ -49,8 +49,8 @@ def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: 
         return ErrorCode.WINDOW_OUT_OF_RANGE, f"window = {asked.window}: it may be 1 to {WINDOW_MAX} batches"
     if asked.fingerprint is not None and asked.fingerprint != fingerprint:
         return ErrorCode.FINGERPRINT_MISMATCH, (
-            f"the saved state is of a stream {stream!r} with other files or other settings (fingerprint "
-            f"{asked.fingerprint[:16]}, now {fingerprint[:16]}), so the same position would be another batch"
+            f"the saved state is of a stream {stream!r} with other files or other settings, or of a batchd that makes other "
+            f"pixels (fingerprint {asked.fingerprint[:16]}, now {fingerprint[:16]}), so the same position would be another batch"
         )
     steps = course.plan.steps
     if asked.epoch > EPOCH_MAX or asked.step > steps:

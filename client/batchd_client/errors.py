@@ -346,7 +346,8 @@ class DataError(BatchdClientError):
 class StateMismatch(DataError):
     """The saved state does not belong to this stream as it is now.
 
-    Bring back the files and settings it was saved with, or start without it (``state=None``).
+    Bring back the files, the settings and the version of batchd it was saved with, or start without it (``state=None``). To go
+    on at the same place of the other batches regardless: ``stream.seek(state["epoch"], state["step"])``.
     """
 
 

@@ -155,8 +155,9 @@ class Stream:
         position, fingerprint = read_state(state, self.name)
         if fingerprint != self.fingerprint:
             raise StateMismatch(
-                f"the saved state is of a stream {self.name!r} with other files or other settings (fingerprint "
-                f"{fingerprint[:16]}, now {self.fingerprint[:16]}), so the same position would be another batch"
+                f"the saved state is of a stream {self.name!r} with other files or other settings, or of a batchd that makes "
+                f"other pixels (fingerprint {fingerprint[:16]}, now {self.fingerprint[:16]}), so the same position would be "
+                "another batch"
             )
         self.seek(*position)
 
