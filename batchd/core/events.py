@@ -168,12 +168,14 @@ class WorkerGone:
     """A worker is dead, says the kernel. ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
 
     ``from_outside``: somebody killed it, for reasons that hardly lie in the sample that it had in hand.
+    ``out_of_memory``: it found none, or the kernel killed it for want of it.
     """
 
     worker: int
     how: str
     note: Note | None
     from_outside: bool = False
+    out_of_memory: bool = False
 
 
 @record

@@ -81,7 +81,8 @@ class Stream:
         if gone.from_outside:
             parts = [(order.first, order.rows)]
         else:
-            self.suspects.count_crash(now)
+            if not gone.out_of_memory:
+                self.suspects.count_crash(now)
             parts = split(order.first, order.rows, gone.note.row if gone.note is not None else None)
         self._accuse(order, gone, actions)
         self._stop_if(self.suspects.excess(), actions)
@@ -161,7 +162,9 @@ class Stream:
     def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
         """Hold the death against the sample that the worker had in hand, where that is known."""
         sample = self._suspect(order, gone.note)
-        if sample is not None and self.suspects.accuse(sample, gone.how, from_outside=gone.from_outside):
+        if sample is not None and self.suspects.accuse(
+            sample, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
+        ):
             actions.append(QuarantineSample(self.spec.number, sample, self.suspects.quarantined[sample]))
 
     def _suspect(self, order: Order, note: Note | None) -> int | None:

@@ -9,6 +9,9 @@ A worker that somebody killed from outside says next to nothing about its sample
 not worth nothing, since what killed it may have been a guard against processes that take too much memory, and that again and
 again for the same sample.
 
+A sample for which there is no memory, even where it runs alone, is a bad sample like any other: ``max_bad_fraction`` says how
+many there may be. Crashes are mistakes of a decoder or of the machine, and a stream that has many of them stops.
+
 Invariant: a sample that crashes whoever decodes it is begun by no third worker after two have died and named it.
 """
 
@@ -102,14 +105,19 @@ class Suspects:
         """The weight of each death that a sample was found with."""
         self._crashed_s: deque[float] = deque(maxlen=CRASHES_MAX)
         self.quarantined: dict[int, str] = {}
+        self._too_large: set[int] = set()
+        """Those of them for which there was not the memory."""
 
-    def accuse(self, sample: int, how: str, *, from_outside: bool = False) -> bool:
+    def accuse(self, sample: int, how: str, *, from_outside: bool = False, out_of_memory: bool = False) -> bool:
         """Count a death; true where it proves the sample guilty, which is then quarantined."""
         weights = self._deaths.setdefault(sample, [])
         weights.append(KILL_WEIGHT if from_outside else CRASH_WEIGHT)
         if sum(weights) < PROOF_WEIGHT or sample in self.quarantined:
             return False
-        self.quarantined[sample] = f"quarantined: it ended {counted(len(weights), 'worker')}, the last by {how}"
+        why = f"{how}, out of memory" if out_of_memory else how
+        self.quarantined[sample] = f"quarantined: it ended {counted(len(weights), 'worker')}, the last by {why}"
+        if out_of_memory:
+            self._too_large.add(sample)
         del self._deaths[sample]
         return True
 
@@ -129,7 +137,7 @@ class Suspects:
 
     def excess(self) -> str | None:
         """Say that crashes are not a matter of single samples."""
-        quarantined, limit = len(self.quarantined), self._quarantined_max
+        quarantined, limit = len(self.quarantined) - len(self._too_large), self._quarantined_max
         if quarantined > limit:
             what = f"{quarantined} samples ended their workers, more than the {limit} that may be odd files"
         elif len(self._crashed_s) == CRASHES_MAX and self._crashed_s[-1] - self._crashed_s[0] <= CRASHES_WINDOW_S:

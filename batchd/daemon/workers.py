@@ -33,6 +33,7 @@ from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.orders import (
     NOTE,
     NOTE_BYTES,
+    OUT_OF_MEMORY_STATUS,
     TO_DAEMON_FROM_WORKER,
     ChunkFilled,
     ForgetSlots,
@@ -286,7 +287,7 @@ class WorkerProcesses:
         status = _how_it_ended(process)
         self._forks.reap(process.pid)
         note = _read_note(process.note) or _NOTHING_IN_HAND
-        from_outside = self._was_from_outside(process, status)
+        from_outside, out_of_memory = self._why_it_ended(process, status)
         how = describe(status) if status is not None else "with the fork server"
         say = _log.info if process.is_dismissed and status == 0 else _log.warning
         say("worker ended", worker=process.number, pid=process.pid, how=how)
@@ -294,15 +295,16 @@ class WorkerProcesses:
         process.channel.close()
         self._forget(process)
         self._missing += 1
-        self.enqueue(WorkerGone(process.number, how, note, from_outside))
+        self.enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
 
-    def _was_from_outside(self, process: _Process, status: int | None) -> bool:
-        """Did somebody else kill it? Not if it ended itself, crashed, was killed by us, or took the last of the memory."""
+    def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
+        """Whether another process killed it, and whether it took the last of the memory. Neither: it crashed, or we killed it."""
         before, self._oom_kills = self._oom_kills, oom_kills()
         if status is None:
-            return not process.is_killed
+            return not process.is_killed, False
         killed = status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
-        return killed and not (status == -signal.SIGKILL and self._oom_kills > before)
+        oom_killed = killed and status == -signal.SIGKILL and self._oom_kills > before
+        return killed and not oom_killed, oom_killed or status == OUT_OF_MEMORY_STATUS
 
     def _forget(self, process: _Process) -> None:
         if process.pid:

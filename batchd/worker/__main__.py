@@ -1,9 +1,12 @@
 """Entry of the FORK SERVER and of each WORKER: ``python -m batchd.worker CHANNEL_FD``. Started by the daemon, by nobody else."""
 
+import os
 import socket
 import sys
+import traceback
 
 from batchd.worker.process import limit_threads, settle_in
+from batchd_wire.orders import OUT_OF_MEMORY_STATUS
 
 limit_threads()
 
@@ -21,7 +24,14 @@ def main() -> int:
     if born is not None:
         with born.channel:
             born.channel.setblocking(True)
-            WorkerLoop(born.channel, Note(born.note)).run()
+            try:
+                WorkerLoop(born.channel, Note(born.note)).run()
+            except Exception as error:  # noqa: BLE001  the end of the process, which says why by its status
+                is_short = isinstance(error, MemoryError)
+                sys.stderr.write("a worker found no memory for a sample\n" if is_short else traceback.format_exc())
+                sys.stderr.flush()
+                # at once: the daemon kills a worker whose channel has ended, and then the status is not the worker's
+                os._exit(OUT_OF_MEMORY_STATUS if is_short else 1)
     return 0
 
 

@@ -12,7 +12,7 @@
 
 Invariant: every field of every ordered row is written, whatever happens to a sample (but zeros that are there already), so
 nothing of the slot's former content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process,
-and the daemon bisects.
+and the daemon bisects: a sample for which there is no memory even alone is a bad one then.
 """
 
 from functools import partial

@@ -32,6 +32,9 @@ NOTE = Struct("<QQQ")
 NOTE_BYTES = 4096
 assert NOTE.size == 24  # noqa: PLR2004  as drawn above
 
+OUT_OF_MEMORY_STATUS = 12
+"""The exit status of a worker that found no memory for a sample: ENOMEM."""
+
 
 @message(30)
 class Ready(Message):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 
 import pytest
@@ -96,6 +97,72 @@ def test_a_sample_that_takes_all_the_memory_is_poison_too(start_daemon):
 
     assert worker_deaths(daemon) == ["signal 9 (SIGKILL)"] * 2
     assert bad.sample == POISON
+    assert set(samples(seen)) == set(range(40)) - {POISON}
+
+
+def join(group, daemon):
+    """Have a daemon, and all that it starts from now on, in a cgroup. Its workers are forked by a process that has joined."""
+    for pid in (daemon.pid, *daemon.offspring()):
+        (group / "cgroup.procs").write_text(str(pid))
+
+
+def leave(group):
+    """Have no process in a cgroup any more, so that it can be removed."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        (group.parent / "cgroup.procs").write_text(pid)
+
+
+def memory_kills(group):
+    """How many processes of a cgroup the kernel has killed for want of memory."""
+    return int((group / "memory.oom_control").read_text().split("oom_kill ")[1].split()[0])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, workers):
+    """Twelve of forty, where only so many bad ones are too many as the configuration says: each ends two workers, no more."""
+    poisons = set(range(1, 37, 3))
+    daemon = start_daemon(
+        {"photos": folder_stream(photos, max_bad_fraction=1)},
+        workers=workers,
+        lasting_faults={f"worker.sample.read:{sample}": "eat" for sample in poisons},
+    )
+    with memory_group(600 << 20) as group:
+        join(group, daemon)
+        with batchd_client.connect(daemon.address) as connection:
+            seen = see(connection.stream("photos", epochs=2))
+            bad = connection.bad("photos").samples
+        leave(group)
+
+    assert {one.sample for one in bad} == poisons
+    assert {one.reason for one in bad} == {
+        "quarantined: it ended 2 workers, the last by signal 9 (SIGKILL), out of memory"
+    }
+    assert len(worker_deaths(daemon)) == 2 * len(poisons)
+    assert set(samples(seen)) == set(range(40)) - poisons
+
+
+def test_a_worker_that_is_refused_memory_says_so(start_daemon):
+    """Python's MemoryError, under a limit of its address space: the same outcome as by the kernel's hand."""
+    faults = {f"worker.sample.begin:{POISON}": "stop", f"worker.sample.read:{POISON}": "eat"}
+    daemon = start_daemon(workers=1, lasting_faults=faults)
+
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        for _ in range(2):
+            (worker,) = wait_until(
+                lambda: {pid for pid in daemon.worker_pids() if is_stopped(pid)}, "a worker has it in hand"
+            )
+            resource.prlimit(worker, resource.RLIMIT_AS, (1 << 30, 1 << 30))
+            os.kill(worker, signal.SIGCONT)
+            wait_until(lambda worker=worker: worker not in daemon.worker_pids(), "it is dead")
+        seen = see(stream)
+        (bad,) = connection.bad("photos").samples
+
+    assert worker_deaths(daemon) == ["exit status 12"] * 2
+    assert (bad.sample, bad.reason) == (
+        POISON,
+        "quarantined: it ended 2 workers, the last by exit status 12, out of memory",
+    )
     assert set(samples(seen)) == set(range(40)) - {POISON}
 
 

@@ -283,17 +283,17 @@ class World:
             actions += [action for number in busy for action in self.fill(number)]
         return actions
 
-    def kill(self, number: int, note: ev.Note | None = None, *, from_outside: bool = False) -> list[act.Action]:
-        """A worker dies."""
+    def kill(self, number: int, note: ev.Note | None = None, **why: bool) -> list[act.Action]:
+        """A worker dies, of itself where nothing says ``why``: ``from_outside``, ``out_of_memory``."""
         del self.workers[number]
-        how = "signal 9 (SIGKILL)" if from_outside else "signal 11 (SIGSEGV)"
-        return self.do(ev.WorkerGone(number, how, note, from_outside))
+        how = "signal 9 (SIGKILL)" if any(why.values()) else "signal 11 (SIGSEGV)"
+        return self.do(ev.WorkerGone(number, how, note, **why))
 
-    def kill_at(self, number: int, row: int, *, from_outside: bool = False) -> list[act.Action]:
+    def kill_at(self, number: int, row: int, **why: bool) -> list[act.Action]:
         """A worker dies at ``row`` of its oldest order, and its note says so."""
         order = self.workers[number].orders[0]
         sample = self.samples(order)[row - order.first]
-        return self.kill(number, ev.Note(order.order, row, sample), from_outside=from_outside)
+        return self.kill(number, ev.Note(order.order, row, sample), **why)
 
     def lose_next(self) -> list[act.Action]:
         """The daemon says that the memory for a slot could not be had."""

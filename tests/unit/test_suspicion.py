@@ -29,11 +29,19 @@ class DeadlyWorld(CheckedWorld):
     """Workers die of some samples, with or without a note, unless these are quarantined. ``deaths`` by sample."""
 
     def __init__(
-        self, deadly: set[int], *, with_note: bool, workers: int = 1, chunk_rows_max: int = 256, **changes
+        self,
+        deadly: set[int],
+        *,
+        with_note: bool,
+        workers: int = 1,
+        chunk_rows_max: int = 256,
+        out_of_memory: bool = False,
+        **changes,
     ) -> None:
         super().__init__([make_spec(**changes)], workers, chunk_rows_max)
         self.deadly = deadly
         self.with_note = with_note
+        self.why = {"out_of_memory": True} if out_of_memory else {}
         self.deaths = dict.fromkeys(deadly, 0)
         self.ordered_to: dict[int, int] = {}
         self.start_workers()
@@ -56,7 +64,7 @@ class DeadlyWorld(CheckedWorld):
         for row, sample in enumerate(self.samples(order), order.first):
             if sample in self.deadly and (1, sample) not in self.quarantined:
                 self.deaths[sample] += 1
-                return self.kill_at(number, row) if self.with_note else self.kill(number)
+                return self.kill_at(number, row, **self.why) if self.with_note else self.kill(number, **self.why)
         known = tuple(sample for _stream, sample in self.quarantined)
         return self.fill(number, bad=known)
 
@@ -198,6 +206,35 @@ def test_too_many_deadly_samples_are_no_matter_of_single_files():
     stopped = pick(act.ReportStopped, world.work(100))
     assert len(world.quarantined) == QUARANTINED_MIN + 1
     assert "11 samples ended their workers, more than the 10 that may be odd files" in stopped[0].text
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_samples_that_are_too_large_for_the_memory_are_bad_ones_however_many(workers):
+    """Each ends two workers, and then ``max_bad_fraction`` says how many there may be, not what may be odd of a decoder."""
+    large = set(range(0, 600, 10))
+    world = DeadlyWorld(
+        large, with_note=True, workers=workers, out_of_memory=True, samples=600, batch_size=60, bad_fraction_max=1.0
+    )
+    world.subscribe(end_epoch=1, window=10)
+    actions = []
+    while world.trainers[1].upcoming is not None:
+        actions += [*world.work(10), *world.pull(1)]
+    assert not pick(act.ReportStopped, actions)
+    assert world.quarantined == {(1, sample) for sample in large}
+    assert set(world.deaths.values()) == {2}
+    reason = "quarantined: it ended 2 workers, the last by signal 9 (SIGKILL), out of memory"
+    assert {report.reason for report in pick(act.ReportBad, actions)} == {reason}
+
+
+def test_more_samples_that_are_too_large_than_may_be_bad_stop_the_stream():
+    """As any other bad samples."""
+    world = DeadlyWorld(
+        set(range(20)), with_note=True, out_of_memory=True, samples=100, batch_size=10, bad_fraction_max=0.05
+    )
+    world.subscribe(end_epoch=1)
+    world.pull(1)
+    stopped = pick(act.ReportStopped, world.work(100))
+    assert "are bad, more than max_bad_fraction = 0.05" in stopped[0].text
 
 
 @pytest.mark.parametrize(
