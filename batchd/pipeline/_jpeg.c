@@ -78,15 +78,24 @@ static void fail(j_common_ptr jpeg)
     longjmp(failure->failed, 1);
 }
 
-/* These lose no pixel. All other warnings do. */
-static int is_harmless(int code)
+/* These lose no pixel. All other warnings do. Bytes between two segments of the header belong to nothing; bytes of a scan that are left
+ * when all blocks are decoded say that some of these were decoded from the wrong ones. (Of fill bytes, 0xff, libjpeg does not speak.) */
+static int is_harmless(j_common_ptr jpeg)
 {
-    return code == JWRN_EXTRANEOUS_DATA || code == JWRN_NOT_SEQUENTIAL || code == JWRN_ADOBE_XFORM;
+    switch (jpeg->err->msg_code) {
+    case JWRN_EXTRANEOUS_DATA:
+        return jpeg->is_decompressor && ((j_decompress_ptr)jpeg)->input_scan_number == 0;
+    case JWRN_NOT_SEQUENTIAL:
+    case JWRN_ADOBE_XFORM:
+        return 1;
+    default:
+        return 0;
+    }
 }
 
 static void warned(j_common_ptr jpeg, int level)
 {
-    if (level < 0 && !is_harmless(jpeg->err->msg_code)) fail(jpeg);
+    if (level < 0 && !is_harmless(jpeg)) fail(jpeg);
 }
 
 static void print_nothing(j_common_ptr jpeg) { (void)jpeg; }
@@ -290,6 +299,7 @@ static enum verdict run(struct job *job)
     if (!fits(job)) return BAD_BUFFER;
     if (job->box.top > 0) jpeg_skip_scanlines(jpeg, (JDIMENSION)job->box.top);
     read_rows(job);
+    if (jpeg->output_scanline == jpeg->output_height) jpeg_finish_decompress(jpeg); /* is anything left of the scan? */
     return DONE;
 }
 

@@ -38,8 +38,9 @@ except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
 __all__ = ["Decoder", "SampleUndecodable", "decoder_versions"]
 
 _CMYK_CHANNELS = 4
-_HARMLESS_WARNINGS = ("extraneous bytes before marker", "Invalid SOS parameters", "Unknown Adobe color transform")
-"""What libjpeg mentions and then decodes every pixel all the same."""
+_HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
+"""What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts bytes between the segments of the
+header, which simplejpeg refuses in any case.) Bytes that are left of a scan say that its blocks were decoded from wrong ones."""
 _UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
 _SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _CV2_FLAGS = {

@@ -88,6 +88,7 @@ def marked():
         (jpeg_with_scans(IMAGE, 3), "a broken JPEG: Inconsistent progression"),
         (jpeg(IMAGE)[:700] + jpeg(IMAGE)[-2:], "a broken JPEG: Corrupt JPEG data: premature end"),
         (jpeg(IMAGE).replace(b"\xff\xc0", b"\xff\xc3"), "a broken JPEG"),
+        (jpeg(IMAGE)[:-2] + b"stray bytes" + jpeg(IMAGE)[-2:], "extraneous bytes before marker 0xd9"),
         (FILES["ycck jpeg"][:2000] + b"\xff\xd9", "a broken JPEG: Corrupt JPEG data: premature end"),
     ],
 )

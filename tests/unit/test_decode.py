@@ -63,7 +63,7 @@ WHOLE = {
     "jpeg 4:1:1": jpeg(corners(), subsampling="411"),
     "progressive jpeg": progressive_jpeg(corners()),
     "jpeg and garbage": jpeg(corners()) + b"trailing garbage" * 100,
-    "jpeg with stray bytes before its end": jpeg(corners())[:-2] + b"stray bytes" + jpeg(corners())[-2:],
+    "jpeg with fill bytes before its end": jpeg(corners())[:-2] + b"\xff" * 11 + jpeg(corners())[-2:],
     "jpeg with fill bytes between segments": jpeg(corners())[:20] + b"\xff\xff\xff" + jpeg(corners())[20:],
     "png": encode(corners(), ".png"),
     "16-bit png": png16(corners()),

@@ -1,0 +1,117 @@
+"""Photographs with damage inside of their image data: what libjpeg warns of is a bad sample, whatever decodes it."""
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from batchd.config.image_steps import CenterCrop, Decode, Resize
+from batchd.pipeline import decode, jpeg_box
+from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.probe import probe_image
+from batchd.pipeline.seekable import seekable
+from support.images import JPEG_END, jpeg, jpeg_of, photo
+from support.pipelines import run_once
+
+HEIGHT, WIDTH = 120, 160
+WHOLE = [Decode(scale="off"), Resize(size=(HEIGHT, WIDTH), interpolation="nearest")]
+PHOTOS = 60
+needs_extension = pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="the extension was not built")
+
+
+def tiled(image):
+    """Write a file as `batchd prepare --seekable` does."""
+    data = jpeg(image)
+    return seekable(data, probe_image(memoryview(data)))
+
+
+KINDS = {
+    "baseline": jpeg,
+    "restart markers": lambda image: jpeg_of(image, restart=4),
+    "progressive": lambda image: jpeg_of(image, is_progressive=True),
+    "seekable": tiled,
+}
+
+
+def damaged(data, random):
+    """Flip a bit, take bytes out, or put some in, somewhere in the image data."""
+    scan = data.rindex(b"\xff\xda") + 14
+    place = int(random.integers(scan, len(data) - 60))
+    kind = random.integers(3)
+    if kind == 0:
+        return data[:place] + bytes([data[place] ^ 1 << int(random.integers(8))]) + data[place + 1 :]
+    if kind == 1:
+        return data[:place] + data[place + int(random.integers(1, 50)) :]
+    return data[:place] + bytes(random.integers(0, 255, 20, dtype=np.uint8)) + data[place:]
+
+
+def warning(data):
+    """What libjpeg says of a file."""
+    try:
+        simplejpeg.decode_jpeg(data, "RGB")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def outcome(data):
+    """The image, as bytes, or None where it is a bad sample."""
+    try:
+        return run_once(WHOLE, data).tobytes()
+    except SampleUndecodable:
+        return None
+
+
+@needs_extension
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_libjpeg_warns_of_is_a_bad_sample_on_every_path(kind, monkeypatch):
+    """Sixty photographs: of each that is served, no byte of a scan was left over, and both decoders that tell agree."""
+    random = np.random.default_rng(4)
+    files = [damaged(KINDS[kind](photo(HEIGHT, WIDTH, number)), random) for number in range(PHOTOS)]
+    warned = [warning(data) for data in files]
+    by_boxes = [outcome(data) for data in files]
+    monkeypatch.setattr(jpeg_box, "IS_BUILT", False)
+    by_simplejpeg = [outcome(data) for data in files]
+
+    assert [why for why, image in zip(warned, by_boxes, strict=True) if why and image] == []
+    assert [why for why, image in zip(warned, by_simplejpeg, strict=True) if why and image] == []
+    assert by_boxes == by_simplejpeg
+    assert sum("extraneous bytes" in (why or "") for why in warned) >= 5
+
+
+PATHS = {"boxes": (), "simplejpeg": ("IS_BUILT",), "cv2": ("IS_BUILT", "simplejpeg")}
+"""What decodes, by what is not there."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_that_belong_to_no_scan_are_harmless(path, kind, monkeypatch):
+    """Behind the end, as fill bytes in front of any marker, between the segments of the header (which simplejpeg refuses)."""
+    data = KINDS[kind](photo(HEIGHT, WIDTH))
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+    whole = outcome(data)
+    table = data.index(b"\xff\xdb")
+    filled = data.replace(b"\xff\xd0", b"\xff\xff\xff\xff\xd0")
+
+    assert whole is not None
+    assert outcome(data + b"\0garbage\xff" * 20) == whole
+    assert outcome(data[:-2] + b"\xff" * 9 + JPEG_END) == whole
+    assert outcome(filled) == whole
+    if path != "simplejpeg":
+        assert outcome(data[:table] + b"\0junk" + data[table:]) == whole
+
+
+@needs_extension
+def test_a_crop_of_a_seekable_file_is_refused_where_bytes_are_left_in_a_part_of_it():
+    """As the whole file is; a crop beside the damage is served."""
+    data = tiled(photo(HEIGHT, 640))
+    parts = data[data.rindex(b"\xff\xda") :].split(b"\xff")
+    middle = len(parts) // 2
+    place = data.rindex(b"\xff\xda") + len(b"\xff".join(parts[:middle]))
+    broken = data[:place] + b"\x11" * 20 + data[place:]
+
+    assert warning(broken) is not None
+    with pytest.raises(SampleUndecodable, match="a broken JPEG"):
+        run_once([Decode(scale="off"), CenterCrop(size=(HEIGHT, 640))], broken)
+    with pytest.raises(SampleUndecodable, match="a broken JPEG"):
+        seekable(memoryview(broken), probe_image(memoryview(broken)))
