@@ -29,7 +29,8 @@ class Decode(StepOptions):
     """"auto" decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the part that is used is still no smaller than what it
     is resized to; "off" always decodes at full size."""
     max_pixels: Annotated[int, Range(1, PIXELS_MAX)] = 100_000_000
-    """Width times height, in pixels, above which an image is a bad sample; read from its header before decoding."""
+    """Width times height, in pixels, above which an image is a bad sample; read from its header before decoding. So is an image
+    that needs more memory to decode than 8 bytes for each of these pixels, or has more pixels than its bytes can hold."""
     max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 64 * 1024 * 1024
     """Length of a file, in bytes, above which it is a bad sample."""
 

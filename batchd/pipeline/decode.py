@@ -7,6 +7,8 @@ default settings; tests hold them to it.
 
 cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
 
+Before that, a file is held to what its bytes can hold and to what decoding may take of memory (``check_limits``, ``capacity``).
+
 Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills with grey, older cv2 with
 the image before) makes the sample ``SampleUndecodable``. cv2 does not tell of its repairs, so with cv2 alone a JPEG with a
 hole in its middle passes, grey from there on; one that is cut off does not. Where a box is decoded, only what is in front of
@@ -37,6 +39,9 @@ except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
 
 __all__ = ["Decoder", "SampleUndecodable", "decoder_versions"]
 
+BYTES_PER_PIXEL_MAX = 8
+"""Memory for each pixel of ``max_pixels`` that decoding one image may take. Most kinds take 3 to 6, and GIF, WebP and progressive
+JPEGs without subsampling up to 10."""
 _CMYK_CHANNELS = 4
 _HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
 """What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts bytes between the segments of the
@@ -94,6 +99,11 @@ class Decoder:
                 f"a {header.format} of {header.width} x {header.height} = {pixels} pixels, "
                 f"more than max_pixels = {self._step.max_pixels}"
             )
+        if pixels > header.pixels_max:
+            raise SampleUndecodable(
+                f"a {header.format} of {len(data)} bytes that announces {header.width} x {header.height} = {pixels} pixels; "
+                f"so few bytes are believed to hold {header.pixels_max} at most"
+            )
         if len(data) > self._step.max_bytes:
             raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
 
@@ -113,13 +123,24 @@ class Decoder:
         Raises ``SampleUndecodable``.
         """
         if self.decodes_boxes(header):
+            self._check_memory(header, box.height * box.width)
             pixels = self._boxes.decode(data, header, factor, box)
             if pixels is not None:
                 return pixels
         return cut_out(self._decode_whole(data, header, factor), box)
 
+    def _check_memory(self, header: ImageHeader, pixels: int) -> None:
+        """Raise ``SampleUndecodable`` where making so many pixels takes too much memory. The same, whatever decodes a JPEG."""
+        needed = header.held_bytes + self._channels * pixels
+        if needed > BYTES_PER_PIXEL_MAX * self._step.max_pixels:
+            raise SampleUndecodable(
+                f"a {header.format} of {header.width} x {header.height} pixels that takes {needed} bytes of memory to decode, "
+                f"more than {BYTES_PER_PIXEL_MAX} for each of max_pixels = {self._step.max_pixels}"
+            )
+
     def _decode_whole(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
         height, width = -(-header.height // factor), -(-header.width // factor)
+        self._check_memory(header, height * width)
         if simplejpeg and header.format == "JPEG":
             pixels = self._decode_jpeg(data, header, (height, width, self._channels), factor)
         elif header.format == "APNG":

@@ -28,6 +28,11 @@ class Chunk(NamedTuple):
     start: int
     end: int
 
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of what it says."""
+        return self.end - self.start - _AROUND_BYTES
+
 
 def png_chunks(data: memoryview) -> Iterator[Chunk]:
     """Give the chunks up to and with the last one, ``IEND``.

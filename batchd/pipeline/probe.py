@@ -2,8 +2,8 @@
 
 Decoders are generous: they allocate what a header announces, and they fill what is missing with grey, or with the pixels
 of the image before. So this module reads the container itself: magic bytes (never the file's name), dimensions,
-orientation, and the mark of the end. It decodes nothing and allocates nothing, reads every byte at most once, and every
-loop has a limit. Standard library only.
+orientation, how many pixels the bytes can hold (``capacity``), and the mark of the end. It decodes nothing and allocates
+nothing, reads every byte at most once, and every loop has a limit. Standard library only.
 
 Invariant: what ``probe_image`` returns is a file that reaches from its first byte to its end mark; everything else is
 ``SampleUndecodable``.
@@ -14,6 +14,16 @@ from struct import error as StructError  # noqa: N812  the standard library's na
 from struct import unpack_from
 from typing import NamedTuple
 
+from batchd.config.step import PIXELS_MAX
+from batchd.pipeline.capacity import (
+    COEFFICIENT_BLOCK_BYTES,
+    DEFLATED_MAX,
+    ROW_PIXELS_PER_BYTE,
+    jpeg_blocks,
+    lzw_pixels_max,
+    pixels_for_nothing,
+    png_bytes,
+)
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.exif import exif_orientation, exif_payload_orientation
 from batchd.pipeline.png import is_animation, png_chunks
@@ -29,6 +39,7 @@ CHUNKS_MAX = 1_000_000
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_ARITHMETIC = frozenset(range(0xC9, 0xD0))
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _START_OF_SCAN, _END_OF_IMAGE, _APP1 = 0xDA, 0xD9, 0xE1
 _MARKER = 0xFF
@@ -36,6 +47,12 @@ _STUFFED = 0x00
 _JPEG_BITS = 8
 _BMP_CORE_HEADER_BYTES = 12
 _BMP_UNCOMPRESSED = frozenset({0, 3, 6})
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_BITS_AT, _PNG_INTERLACED_AT = 24, 28
+_WEBP_FLAGS_AT, _WEBP_IS_ANIMATED = 20, 2
+_HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 6, 7, 9
+"""For each pixel, measured: what OpenCV holds beside the image that it hands out. Of PNG and BMP that is a second one."""
+_WHOLE_BYTE_BITS = 8
 _GIF_EXTENSION, _GIF_FRAME, _GIF_TRAILER = 0x21, 0x2C, 0x3B
 
 
@@ -49,6 +66,10 @@ class ImageHeader(NamedTuple):
     orientation: int
     channels: int
     """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK. 0 for the other formats, whose decoder converts."""
+    pixels_max: int = PIXELS_MAX
+    """How many pixels are believed of a file of so many bytes."""
+    held_bytes: int = 0
+    """Memory that a decoder takes beside the image that it makes."""
 
 
 def probe_image(data: memoryview) -> ImageHeader:
@@ -86,7 +107,7 @@ def _probe_for(magic: bytes) -> Callable[[memoryview], ImageHeader] | None:
 
 def _probe_jpeg(data: memoryview) -> ImageHeader:
     """Walk the segments up to the image data; one round is a fraction of a microsecond, and a photograph has about ten."""
-    position, orientation, frame, height, width, channels = 2, 0, 0, 0, 0, 0
+    position, orientation, frame = 2, 0, Frame(0, 0, 0, 0, 0)
     for _ in range(JPEG_SEGMENTS_MAX):
         if data[position] != _MARKER or data[position + 1] == _MARKER:
             position = _next_marker(data, position)
@@ -98,14 +119,11 @@ def _probe_jpeg(data: memoryview) -> ImageHeader:
             break
         length = data[position + 2] << 8 | data[position + 3]
         if marker == _START_OF_SCAN:
-            return _finish_jpeg(data, position, frame, ImageHeader("JPEG", height, width, orientation or 1, channels))
+            return _finish_jpeg(data, position, frame, orientation or 1)
         if marker in _START_OF_FRAME:
-            if frame:
+            if frame.marker:
                 raise SampleUndecodable("a JPEG with two frames")
-            frame = marker
-            bits, height, width, channels = unpack_from(">BHHB", data, position + 4)
-            if bits != _JPEG_BITS:
-                raise SampleUndecodable(f"a JPEG with {bits} bits per channel; {_JPEG_BITS} are supported")
+            frame = _read_frame(data, position)
         elif marker == _APP1 and not orientation:
             orientation = exif_payload_orientation(data[position + 4 : position + 2 + length])
         position += 2 + length
@@ -122,47 +140,89 @@ def _next_marker(data: memoryview, position: int) -> int:
     raise SampleUndecodable(f"a JPEG whose segments break off at byte {position}")
 
 
-def _finish_jpeg(data: memoryview, scan: int, frame: int, header: ImageHeader) -> ImageHeader:
+class Frame(NamedTuple):
+    """What the start of a JPEG's frame says; ``marker`` is 0 before there is one, and ``blocks`` are those of all components."""
+
+    marker: int
+    height: int
+    width: int
+    channels: int
+    blocks: int
+
+
+def _read_frame(data: memoryview, position: int) -> Frame:
+    bits, height, width, channels = unpack_from(">BHHB", data, position + 4)
+    if bits != _JPEG_BITS:
+        raise SampleUndecodable(f"a JPEG with {bits} bits per channel; {_JPEG_BITS} are supported")
+    factors = (data[position + 11 + 3 * component] for component in range(channels))
+    blocks = jpeg_blocks(height, width, [(factor >> 4, factor & 0xF) for factor in factors])
+    return Frame(data[position + 1], height, width, channels, blocks)
+
+
+def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) -> ImageHeader:
     """Check what follows the first start of scan: the end mark is there, and the number of scans is sane."""
-    if not frame:
+    if not frame.marker:
         raise SampleUndecodable("a JPEG whose image data comes before its dimensions")
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan:]).rfind(b"\xff\xd9") < 0:
         raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
-    if frame in _PROGRESSIVE or data[scan + 4] < header.channels:
+    has_scans = frame.marker in _PROGRESSIVE or data[scan + 4] < frame.channels
+    if has_scans:
         scans = bytes(data[scan:]).count(b"\xff\xda")
         if scans > JPEG_SCANS_MAX:
             raise SampleUndecodable(f"a JPEG with {scans} scans; {JPEG_SCANS_MAX} are allowed")
-    return header
+    pixels_max = pixels_for_nothing(len(data))
+    if frame.marker not in _ARITHMETIC and frame.blocks:
+        blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
+        pixels_max = frame.height * frame.width * blocks // frame.blocks
+    held_bytes = frame.blocks * COEFFICIENT_BLOCK_BYTES if has_scans else 0
+    return ImageHeader("JPEG", frame.height, frame.width, orientation, frame.channels, pixels_max, held_bytes)
 
 
 def _probe_png(data: memoryview) -> ImageHeader:
     length, kind, width, height = unpack_from(">I4sII", data, 8)
     if (length, kind) != (13, b"IHDR"):
         raise SampleUndecodable("a PNG that does not start with its dimensions")
-    orientation, name = 1, "PNG"
+    orientation, name, deflated = 1, "PNG", 0
     for chunk in png_chunks(data):
-        if chunk.kind == b"eXIf":
+        if chunk.kind == b"IDAT":
+            deflated += chunk.content_bytes
+        elif chunk.kind == b"eXIf":
             orientation = exif_orientation(data[chunk.start + 8 : chunk.end - 4])
         elif is_animation(chunk):
             name = "APNG"
-    return ImageHeader(name, height, width, orientation, 0)
+    pixels_max = _png_pixels_max(data, height, width, deflated)
+    return ImageHeader(name, height, width, orientation, 0, pixels_max, _HELD_BYTES * height * width)
+
+
+def _png_pixels_max(data: memoryview, height: int, width: int, deflated: int) -> int:
+    bits, colors = unpack_from("BB", data, _PNG_BITS_AT)
+    pixel_bits, is_interlaced = bits * _PNG_CHANNELS.get(colors, 1), data[_PNG_INTERLACED_AT] != 0
+    whole = png_bytes(height, width, pixel_bits, is_interlaced=is_interlaced)
+    held = height * width * DEFLATED_MAX * deflated // whole if whole else 0
+    if pixel_bits >= _WHOLE_BYTE_BITS:
+        return held
+    return min(
+        held, pixels_for_nothing(len(data)) if is_interlaced else pixels_for_nothing(len(data), ROW_PIXELS_PER_BYTE)
+    )
 
 
 def _probe_webp(data: memoryview) -> ImageHeader:
     end = 8 + int(unpack_from("<I", data, 4)[0])
     if end > len(data):
         raise SampleUndecodable(f"truncated: a WebP of {len(data)} bytes that announces {end}")
-    kind = bytes(data[12:16])
+    kind, orientation, held = bytes(data[12:16]), 1, _WEBP_HELD_BYTES
     if kind == b"VP8X":
         width, height = 1 + _number24(data, 24), 1 + _number24(data, 27)
-        return ImageHeader("WebP", height, width, _webp_orientation(data, end), 0)
-    if kind == b"VP8L":
+        orientation = _webp_orientation(data, end)
+        held = _WEBP_ANIMATION_HELD_BYTES if data[_WEBP_FLAGS_AT] & _WEBP_IS_ANIMATED else held
+    elif kind == b"VP8L":
         bits = int(unpack_from("<I", data, 21)[0])
-        return ImageHeader("WebP", 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF), 1, 0)
-    if kind == b"VP8 ":
-        width, height = unpack_from("<HH", data, 26)
-        return ImageHeader("WebP", height & 0x3FFF, width & 0x3FFF, 1, 0)
-    raise SampleUndecodable(f"a WebP whose first chunk is {kind!r}")
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    elif kind == b"VP8 ":
+        width, height = (side & 0x3FFF for side in unpack_from("<HH", data, 26))
+    else:
+        raise SampleUndecodable(f"a WebP whose first chunk is {kind!r}")
+    return ImageHeader("WebP", height, width, orientation, 0, pixels_for_nothing(len(data)), held * height * width)
 
 
 def _webp_orientation(data: memoryview, end: int) -> int:
@@ -190,20 +250,23 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
     else:
         width, height, bits, compression = unpack_from("<ii2xHI", data, 18)
     height = abs(height)
-    needed = pixels_at + (width * bits + 31) // 32 * 4 * height if compression in _BMP_UNCOMPRESSED else pixels_at
+    has_all = compression in _BMP_UNCOMPRESSED and bits > 0
+    needed = pixels_at + (width * bits + 31) // 32 * 4 * height if has_all else pixels_at
     if len(data) < needed:
         raise SampleUndecodable(f"truncated: a BMP of {len(data)} bytes that needs {needed}")
-    return ImageHeader("BMP", height, width, 1, 0)
+    pixels_max = PIXELS_MAX if has_all else pixels_for_nothing(len(data))
+    return ImageHeader("BMP", height, width, 1, 0, pixels_max, _HELD_BYTES * height * width)
 
 
 def _probe_gif(data: memoryview) -> ImageHeader:
     """Walk the blocks to the trailer. The first frame's own size may not exceed the screen's, or decoders disagree."""
     width, height, flags = unpack_from("<HHB", data, 6)
-    position = 13 + _color_table_bytes(flags)
+    position, pixels_max = 13 + _color_table_bytes(flags), None
     for _ in range(CHUNKS_MAX):
-        introducer = data[position]
+        introducer, frame_pixels = data[position], 0
         if introducer == _GIF_TRAILER:
-            return ImageHeader("GIF", height, width, 1, 0)
+            pixels_max = pixels_for_nothing(len(data)) if pixels_max is None else pixels_max
+            return ImageHeader("GIF", height, width, 1, 0, pixels_max, _GIF_HELD_BYTES * height * width)
         if introducer == _GIF_EXTENSION:  # its label, then data
             position += 2
         elif introducer == _GIF_FRAME:  # its place, a color table, the size of a code, then data
@@ -211,11 +274,17 @@ def _probe_gif(data: memoryview) -> ImageHeader:
             if left + frame_width > width or top + frame_height > height:
                 raise SampleUndecodable("a GIF with a frame larger than its screen")
             position += 11 + _color_table_bytes(flags)
+            frame_pixels = frame_width * frame_height
         else:
             raise SampleUndecodable(f"a GIF with the unknown block 0x{introducer:02x} at byte {position}")
+        start = position
         while length := data[position]:
             position += 1 + length
         position += 1
+        if frame_pixels and pixels_max is None:
+            pixels_max = lzw_pixels_max(data[start - 1], position - start)
+            if frame_pixels < min(height * width, pixels_max + 1):  # around it there is the screen
+                pixels_max = pixels_for_nothing(len(data))
     raise SampleUndecodable(f"a GIF with more than {CHUNKS_MAX} blocks")
 
 

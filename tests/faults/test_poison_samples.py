@@ -8,15 +8,31 @@ import signal
 import pytest
 
 import batchd_client
+from support.bombs import (
+    empty_bmp,
+    empty_gif,
+    endless_jpeg,
+    enveloped_webp,
+    flat_webp,
+    starved_gif,
+    starved_jpeg,
+    starved_webp,
+)
 from support.cgroups import memory_group
 from support.commands import batchd
 from support.expected import Expected
+from support.images import write_photos
 from support.kernel import is_stopped
 from support.seen import samples, see
 from support.settings import folder_stream, list_stream
 from support.waiting import wait_until
 
 POISON = 17
+BOMBS = (
+    *(empty_gif, empty_bmp, flat_webp, endless_jpeg) * 2,
+    *(starved_gif, starved_jpeg, starved_webp, enveloped_webp),
+)
+"""Twelve; the first kinds are what their formats allow, and as good images would take some 600 MB each."""
 
 
 def worker_deaths(daemon):
@@ -164,6 +180,29 @@ def test_a_worker_that_is_refused_memory_says_so(start_daemon):
         "quarantined: it ended 2 workers, the last by exit status 12, out of memory",
     )
     assert set(samples(seen)) == set(range(40)) - {POISON}
+
+
+def test_twelve_small_files_that_announce_large_images_end_no_worker(start_daemon, tmp_path):
+    """In 600 MB, with two workers: each is a bad sample by its header, nobody is killed for memory, and the stream goes on."""
+    write_photos(tmp_path, {"good": 24})
+    names = [f"{number}-{bomb.__name__}" for number, bomb in enumerate(BOMBS)]
+    for name, bomb in zip(names, BOMBS, strict=True):
+        (tmp_path / "good" / f"{name}.jpg").write_bytes(bomb(9_900, 10_000))
+    daemon = start_daemon({"photos": folder_stream(tmp_path, max_bad_fraction=1)}, workers=2)
+    with memory_group(600 << 20) as group:
+        join(group, daemon)
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("photos", epochs=3)
+            for _ in range(3):
+                assert len(set(samples(see(stream)))) == 24
+            bad = connection.bad("photos").samples
+        kills = memory_kills(group)
+        leave(group)
+
+    assert kills == 0
+    assert worker_deaths(daemon) == []
+    assert sorted(Path(one.path).stem for one in bad) == sorted(names)
+    assert all("announces 10000 x 9900" in one.reason for one in bad)
 
 
 def test_batchd_bad_names_the_quarantined_file(start_daemon):
