@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
