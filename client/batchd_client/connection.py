@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
-from weakref import WeakMethod, WeakValueDictionary, finalize
+from weakref import WeakMethod, WeakValueDictionary
 
 from batchd_client.errors import (
     ConnectTimeout,
@@ -32,7 +32,7 @@ from batchd_client.errors import (
     ReentrantCall,
 )
 from batchd_client.lifeline import DaemonBusy, SessionLost
-from batchd_client.opening import Context, Target, open_session
+from batchd_client.opening import Target, open_session
 from batchd_client.session import Session
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -43,7 +43,6 @@ PAUSES_PER_WAIT = 10
 is back after half a second is found within 0.05 s."""
 TURN_S = 0.05
 """Longest wait before a waiting thread looks whether other threads released batches or received its own."""
-EXIT_WAIT_S = 1.0
 
 _WORTH_WAITING = (OSError, DaemonBusy, ConnectTimeout, PermissionDenied)
 """What a daemon that was there before may answer for a while: it is away, or its operator is changing keys."""
@@ -69,7 +68,7 @@ class Deadlines:
 
 
 class Connection:
-    """See above. ``session`` is the one just opened; it and the target's context belong to the connection from now on."""
+    """See above. ``session`` is the one just opened; it and the target's sockets belong to the connection from now on."""
 
     def __init__(self, target: Target, session: Session, deadlines: Deadlines) -> None:
         self.place = target.place
@@ -77,14 +76,14 @@ class Connection:
         self.deadlines = deadlines
         self.reconnects = 0
         self._session: Session | None = session
-        self._lock = threading.Lock()
+        self._is_closed = False
+        self._lock = target.sockets.turn.lock
         self._owner = 0
         self._user = threading.get_ident()
         """The thread that had it last."""
         self._process = os.getpid()
         self._when_lost: list[WeakMethod[Callable[[], None]]] = []
         _connections[id(self)] = self
-        self._end = finalize(self, _destroy, target.context, self._lock, self._process)
 
     def run(self, operation: Callable[[Session], T]) -> T:
         """Do something with the session, again with a new one where the daemon went away meanwhile.
@@ -100,12 +99,15 @@ class Connection:
 
     def wait(self, seconds: float) -> None:
         """Wait until there may be something to receive, for ``TURN_S`` at most; other threads may use the session meanwhile."""
-        session = self._session
+        session = self.session
         if session is not None and session.is_usable:
             session.wait(min(seconds, TURN_S))
 
     def close(self) -> None:
-        """End the session. Batches that are still alive stay readable; their leases end with the last of them."""
+        """End the session. Batches that are still alive stay readable; their leases end with the last of them.
+
+        Where it is interrupted, it is done again: in another ``close``, or when the connection is forgotten.
+        """
         if os.getpid() == self._process:
             self._in_turn(self._close, None)
         else:  # a copy of the parent's connection: drop it, and say nothing to the daemon
@@ -113,8 +115,8 @@ class Connection:
 
     @property
     def session(self) -> Session | None:
-        """The present session, for looking at; None once closed."""
-        return self._session
+        """The present session; None once closed, also by the garbage collector, which objects may outlive that use this one."""
+        return None if self._is_closed or self._target.sockets.is_destroyed else self._session
 
     def _in_turn(self, operation: Callable[[V], T], argument: V) -> T:
         if os.getpid() != self._process:
@@ -132,7 +134,7 @@ class Connection:
     def _run(self, operation: Callable[[Session], T]) -> T:
         give_up = None
         while True:
-            session = self._session
+            session = self.session
             if session is None:
                 raise DaemonClosed
             if not session.is_usable:
@@ -147,7 +149,7 @@ class Connection:
                 raise
 
     def _run_if_usable(self, operation: Callable[[Session], None]) -> None:
-        session = self._session
+        session = self.session
         if session is None or not session.is_usable:
             return
         try:
@@ -195,11 +197,13 @@ class Connection:
         return self._session
 
     def _close(self, _: None) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.leave()
-        if self._end.detach():
-            self._target.context.destroy()
+        self._is_closed = True
+        if self._session is not None and self._target.sockets.is_destroyed:
+            self._session.close()  # what could have been said can be said no more
+        elif self._session is not None:
+            self._session.leave()
+        self._session = None
+        self._target.sockets.destroy()
 
 
 def patiently_open(
@@ -228,9 +232,3 @@ def patiently_open(
 def first_line(error: BaseException) -> str:
     """What an error says first, for quoting it in another one."""
     return (str(error) or type(error).__name__).partition("\n")[0]
-
-
-def _destroy(context: Context, lock: threading.Lock, process: int) -> None:
-    """Free ZeroMQ's threads and descriptors where nobody called ``close``: at the connection's or the interpreter's end."""
-    if os.getpid() != process or lock.acquire(timeout=EXIT_WAIT_S):
-        context.destroy()

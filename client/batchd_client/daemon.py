@@ -13,8 +13,9 @@ from typing import NamedTuple, Self, TypedDict
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
-from batchd_client.opening import Target, make_context
+from batchd_client.opening import Target
 from batchd_client.session import Session
+from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
 from batchd_client.subscription import Claim
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
@@ -76,15 +77,15 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
     count = find_connections(connections)
-    context = make_context(count)
+    sockets = Sockets(count)
     connection = None
     try:
-        target_at = partial(Target, context, key=find_key(key), connections=count, writable_slots=writable_slots)
+        target_at = partial(Target, sockets, key=find_key(key), connections=count, writable_slots=writable_slots)
         target, session = find_daemon(target_at, address, connect_timeout_s)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:
-            context.destroy()
+            sockets.destroy()
     return Daemon(connection)
 
 

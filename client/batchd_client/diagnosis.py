@@ -10,10 +10,9 @@ of the network may have been is an ``OSError``.
 import socket
 import time
 
-import zmq
-
 from batchd_client.errors import KeyRefused
 from batchd_client.rehearsal import GREETING_BYTES, Rehearsal, rehearse
+from batchd_client.sockets import Sockets
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey
 from batchd_wire.runtime import TcpAddress
 
@@ -37,7 +36,7 @@ def unknown_key(address: TcpAddress, key: ConnectionKey) -> KeyRefused:
 
 
 def explain(
-    context: "zmq.Context[zmq.Socket[bytes]]",
+    sockets: Sockets,
     address: TcpAddress,
     key: ConnectionKey | None,
     timeout_s: float,
@@ -52,7 +51,7 @@ def explain(
     try:
         mechanism = _mechanism(address, deadline)
         if mechanism == "CURVE" and key is not None:
-            return _judge(rehearse(context, address, key, deadline), address, key, timed_out=timed_out)
+            return _judge(rehearse(sockets, address, key, deadline), address, key, timed_out=timed_out)
     except socket.gaierror as error:
         return OSError(f"the host {address.host!r} is not known here ({error.strerror}): is the name right?")
     except ConnectionRefusedError:

@@ -23,8 +23,9 @@ from batchd_client.errors import (
     PushNotLocal,
 )
 from batchd_client.lifeline import DaemonBusy
-from batchd_client.opening import Context, Place, Target
+from batchd_client.opening import Place, Target
 from batchd_client.session import Session
+from batchd_client.sockets import Sockets
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.pieces import PARTS_MAX
 from batchd_wire.runtime import (
@@ -66,14 +67,14 @@ def find_daemon(
     raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
 
 
-def find_local_daemon(context: Context, address: str | None, connect_timeout_s: float) -> tuple[Target, Session]:
+def find_local_daemon(sockets: Sockets, address: str | None, connect_timeout_s: float) -> tuple[Target, Session]:
     """The same on this host alone. Raises ``PushNotLocal`` for an address in the network."""
     for place in _places(address):
         if isinstance(place, TcpAddress):
             raise PushNotLocal(
                 f"{place.address} is an address in the network, and samples can be pushed on its host alone"
             )
-    return find_daemon(partial(Target, context), address, connect_timeout_s)
+    return find_daemon(partial(Target, sockets), address, connect_timeout_s)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:

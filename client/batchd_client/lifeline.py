@@ -14,10 +14,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from weakref import finalize
+from weakref import finalize, ref
 
 from batchd_client.errors import ConnectTimeout, DaemonUnavailable, ProtocolError, error_for_code
 from batchd_client.memory import Mailbox, SlotMemory
+from batchd_client.sockets import Turn
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage
@@ -49,18 +50,18 @@ class DaemonBusy(DaemonUnavailable):
 
 
 class Lifeline:
-    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference.
+    """The open lifeline of one session. Leases hold it, so it closes itself with its last reference, where nobody did before.
 
     Not by ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that nobody closed it.
     """
 
-    __slots__ = ("__weakref__", "_socket", "descriptor", "path")
+    __slots__ = ("__weakref__", "_end", "_socket", "descriptor", "path")
 
-    def __init__(self, path: Path, connected: socket.socket) -> None:
+    def __init__(self, path: Path, connected: socket.socket, turn: Turn) -> None:
         self._socket = connected
         self.path = path
         self.descriptor = connected.fileno()
-        finalize(self, connected.close)
+        self._end = finalize(self, _close_at_last, connected, ref(self), turn)
 
     def wait(self, deadline: float) -> bool:
         """Wait until there is something to receive; False once ``deadline`` has passed."""
@@ -119,6 +120,11 @@ class Lifeline:
             case _:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome on {self.path}")
 
+    def close(self) -> None:
+        """Close it: no lease needs it any more. Closing twice does nothing."""
+        self._socket.close()
+        self._end.detach()
+
     def ask_writable(self) -> None:
         """Ask for slots that can be mapped writable. Raises ``DaemonBusy`` where the daemon is gone."""
         try:
@@ -127,22 +133,32 @@ class Lifeline:
             raise DaemonBusy(f"the daemon closed {self.path} after its welcome") from None
 
 
-def open_lifeline(path: Path, deadline: float, *, writable_slots: bool) -> tuple[Lifeline, bytes]:
+def open_lifeline(path: Path, deadline: float, turn: Turn, *, writable_slots: bool) -> tuple[Lifeline, bytes]:
     """Connect and introduce ourselves: the lifeline and the session's secret.
 
     Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again, ``ConnectTimeout`` for a silent
     daemon, ``PermissionDenied`` or ``VersionMismatch`` where it refuses us, and ``ProtocolError``.
     """
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    lifeline = Lifeline(path, connecting)
+    lifeline = Lifeline(path, connecting, turn)
+    secret = None
     try:
         connecting.connect(os.fspath(path))
+        secret = lifeline.introduce(deadline)
+        if writable_slots:
+            lifeline.ask_writable()
     except BlockingIOError:
         raise DaemonBusy(f"{path} has more trainers waiting to connect than the kernel queues") from None
-    secret = lifeline.introduce(deadline)
-    if writable_slots:
-        lifeline.ask_writable()
+    finally:
+        if secret is None:
+            lifeline.close()
     return lifeline, secret
+
+
+def _close_at_last(connected: socket.socket, user: ref[Lifeline], turn: Turn) -> None:
+    """Nothing refers to the lifeline any more, or the program ends, perhaps while a thread waits for a batch."""
+    if user() is None or turn.end():
+        connected.close()
 
 
 def _close(descriptors: list[int]) -> None:

@@ -13,6 +13,8 @@ import mmap
 import os
 import stat
 import sys
+from io import FileIO
+from weakref import finalize
 
 import numpy as np
 
@@ -41,7 +43,7 @@ class SlotMemory:
 class Mailbox:
     """The places of one live stream, to write samples into. Writing by system calls needs no mapping, and cannot fault."""
 
-    __slots__ = ("_descriptor", "mailbox_bytes")
+    __slots__ = ("__weakref__", "_end", "_file", "mailbox_bytes")
 
     def __init__(self, descriptor: int, mailbox_bytes: int) -> None:
         """Take the descriptor, which belongs to it. Raises ``ProtocolError`` where it is not a sealed mailbox of this size."""
@@ -50,21 +52,21 @@ class Mailbox:
         except ProtocolError:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self._file = FileIO(descriptor, "r+")
         self.mailbox_bytes = mailbox_bytes
+        self._end = finalize(self, self._file.close)  # of a producer that nobody has closed
 
     def write(self, start: int, data: memoryview) -> None:
         """Copy bytes into the mailbox; they must fit."""
         assert start + data.nbytes <= self.mailbox_bytes, "a place is within its mailbox"
         while data:
-            written = os.pwrite(self._descriptor, data, start)
+            written = os.pwrite(self._file.fileno(), data, start)
             data, start = data[written:], start + written
 
     def close(self) -> None:
         """Close it. Closing twice does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()
+        self._end.detach()
 
 
 def _check(descriptor: int, size: int, what: str) -> None:

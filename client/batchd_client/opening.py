@@ -6,7 +6,6 @@
 Invariant: a session that is given is open, and one that could not be opened has left nothing behind.
 """
 
-import os
 import time
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from batchd_client.hints import nearer_way, tell_once
 from batchd_client.lifeline import DaemonBusy, SessionLost, open_lifeline
 from batchd_client.remote import RemoteLink, remote_socket
 from batchd_client.session import Session
+from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.runtime import RuntimeDirectory, TcpAddress
@@ -28,37 +28,25 @@ DIAGNOSIS_S = 1.0
 DIAGNOSIS_MAX_S = 3.0
 """How long finding out why there is no session may take; the shorter one also past the deadline."""
 
-Context = zmq.Context[zmq.Socket[bytes]]
 Place = RuntimeDirectory | TcpAddress
 
 
 class Target(NamedTuple):
-    """Which daemon, and what is asked of it. ``context`` is whose sockets it gets.
+    """Which daemon, and what is asked of it. ``sockets`` is where it gets its sockets from.
 
     ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see ``AskWritable``.
     """
 
-    context: Context
+    sockets: Sockets
     place: Place
     key: ConnectionKey | None = None
     connections: int = 1
     writable_slots: bool = False
 
 
-def make_context(connections: int) -> Context:
-    """Make what a connection's sockets live in; it starts ZeroMQ's threads, one for each TCP connection of a session.
-
-    They are told never to pre-empt the thread that wakes them. Otherwise, on a machine that is busy decoding, each send waits
-    until ZeroMQ and often the daemon had their turn on the trainer's core: measured with every core busy, ``next()`` with a
-    batch ready took 25 us instead of 50 to 170 us (p50), and 0.1 ms instead of 2 to 5 ms (p90).
-    """
-    context: Context = zmq.Context(connections)
-    context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
-    return context
-
-
 def open_session(target: Target, deadline: float) -> Session:
     """Begin a session. ``DaemonBusy`` and ``OSError`` are worth another try; what else is raised says why not."""
+    target.sockets.close_all()
     if isinstance(target.place, TcpAddress):
         return _open_remote(target, target.place, deadline)
     return _open_local(target, target.place, deadline)
@@ -66,8 +54,10 @@ def open_session(target: Target, deadline: float) -> Session:
 
 def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
     """On this host. Raises what ``open_lifeline`` raises."""
-    lifeline, secret = open_lifeline(directory.lifeline_path, deadline, writable_slots=target.writable_slots)
-    session = Session(_dealer(target.context, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
+    lifeline, secret = open_lifeline(
+        directory.lifeline_path, deadline, target.sockets.turn, writable_slots=target.writable_slots
+    )
+    session = Session(_dealer(target.sockets, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
     opened = False
     try:
         session.open(secret, deadline)
@@ -115,17 +105,16 @@ def _why_not(target: Target, address: TcpAddress, session: Session, deadline: fl
             f"the daemon at {address.address} took the first of {target.connections} connections, but not all others: {failure}"
         )
     left_s = max(DIAGNOSIS_S, min(DIAGNOSIS_MAX_S, deadline - time.monotonic()))
-    return explain(target.context, address, target.key, left_s, timed_out=isinstance(failure, ConnectTimeout))
+    return explain(target.sockets, address, target.key, left_s, timed_out=isinstance(failure, ConnectTimeout))
 
 
-def _remote_connection(target: Target, address: TcpAddress) -> tuple[zmq.Socket[bytes], RemoteLink]:
-    socket = remote_socket(target.context, target.key)
-    return socket, RemoteLink(socket, address)
+def _remote_connection(target: Target, address: TcpAddress) -> tuple[Socket, RemoteLink]:
+    socket = remote_socket(target.sockets, target.key)
+    return socket, RemoteLink(target.sockets, socket, address)
 
 
-def _dealer(context: Context, endpoint: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.DEALER)
-    socket.linger = 0
+def _dealer(sockets: Sockets, endpoint: str) -> Socket:
+    socket = sockets.open(zmq.DEALER)
     socket.immediate = True
     socket.maxmsgsize = MESSAGE_BYTES_MAX
     socket.reconnect_ivl = RECONNECT_INTERVAL_MS

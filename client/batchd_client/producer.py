@@ -31,8 +31,8 @@ from batchd_client.errors import (
     StreamReplaced,
 )
 from batchd_client.lifeline import SessionLost
-from batchd_client.opening import make_context
 from batchd_client.session import Session
+from batchd_client.sockets import Sockets
 from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
 from batchd_wire.messages import AskPlace, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
 
@@ -84,14 +84,14 @@ def push(
     Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, put_timeout_s)
-    context = make_context(1)
+    sockets = Sockets(1)
     connection = None
     try:
-        target, session = find_local_daemon(context, address, connect_timeout_s)
+        target, session = find_local_daemon(sockets, address, connect_timeout_s)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:
-            context.destroy()
+            sockets.destroy()
     return Producer(connection, stream)
 
 

@@ -13,9 +13,8 @@ import time
 from secrets import token_hex
 from typing import NamedTuple
 
-import zmq
-
 from batchd_client.remote import remote_socket
+from batchd_client.sockets import Sockets
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.runtime import TcpAddress
 
@@ -42,12 +41,10 @@ class Rehearsal(NamedTuple):
         return self.heard_bytes > GREETING_BYTES + WELCOME_BYTES
 
 
-def rehearse(
-    context: "zmq.Context[zmq.Socket[bytes]]", address: TcpAddress, key: ConnectionKey, deadline: float
-) -> Rehearsal:
+def rehearse(sockets: Sockets, address: TcpAddress, key: ConnectionKey, deadline: float) -> Rehearsal:
     """Shake hands until the daemon has said whether it lets us in, or hangs up. Raises ``OSError`` where nothing connects."""
     name = f"batchd-{token_hex(16)}"
-    dealer = remote_socket(context, key)
+    dealer = remote_socket(sockets, key)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
             server.bind(f"\0{name}")

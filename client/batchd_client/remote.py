@@ -10,7 +10,6 @@ when every part of it has come, and after those before it.
 import mmap
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import zmq
@@ -18,6 +17,7 @@ import zmq
 from batchd_client.errors import ProtocolError
 from batchd_client.lifeline import SessionLost
 from batchd_client.memory import Mailbox, SlotMemory
+from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import ConnectionKey
 from batchd_wire.messages import Parcel
@@ -132,9 +132,9 @@ class Arrivals:
 class RemoteLink:
     """The life of one TCP connection, as ZeroMQ's monitor tells it; in the place of the lifeline."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", address: TcpAddress) -> None:
+    def __init__(self, sockets: Sockets, socket: Socket, address: TcpAddress) -> None:
         self._socket = socket
-        self._monitor: zmq.Socket[Any] = socket.get_monitor_socket(sum(_ENDINGS))
+        self._monitor = sockets.monitor(socket, sum(_ENDINGS))
         self.path = address.endpoint
         self.descriptor = int(self._monitor.getsockopt(zmq.FD))
         self.is_key_refused = False
@@ -159,9 +159,9 @@ class RemoteLink:
             self._monitor.close(linger=0)
 
 
-def remote_socket(context: "zmq.Context[zmq.Socket[bytes]]", key: ConnectionKey | None) -> "zmq.Socket[bytes]":
+def remote_socket(sockets: Sockets, key: ConnectionKey | None) -> Socket:
     """Make a socket that connects once: whether to try again is for the connection to decide."""
-    socket = context.socket(zmq.DEALER)
+    socket = sockets.open(zmq.DEALER)
     for name, value in SOCKET_OPTIONS.items():
         socket.setsockopt(getattr(zmq, name), value)
     socket.setsockopt(zmq.IMMEDIATE, 1)

@@ -137,6 +137,8 @@ class Session:
         for socket, link in self._lanes:
             link.close()
             socket.close(linger=0)
+        if isinstance(self.link, Lifeline) and not self.holds_leases:
+            self.link.close()
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 

@@ -6,17 +6,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-import zmq
 
 from batchd.daemon.keys import KeyDirectory
 from batchd_client.diagnosis import explain
 from batchd_client.rehearsal import GREETING_BYTES
+from batchd_client.sockets import Sockets
 from batchd_wire.runtime import TcpAddress
 from support.waiting import PATIENCE_S
 
 SECONDS = 0.3
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(24, b"\0") + bytes(31)
 assert len(GREETING) == GREETING_BYTES
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    """What a connection would open its sockets in."""
+    sockets = Sockets(1)
+    yield sockets
+    sockets.destroy()
 
 
 @contextmanager
@@ -77,24 +85,24 @@ def stay_silent(connection: socket.socket, _number: int) -> None:
         (says(GREETING.replace(b"CURVE", b"NULL\0")), "the connection was cut while it was made"),
     ],
 )
-def test_what_is_no_daemon_that_answers_is_said_and_worth_another_try(behave, hint) -> None:
+def test_what_is_no_daemon_that_answers_is_said_and_worth_another_try(sockets, behave, hint) -> None:
     """Somebody else's port, a daemon that stands still, a cable."""
-    with zmq.Context() as context, listening(behave) as address:
-        reason = explain(context, address, None, SECONDS, timed_out=False)
+    with listening(behave) as address:
+        reason = explain(sockets, address, None, SECONDS, timed_out=False)
     assert isinstance(reason, OSError)
     assert hint in str(reason)
 
 
-def test_a_daemon_that_greets_and_does_not_answer_is_said_to_hang() -> None:
+def test_a_daemon_that_greets_and_does_not_answer_is_said_to_hang(sockets) -> None:
     """It has no keys, so nothing else can be wrong."""
-    with zmq.Context() as context, listening(says(GREETING.replace(b"CURVE", b"NULL\0"))) as address:
-        reason = explain(context, address, None, SECONDS, timed_out=True)
+    with listening(says(GREETING.replace(b"CURVE", b"NULL\0"))) as address:
+        reason = explain(sockets, address, None, SECONDS, timed_out=True)
     assert isinstance(reason, OSError)
     assert "did not answer in time" in str(reason)
 
 
 @pytest.mark.parametrize("cut_after", [0, 1, GREETING_BYTES - 1, GREETING_BYTES + 1, GREETING_BYTES + 100])
-def test_a_cut_in_the_handshake_is_no_wrong_key(tmp_path, cut_after) -> None:
+def test_a_cut_in_the_handshake_is_no_wrong_key(sockets, tmp_path, cut_after) -> None:
     """Hanging up right behind the greeting means other keys; anywhere else it is the network."""
     keys = KeyDirectory(tmp_path / "keys")
     keys.make_daemon_key()
@@ -103,7 +111,7 @@ def test_a_cut_in_the_handshake_is_no_wrong_key(tmp_path, cut_after) -> None:
     def behave(connection: socket.socket, number: int) -> None:
         says(GREETING if number == 0 else words[:cut_after])(connection, number)
 
-    with zmq.Context() as context, listening(behave) as address:
-        reason = explain(context, address, keys.new("a"), PATIENCE_S, timed_out=False)
+    with listening(behave) as address:
+        reason = explain(sockets, address, keys.new("a"), PATIENCE_S, timed_out=False)
     assert isinstance(reason, OSError)
     assert "the connection was cut" in str(reason)

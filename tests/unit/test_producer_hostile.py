@@ -1,56 +1,15 @@
 """A daemon that tells a producer nonsense: it writes nowhere that it should not, and keeps nothing open."""
 
 import fcntl
-import os
-from dataclasses import replace
 
 import pytest
 
 import batchd_client
 from batchd_client.errors import ProtocolError, PushTimeout, StreamChanged
-from batchd_wire.channel import send_message
 from batchd_wire.mailbox import MailColumn, PlaceLayout
-from batchd_wire.messages import AskPlace, MailboxShared, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
-from support.fake_daemon import SEALS, FakeDaemon, make_slot
-
-LAYOUT = PlaceLayout((MailColumn("x", "uint8", (4,)),), 0)
-CAPACITY = 2
-SAMPLE = {"x": [1, 2, 3, 4]}
-
-
-class FakeLive:
-    """Answers what a producer asks, as a daemon with one live stream would, but for what a test alters."""
-
-    def __init__(self, fake):
-        self.fake = fake
-        self.mailbox_bytes = CAPACITY * LAYOUT.place_bytes
-        self.seals = SEALS
-        self.producing = Producing(0, 1, CAPACITY, LAYOUT.to_wire())
-        self.place, self.next_place = 0, None
-        self.is_full = False
-        self.written = []
-        fake.answer = self.answer
-
-    def answer(self, session, message):
-        """Answer a producer's messages, and leave the others to the fake daemon."""
-        match message:
-            case Produce():
-                descriptor = make_slot(self.mailbox_bytes, self.seals)
-                send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
-                self.mailbox = os.dup(descriptor)
-                os.close(descriptor)
-                self.fake.send(session, replace(self.producing, request=message.request))
-            case AskPlace():
-                if not self.is_full:
-                    self.fake.send(session, PlaceLent(message.request, self.place))
-            case Pushed():
-                self.written.append(os.pread(self.mailbox, 4, message.place * LAYOUT.place_bytes))
-                self.fake.send(session, PushTaken(message.request, self.next_place))
-            case WithdrawAsk():
-                pass
-            case _:
-                return False
-        return True
+from batchd_wire.messages import AskPlace, Producing, WithdrawAsk
+from support.fake_daemon import FakeDaemon
+from support.fake_live import CAPACITY, LAYOUT, SAMPLE, FakeLive
 
 
 @pytest.fixture
@@ -63,7 +22,7 @@ def fake(tmp_path):
 def live(fake):
     live = FakeLive(fake)
     yield live
-    os.close(live.mailbox)
+    live.close()
 
 
 def push(fake):
@@ -125,7 +84,7 @@ def test_a_stream_with_other_fields_is_another_stream(fake, live):
     """After a restart the program must look at its fields again."""
     with push(fake) as producer:
         assert producer.put(SAMPLE)
-        os.close(live.mailbox)
+        live.close()
         fake.kill()
         fake.start()
         other = PlaceLayout((MailColumn("x", "uint8", (5,)),), 0)

@@ -9,6 +9,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 from batchd_client.jax import BatchdLoader  # noqa: E402
+from support.garbage import CYCLES, collected  # noqa: E402
 from support.programs import end, gone, start  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -78,6 +79,19 @@ def test_a_loader_that_is_forgotten_is_closed(daemon):
     loader = BatchdLoader("photos", address=daemon.address)
     next(iter(loader))
     del loader
+    gone(daemon)
+
+
+@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
+def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
+    """With its iterator and a batch, whatever they are tied into."""
+
+    def make():
+        loader = BatchdLoader("photos", address=daemon.address)
+        batches = iter(loader)
+        return loader, batches, next(batches)
+
+    collected(make, tie)
     gone(daemon)
 
 

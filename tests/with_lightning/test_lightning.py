@@ -18,7 +18,9 @@ import torch  # noqa: E402
 from batchd_client.errors import StreamUnknown  # noqa: E402
 from batchd_client.lightning import BatchdDataModule  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
+from support.garbage import CYCLES, collected  # noqa: E402
 from support.lightning_model import SaveAfter, StopAfter, Witness  # noqa: E402
+from support.programs import gone  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning gives its advice as warnings
@@ -263,3 +265,19 @@ def test_without_lightning_it_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: batchd_client.lightning needs Lightning 2.2 or newer: pip install lightning" in done.stderr
+
+
+@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
+def test_a_module_in_a_cycle_ends_with_it(daemon, data, tie):
+    """With its loaders, a trainer and a model that was trained in part."""
+
+    def make():
+        module, model = data("photos", "still"), Witness()
+        fitter = trainer(max_steps=2)
+        fitter.fit(model, datamodule=module)
+        loader = module.train_dataloader()
+        batches = iter(loader)
+        return module, model, fitter, loader, batches, next(batches)
+
+    collected(make, tie)
+    gone(daemon)

@@ -12,6 +12,9 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip insta
 pytestmark = pytest.mark.filterwarnings("default")
 
 import batchd_client  # noqa: E402
+from batchd_client.keras import BatchdPyDataset, Progress  # noqa: E402
+from batchd_client.tensorflow import dataset  # noqa: E402
+from support.garbage import CYCLES, collected  # noqa: E402
 from support.programs import end, gone, start  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -56,6 +59,21 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_skipped(daemon, kind):
     done = len(bare_numbers(daemon, epochs)) - len(bare_numbers(daemon, epochs, said["state"]))
     assert len(said["trained"]) - done in (0, 1)
     assert said["trained"][:done] == bare_numbers(daemon, epochs)[:done]
+    gone(daemon)
+
+
+@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
+def test_a_connection_in_a_cycle_with_data_sets_ends_with_it(daemon, tie):
+    """Of tf.data and of Keras, half read."""
+
+    def make():
+        connection = batchd_client.connect(daemon.address)
+        tensors, arrays = connection.stream("photos"), connection.stream("photos")
+        batches = iter(dataset(tensors))
+        sequence = BatchdPyDataset(arrays)
+        return connection, tensors, arrays, batches, next(batches), sequence, sequence[0], Progress(arrays)
+
+    collected(make, tie)
     gone(daemon)
 
 

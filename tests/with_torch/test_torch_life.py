@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from batchd_client.errors import StateMismatch  # noqa: E402
 from batchd_client.torch import BatchdDataset, BatchdLoader  # noqa: E402
+from support.garbage import CYCLES, collected  # noqa: E402
 from support.programs import end, gone, start  # noqa: E402
 
 EPOCH = 40
@@ -116,6 +117,19 @@ def test_a_loader_that_is_forgotten_is_closed(daemon):
     loader = BatchdLoader("photos", address=daemon.address)
     next(iter(loader))
     del loader
+    gone(daemon)
+
+
+@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
+def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
+    """With its iterator and a batch, whatever they are tied into."""
+
+    def make():
+        loader = BatchdLoader("photos", address=daemon.address)
+        batches = iter(loader)
+        return loader, batches, next(batches)
+
+    collected(make, tie)
     gone(daemon)
 
 

@@ -1,0 +1,55 @@
+"""What makes the fake daemon one with a live stream, called ``live``: it answers what a producer asks."""
+
+import os
+from dataclasses import replace
+
+from batchd_wire.channel import send_message
+from batchd_wire.codec import Message
+from batchd_wire.mailbox import MailColumn, PlaceLayout
+from batchd_wire.messages import AskPlace, MailboxShared, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
+from support.fake_daemon import SEALS, FakeDaemon, make_slot
+from support.fake_stream import FakeSession
+
+LAYOUT = PlaceLayout((MailColumn("x", "uint8", (4,)),), 0)
+CAPACITY = 2
+SAMPLE = {"x": [1, 2, 3, 4]}
+
+
+class FakeLive:
+    """Answers what a producer asks, as a daemon with one live stream would, but for what a test alters."""
+
+    def __init__(self, fake: FakeDaemon) -> None:
+        self.fake = fake
+        self.mailbox_bytes = CAPACITY * LAYOUT.place_bytes
+        self.seals = SEALS
+        self.producing = Producing(0, 1, CAPACITY, LAYOUT.to_wire())
+        self.place = 0
+        self.next_place: int | None = None
+        self.is_full = False
+        self.written: list[bytes] = []
+        fake.answer = self.answer
+
+    def answer(self, session: FakeSession, message: Message) -> bool:
+        """Answer a producer's messages, and leave the others to the fake daemon."""
+        match message:
+            case Produce():
+                descriptor = make_slot(self.mailbox_bytes, self.seals)
+                send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
+                self.mailbox = os.dup(descriptor)
+                os.close(descriptor)
+                self.fake.send(session, replace(self.producing, request=message.request))
+            case AskPlace():
+                if not self.is_full:
+                    self.fake.send(session, PlaceLent(message.request, self.place))
+            case Pushed():
+                self.written.append(os.pread(self.mailbox, 4, message.place * LAYOUT.place_bytes))
+                self.fake.send(session, PushTaken(message.request, self.next_place))
+            case WithdrawAsk():
+                pass
+            case _:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Close the mailbox. The next producer gets another one."""
+        os.close(self.mailbox)
