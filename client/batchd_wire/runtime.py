@@ -5,10 +5,12 @@
         lifeline.sock             AF_UNIX SOCK_SEQPACKET: who are you, descriptors, end of file
         lock                      held with flock by the living daemon; never removed
 
-An address is that directory, ``ipc:///run/batchd`` or the plain path, or a place in the network, ``tcp://bigbox:7070``.
+An address is that directory, ``ipc:///run/batchd`` or the plain path, or a place in the network, ``tcp://bigbox:7070``, also
+without ``tcp://``.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,8 @@ CONNECTIONS_VARIABLE = "BATCHD_CONNECTIONS"
 PORTS = 1 << 16
 SOCKET_PATH_BYTES_MAX = 107
 """``sun_path`` of unix(7) holds 108 bytes with the closing zero."""
+_HOST_AND_PORT = re.compile(r"(\[[^]/]+\]|[^:/]+):\d+")
+"""No directory: one of that name is written with a slash, ``./host:7070``."""
 _EVERYBODY = ["0", "0", "4294967295"]
 """What user_namespaces(7) says of the map of a namespace in which each user is himself."""
 
@@ -87,10 +91,10 @@ def runtime_directory(path: Path) -> RuntimeDirectory:
 
 
 def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
-    """Read ``ipc:///run/batchd``, ``/run/batchd`` or ``tcp://host:port``. Raises ``ValueError`` for anything else."""
+    """Read ``ipc:///run/batchd``, ``/run/batchd``, ``tcp://host:port`` or ``host:port``. Raises ``ValueError`` for others."""
     scheme, separator, rest = address.partition("://")
     if not separator:
-        scheme, rest = "ipc", address
+        scheme, rest = "tcp" if _HOST_AND_PORT.fullmatch(address) else "ipc", address
     if scheme == "tcp":
         host, colon, port = rest.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < PORTS:

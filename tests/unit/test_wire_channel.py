@@ -34,6 +34,7 @@ from batchd_wire.orders import (
 from batchd_wire.runtime import (
     SOCKET_PATH_BYTES_MAX,
     RuntimeDirectory,
+    TcpAddress,
     candidate_directories,
     parse_address,
     runtime_directory,
@@ -309,6 +310,17 @@ def test_an_address_is_a_directory_with_or_without_its_scheme(address) -> None:
     assert parse_address(parse_address(address).address) == RuntimeDirectory(Path("/run/batchd"))
 
 
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [("bigbox:7070", "bigbox", 7070), ("10.0.0.7:70", "10.0.0.7", 70), ("[fe80::1]:7070", "fe80::1", 7070)],
+)
+def test_a_host_and_a_port_need_no_scheme(address, host, port) -> None:
+    """Who writes them means no directory; one of such a name is written with a slash."""
+    assert parse_address(address) == parse_address(f"tcp://{address}") == TcpAddress(host, port)
+    if "[" not in address:
+        assert isinstance(parse_address(f"./{address}"), RuntimeDirectory)
+
+
 def test_a_relative_address_is_made_absolute(monkeypatch, tmp_path) -> None:
     """The working directory may change later; the address does not."""
     monkeypatch.chdir(tmp_path)
@@ -324,7 +336,9 @@ def test_a_link_in_the_address_stays_a_link(tmp_path) -> None:
     assert runtime_directory(tmp_path / "link").path == tmp_path / "link"
 
 
-@pytest.mark.parametrize("address", ["tcp://host", "http://run", "IPC:///run/batchd", "ipc://", "", "://run"])
+@pytest.mark.parametrize(
+    "address", ["tcp://host", "host:70700", "http://run", "IPC:///run/batchd", "ipc://", "", "://run"]
+)
 def test_another_address_is_refused_with_an_example(address) -> None:
     """The message shows how to write one."""
     with pytest.raises(ValueError, match=r"ipc:///run/batchd"):
