@@ -33,6 +33,7 @@ SENT_WHEN = {
     ErrorCode.UNEXPECTED_MESSAGE: "a message that makes no sense at this point",
     ErrorCode.UNKNOWN_SESSION: "a message outside of a session, or one of a session that has ended",
     ErrorCode.KEY_REFUSED: "a key that was revoked, or that does not open this stream",
+    ErrorCode.TOO_MANY_SESSIONS: "a trainer for which there is no place; `sessions_max` is how many there are",
     ErrorCode.TOO_OFTEN: "a host that connects, or a trainer that asks, too often; it passes by itself",
     ErrorCode.UNKNOWN_STREAM: "a stream that is not served",
     ErrorCode.RANK_OUT_OF_RANGE: "a rank outside of 0 to world_size - 1",

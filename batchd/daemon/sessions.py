@@ -271,7 +271,7 @@ class Sessions:
         peer = peer_of(lifeline)
         directory = os.fstat(self._directory)
         if not may_connect(lifeline, peer, directory):
-            self._turn_away(lifeline, peer, why_not(peer, directory))
+            self._turn_away(lifeline, peer, ErrorCode.NOT_ALLOWED, why_not(peer, directory))
             lifeline.close()
             return
         session = Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user)
@@ -303,11 +303,11 @@ class Sessions:
         self._watch.add(session.lifeline.fileno(), lambda: self._hear(session))
         self._by_number[session.number] = session
 
-    def _turn_away(self, lifeline: socket.socket, peer: Peer, text: str) -> None:
+    def _turn_away(self, lifeline: socket.socket, peer: Peer, error: ErrorCode, text: str) -> None:
         """Tell somebody why he is not let in."""
         if self._seldom.now(f"turned away {peer.user}"):
             _log.warning("trainer refused", pid=peer.pid, user=peer.user, reason=text)
-        _say_last_word(lifeline, Refused(0, 0, ErrorCode.NOT_ALLOWED, text))
+        _say_last_word(lifeline, Refused(0, 0, error, text))
 
     def _hear(self, session: Session) -> None:
         """The lifeline has something to read: a Hello once, then perhaps a wish for its slots, and then nothing but its end."""
@@ -336,7 +336,7 @@ class Sessions:
             self._cut_off(session, f"speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
         elif not session.is_ours and self._welcomed() >= self._sessions_max:
             text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
-            self._turn_away(session.lifeline, peer_of(session.lifeline), text)
+            self._turn_away(session.lifeline, peer_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
             self._end(session)
         else:
             self._welcome(session, message.name)

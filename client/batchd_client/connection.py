@@ -25,6 +25,7 @@ from weakref import WeakMethod, WeakValueDictionary
 from batchd_client.errors import (
     ConnectTimeout,
     DaemonClosed,
+    DaemonFull,
     ForkedConnection,
     PermissionDenied,
     ProtocolError,
@@ -44,7 +45,7 @@ is back after half a second is found within 0.05 s."""
 TURN_S = 0.05
 """Longest wait before a waiting thread looks whether other threads released batches or received its own."""
 
-_WORTH_WAITING = (OSError, DaemonBusy, ConnectTimeout, PermissionDenied)
+_WORTH_WAITING = (OSError, DaemonBusy, DaemonFull, ConnectTimeout, PermissionDenied)
 """What a daemon that was there before may answer for a while: it is away, or its operator is changing keys."""
 
 T = TypeVar("T")
@@ -210,15 +211,18 @@ def patiently_open(
     target: Target,
     give_up: float,
     attempt_s: float,
-    retry: tuple[type[Exception], ...] = _WORTH_WAITING,
+    may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, _WORTH_WAITING),
 ) -> Session:
-    """Try until a session opens or ``give_up`` is near, with growing pauses of random length. Raises the last try's error."""
+    """Try until a session opens or ``give_up`` is near, with growing pauses of random length. Raises the last try's error.
+
+    ``may_pass`` says of an error whether another try may help.
+    """
     began_s, pause = time.monotonic(), PAUSE_S
     while True:
         try:
             return open_session(target, min(give_up, time.monotonic() + attempt_s))
-        except retry:
-            if time.monotonic() + pause >= give_up:
+        except Exception as error:
+            if not may_pass(error) or time.monotonic() + pause >= give_up:
                 raise
         for found in _connections.valuerefs():
             if (connection := found()) is not None:

@@ -66,14 +66,17 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     ``connections``: over how many TCP connections batches shall come; default: ``$BATCHD_CONNECTIONS``, else 1. More of them help
     where one is the limit: by encryption on one core, by a long way, by a network that shares by connection.
 
+    A daemon whose address is given or in the environment may be starting: it is waited for, up to ``connect_timeout_s``. Without
+    an address, nothing says that there is one, and where none answers this fails at once.
+
     ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a daemon may be away (loops
     just wait longer meanwhile), ``batch_timeout_s`` how long a living daemon may take for one batch.
 
     ``writable_slots`` is for adapters that register slots with a device which reads no memory that is mapped read-only: slots are
     mapped writable where the daemon's configuration allows it. Arrays stay read-only, and nobody shall write.
 
-    Raises ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``,
-    ``ConnectionsInvalid`` or ``ProtocolError``.
+    Raises ``DaemonNotFound``, ``PermissionDenied``, ``DaemonFull``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``,
+    ``KeyInvalid``, ``ConnectionsInvalid`` or ``ProtocolError``.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
     count = find_connections(connections)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd_client.connection import first_line, patiently_open
+from batchd_client.connection import PAUSE_S, first_line, patiently_open
 from batchd_client.errors import (
     AddressInvalid,
     ConnectionsInvalid,
@@ -48,28 +48,34 @@ def find_daemon(
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or wherever one answers first. ``target_at``: what is asked of it there.
 
+    A daemon that is named may be starting just now, so it is waited for. Without a name, nothing says that there is one.
+
     Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
     ``ProtocolError``.
     """
     give_up = time.monotonic() + connect_timeout_s
     failures: list[_Failure] = []
-    for place in _places(address):
-        retry = (DaemonBusy, OSError) if isinstance(place, TcpAddress) else (DaemonBusy,)
+    origin, given = _given(address)
+    for place in _places(origin, given):
         try:
             target = target_at(place)
-            return target, patiently_open(target, give_up, connect_timeout_s, retry)
+            return target, patiently_open(
+                target, give_up, connect_timeout_s, partial(_may_pass, place, given is not None)
+            )
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
             reason = _reason(place, error)
             failures.append(_Failure(reason, isinstance(error, PermissionError)))
-    tried = "no batchd daemon could be reached; tried " + "; ".join(failure.reason for failure in failures)
+    waited_s = connect_timeout_s - (give_up - time.monotonic())
+    waited = f" within {waited_s:.1f} s" if waited_s > PAUSE_S else ""
+    tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(failure.reason for failure in failures)
     raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
 
 
 def find_local_daemon(sockets: Sockets, address: str | None, connect_timeout_s: float) -> tuple[Target, Session]:
     """The same on this host alone. Raises ``PushNotLocal`` for an address in the network."""
-    for place in _places(address):
+    for place in _places(*_given(address)):
         if isinstance(place, TcpAddress):
             raise PushNotLocal(
                 f"{place.address} is an address in the network, and samples can be pushed on its host alone"
@@ -109,16 +115,33 @@ class _Failure(NamedTuple):
     denied: bool
 
 
-def _places(address: str | None) -> Sequence[Place]:
-    origin, given = "connect()", address
-    if given is None:
-        origin, given = f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
+def _given(address: str | None) -> tuple[str, str | None]:
+    """Who says where the daemon is, and what."""
+    if address is not None:
+        return "connect()", address
+    return f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
+
+
+def _places(origin: str, given: str | None) -> Sequence[Place]:
     try:
         if given is not None:
             return [parse_address(given)]
         return [runtime_directory(path) for path in candidate_directories()]
     except ValueError as error:
         raise AddressInvalid(f"{origin}: {error}") from None
+
+
+def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
+    """May another try help? Not where the directory is closed to this user, or what is there is no socket."""
+    if isinstance(error, DaemonBusy) or isinstance(place, TcpAddress):
+        return isinstance(error, (DaemonBusy, OSError))
+    if not is_named or not isinstance(error, OSError):
+        return False
+    if isinstance(error, PermissionError):  # a socket that has just been made is opened to its group a moment later
+        return os.access(place.path, os.X_OK)
+    return isinstance(error, FileNotFoundError) or (
+        isinstance(error, ConnectionRefusedError) and place.lifeline_path.is_socket()
+    )
 
 
 def _reason(place: Place, error: OSError) -> str:
@@ -131,6 +154,8 @@ def _local_reason(directory: RuntimeDirectory, error: OSError) -> str:
     match error:
         case PermissionError():
             return f"permission denied{_group(directory.path)}"
+        case ConnectionRefusedError() if not directory.lifeline_path.is_socket():
+            return f"there is a {directory.lifeline_path.name}, but it is no socket"
         case ConnectionRefusedError():
             return "there is a socket, but nobody listens on it any more: the daemon has ended"
         case FileNotFoundError() if directory.path.is_dir():

@@ -10,6 +10,7 @@
     |   +-- PermissionDenied
     |   |   +-- KeyRefused
     |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout          PushTimeout
+    |   +-- DaemonFull
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
     |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
     |   +-- ForkedConnection      ReentrantCall
@@ -102,6 +103,13 @@ class PermissionDenied(DaemonUnavailable):
     Members of its group may connect. Where that is a group for trainers, join it (`usermod -aG GROUP USER`, then log in again; in
     a container docker run --group-add GID or podman run --group-add keep-groups). Where it is root, do not: have the daemon's
     operator give the directory such a group (`chgrp GROUP DIRECTORY`). Or run a daemon of your own.
+    """
+
+
+class DaemonFull(DaemonUnavailable):
+    """As many trainers are connected to the daemon as it lets in.
+
+    Close those that are done (`batchd status` lists them), or raise sessions_max under [daemon] in batchd.toml and reload it.
     """
 
 
@@ -397,6 +405,7 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.UNKNOWN_SESSION: DaemonUnavailable,
     ErrorCode.KEY_REFUSED: KeyRefused,
     ErrorCode.TOO_OFTEN: DaemonUnavailable,
+    ErrorCode.TOO_MANY_SESSIONS: DaemonFull,
     ErrorCode.UNKNOWN_STREAM: StreamUnknown,
     ErrorCode.RANK_OUT_OF_RANGE: RankInvalid,
     ErrorCode.POSITION_OUT_OF_RANGE: PositionInvalid,

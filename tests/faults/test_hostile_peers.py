@@ -332,9 +332,9 @@ def test_more_trainers_than_sessions_max_are_told_so(daemon):
             lifeline.connect(str(daemon.runtime_dir / "lifeline.sock"))
             send_message(lifeline, Hello(PROTOCOL_VERSION, "crowd", 1))
         answer, _ = receive_message(lifelines[-1], TO_TRAINER_LIFELINE)
-        assert_refused(answer, ErrorCode.NOT_ALLOWED)
+        assert_refused(answer, ErrorCode.TOO_MANY_SESSIONS)
         assert answer.text == "as many trainers are connected as may be (250); raise sessions_max in [daemon]"
-        with pytest.raises(batchd_client.errors.PermissionDenied, match="as may be \\(250\\)"):
+        with pytest.raises(batchd_client.errors.DaemonFull, match="as may be \\(250\\)"):
             batchd_client.connect(daemon.address)
     finally:
         for lifeline in lifelines:

@@ -155,7 +155,7 @@ def test_commands_find_the_daemon(daemon, monkeypatch, tmp_path, where):
             address = str(daemon.runtime_dir)
         case "user's directory":
             with suppress(batchd_client.errors.DaemonNotFound):
-                batchd_client.connect(f"ipc://{SYSTEM_DIRECTORY}").close()
+                batchd_client.connect(f"ipc://{SYSTEM_DIRECTORY}", connect_timeout_s=0).close()
                 pytest.skip(f"the system's own daemon is found first, in {SYSTEM_DIRECTORY}")
             (tmp_path / "batchd").symlink_to(daemon.runtime_dir)
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -39,7 +39,7 @@ def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
     daemon.kill()
     assert daemon.files() == {"batchd.sock", "lifeline.sock", "lock"}
     with pytest.raises(batchd_client.errors.DaemonNotFound, match="nobody listens on it any more"):
-        batchd_client.connect(daemon.address)
+        batchd_client.connect(daemon.address, connect_timeout_s=0)
 
     daemon.start()
 

@@ -3,16 +3,18 @@
 import os
 import re
 import socket
+from contextlib import ExitStack
 
 import pytest
 
 import batchd_client
-from batchd_client import discovery, errors
+from batchd_client import connection, discovery, errors
 from batchd_client.errors import (
     AddressInvalid,
     BatchdClientError,
     BatchTimeout,
     ConnectTimeout,
+    DaemonFull,
     DaemonNotFound,
     PermissionDenied,
     ProtocolError,
@@ -22,6 +24,7 @@ from batchd_client.errors import (
     VersionMismatch,
     error_for_code,
 )
+from batchd_client.opening import open_session
 from batchd_wire import runtime
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
@@ -50,10 +53,11 @@ def refuse_hello(fake: FakeDaemon, error: ErrorCode, text: str) -> None:
 def test_missing_directory_is_named_with_the_command_that_helps(tmp_path) -> None:
     """The commonest error of all."""
     with pytest.raises(DaemonNotFound) as caught:
-        batchd_client.connect(str(tmp_path / "nowhere"))
+        batchd_client.connect(str(tmp_path / "nowhere"), connect_timeout_s=0.1)
 
     assert str(tmp_path / "nowhere") in str(caught.value)
     assert "no such directory" in str(caught.value)
+    assert re.search(r"could be reached within 0\.\d s", str(caught.value))
     assert "batchd serve" in str(caught.value)
     assert "BATCHD_ADDRESS" in str(caught.value)
 
@@ -61,7 +65,7 @@ def test_missing_directory_is_named_with_the_command_that_helps(tmp_path) -> Non
 def test_directory_without_a_daemon_is_told_apart(tmp_path) -> None:
     """It exists, so the address is probably right and the daemon does not run."""
     with pytest.raises(DaemonNotFound, match=r"the directory exists, but has no lifeline\.sock"):
-        batchd_client.connect(str(tmp_path))
+        batchd_client.connect(str(tmp_path), connect_timeout_s=0)
 
 
 def test_socket_of_a_dead_daemon_is_told_apart(fake) -> None:
@@ -69,7 +73,7 @@ def test_socket_of_a_dead_daemon_is_told_apart(fake) -> None:
     fake.kill()
 
     with pytest.raises(DaemonNotFound, match="nobody listens on it any more"):
-        batchd_client.connect(fake.address)
+        batchd_client.connect(fake.address, connect_timeout_s=0)
 
 
 def test_every_candidate_is_named(tmp_path, monkeypatch) -> None:
@@ -103,10 +107,10 @@ def test_environment_says_where_the_daemon_is(fake, monkeypatch) -> None:
     batchd_client.connect(fake.address).close()
 
     with pytest.raises(DaemonNotFound, match="/nowhere"):
-        batchd_client.connect()
+        batchd_client.connect(connect_timeout_s=0)
 
 
-@pytest.mark.parametrize("address", ["tcp://host", "ipc://", "/x" * 60])
+@pytest.mark.parametrize("address", ["tcp://host", "ipc://", "/x" * 60, "host:70700", "[::1]:0"])
 def test_address_that_is_none_is_refused_with_its_origin(address: str, monkeypatch) -> None:
     """A typing error in a job's environment is found there."""
     with pytest.raises(AddressInvalid, match=r"connect\(\)"):
@@ -135,10 +139,39 @@ def test_closed_directory_is_an_error_of_its_own(tmp_path, monkeypatch) -> None:
 
 def test_daemon_that_refuses_the_peer_says_why(fake) -> None:
     """The daemon's own words are passed on."""
-    refuse_hello(fake, ErrorCode.NOT_ALLOWED, "256 trainers are connected already; raise sessions_max")
+    refuse_hello(fake, ErrorCode.NOT_ALLOWED, "uid 1000 is not in the group 'ml'")
 
-    with pytest.raises(PermissionDenied, match="256 trainers are connected already"):
+    with pytest.raises(PermissionDenied, match="uid 1000 is not in the group"):
         batchd_client.connect(fake.address)
+
+
+def test_full_daemon_is_no_question_of_permission(fake) -> None:
+    """To join a group would not help."""
+    refuse_hello(fake, ErrorCode.TOO_MANY_SESSIONS, "as many trainers are connected as may be (256)")
+
+    with pytest.raises(DaemonFull, match=r"\(256\)[\s\S]*sessions_max") as caught:
+        batchd_client.connect(fake.address)
+    assert "usermod" not in str(caught.value)
+
+
+def test_trainer_whose_daemon_comes_back_full_waits_for_a_place(fake) -> None:
+    """Others may have been faster, and leave again."""
+    with batchd_client.connect(fake.address, reconnect_timeout_s=20) as daemon:
+        refused = []
+
+        def answer(session, message) -> bool:
+            if not isinstance(message, Hello) or len(refused) == 3:
+                return False
+            refused.append(message)
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.TOO_MANY_SESSIONS, "full"))
+            return True
+
+        fake.kill()
+        fake.answer = answer
+        fake.start()
+
+        assert daemon.status() == {"version": "fake"}
+    assert len(refused) == 3
 
 
 def test_daemon_of_another_version_says_which(fake) -> None:
@@ -186,6 +219,62 @@ def test_full_queue_of_trainers_is_waited_for(tmp_path) -> None:
 
         with pytest.raises(ConnectTimeout, match="more trainers waiting"):
             batchd_client.connect(directory.address, connect_timeout_s=0.1)
+
+
+# --- a daemon that comes back ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["nothing", "the directory", "the sockets"])
+def test_daemon_that_restarts_is_waited_for(tmp_path, left) -> None:
+    """As over the network, where the address is given: whatever the daemon before left behind."""
+    fake = FakeDaemon(tmp_path / "run")
+    if left == "the directory":
+        (tmp_path / "run").mkdir()
+    elif left == "the sockets":
+        with fake:
+            pass
+    tries = []
+
+    def note(target, deadline):
+        tries.append(target)
+        if len(tries) == 2:
+            fake.start()
+        return open_session(target, deadline)
+
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(connection, "open_session", note)
+        stack.callback(fake.kill)
+        daemon = stack.enter_context(batchd_client.connect(fake.address))
+        assert daemon.status() == {"version": "fake"}
+    assert len(tries) >= 2
+
+
+def test_what_no_waiting_mends_is_said_at_once(tmp_path) -> None:
+    """A file in the place of the socket."""
+    (tmp_path / "lifeline.sock").touch()
+
+    with pytest.raises(DaemonNotFound, match="it is no socket"):
+        batchd_client.connect(str(tmp_path), connect_timeout_s=3600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place for a moment")
+def test_closed_directory_is_said_at_once(tmp_path) -> None:
+    """Waiting opens it for nobody; run as a user whom it is closed to."""
+    closed = tmp_path / "run"
+    closed.mkdir(mode=0o700)
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(61234, 61234, 61234)
+        os.setresuid(61234, 61234, 61234)
+        try:
+            batchd_client.connect(str(closed), connect_timeout_s=3600)
+        except PermissionDenied:
+            os._exit(7)
+        finally:
+            os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 # --- a stream that cannot be ------------------------------------------------------------------------------------------

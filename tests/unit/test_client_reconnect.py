@@ -343,4 +343,4 @@ def test_closing_while_the_daemon_is_away_does_not_wait_for_it(fake) -> None:
         wait_until(lambda: not daemon._connection.session.send(AskStatus(9)), "ZeroMQ notices that nobody is there")
     assert batch.step == 0
     with pytest.raises(DaemonNotFound):
-        batchd_client.connect(fake.address)
+        batchd_client.connect(fake.address, connect_timeout_s=0)
