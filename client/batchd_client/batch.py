@@ -26,6 +26,7 @@ from batchd_client.errors import BatchReleased, ProtocolError
 from batchd_client.memory import SlotMemory
 from batchd_client.ragged import Ragged, ragged_view
 from batchd_client.remote import ReceiveBuffer
+from batchd_client.unique import Unique
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
 from batchd_wire.views import checked_sizes, cut_to_largest, row_views
@@ -120,7 +121,7 @@ class FieldMemory:
         }
 
 
-class Batch(Mapping[str, Any]):
+class Batch(Unique, Mapping[str, Any]):
     """One batch: a mapping of field name to a read-only numpy array ``[samples, ...]`` over shared memory, not a copy.
 
     A padded field is cut to the largest sample of this batch. Of a ragged field there is a list instead, with a read-only
@@ -134,6 +135,7 @@ class Batch(Mapping[str, Any]):
     taken from it earlier must not be read any more, since another batch may be written over them.
     """
 
+    INSTEAD = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
     __slots__ = ("_arrays", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
 
     def __init__(self, stream: str, fields: dict[str, FieldView], lease: Lease, handle: Handle | Parcel) -> None:

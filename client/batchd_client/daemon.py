@@ -18,6 +18,7 @@ from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
 from batchd_client.subscription import Claim
+from batchd_client.unique import Unique
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 
 
@@ -92,8 +93,10 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
     return Daemon(connection)
 
 
-class Daemon:
+class Daemon(Unique):
     """A connection to a daemon; ``connect`` makes it. Use it in a ``with``, or close it."""
+
+    INSTEAD = "a connection is its program's own; open another with batchd_client.connect(daemon.address)"
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

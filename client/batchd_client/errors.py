@@ -13,7 +13,7 @@
     |   +-- DaemonFull
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
     |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
-    |   +-- ForkedConnection      ReentrantCall
+    |   +-- ForkedConnection      ReentrantCall         CopyRefused
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
@@ -198,6 +198,14 @@ class ReentrantCall(Misused):
     """A signal handler or a finalizer used this connection while the same thread was inside it.
 
     From there only read ``state_dict()``, release batches, or set a flag that the training loop looks at.
+    """
+
+
+class CopyRefused(Misused, TypeError):
+    """A batch, a stream or a connection was to be copied or pickled, and there is one of each.
+
+    Copy the arrays of a batch (``batch["image"].copy()``); give another process the address and ``state_dict()``, and have it
+    connect by itself.
     """
 
 

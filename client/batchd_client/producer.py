@@ -33,6 +33,7 @@ from batchd_client.errors import (
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
+from batchd_client.unique import Unique
 from batchd_wire.mailbox import BYTES_KINDS, MailColumn, PlaceLayout, place_layout_from_wire
 from batchd_wire.messages import AskPlace, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
 
@@ -95,11 +96,13 @@ def push(
     return Producer(connection, stream)
 
 
-class Producer:
+class Producer(Unique):
     """A connection that pushes samples into one stream; ``push`` makes it. Use it in a ``with``, or close it.
 
     One thread at a time may put samples. A producer belongs to the process that made it: after a fork, make another one.
     """
+
+    INSTEAD = "a connection is its program's own; make another with batchd_client.push(...)"
 
     def __init__(self, connection: Connection, stream: str) -> None:
         """Introduce ourselves as a producer; where that is refused, the connection ends."""

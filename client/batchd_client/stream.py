@@ -18,6 +18,7 @@ from batchd_client.memory import SlotMemory
 from batchd_client.reader import Reader
 from batchd_client.remote import ReceiveBuffer
 from batchd_client.subscription import Claim, Terms
+from batchd_client.unique import Unique
 from batchd_wire.fields import Varying
 
 
@@ -51,7 +52,7 @@ class StreamStatistics:
     mismatches: int
 
 
-class Stream:
+class Stream(Unique):
     """A claim on one stream of the daemon; ``Daemon.stream`` makes it.
 
     ``for batch in stream`` gives the rest of the current epoch, as a DataLoader would; the next ``for`` gives the next
@@ -60,6 +61,8 @@ class Stream:
 
     One thread at a time may take batches from a stream; batches may be read and released in any thread.
     """
+
+    INSTEAD = "both would take the same batches; open another with daemon.stream(..., state=stream.state_dict())"
 
     def __init__(self, connection: Connection, claim: Claim, state: Mapping[str, object] | None) -> None:
         position, fingerprint = read_state(state, claim.stream) if state is not None else (Position(0, 0), None)
