@@ -10,7 +10,7 @@
     |   +-- PermissionDenied
     |   |   +-- KeyRefused
     |   +-- ConnectTimeout       ReconnectTimeout      BatchTimeout          PushTimeout
-    |   +-- DaemonFull
+    |   +-- DaemonFull           ThreadsExhausted
     +-- Misused                  the program asks for what cannot be: change the program or the configuration
     |   +-- AddressInvalid       KeyInvalid            ConnectionsInvalid
     |   +-- ForkedConnection      ReentrantCall         CopyRefused
@@ -110,6 +110,14 @@ class DaemonFull(DaemonUnavailable):
     """As many trainers are connected to the daemon as it lets in.
 
     Close those that are done (`batchd status` lists them), or raise sessions_max under [daemon] in batchd.toml and reload it.
+    """
+
+
+class ThreadsExhausted(DaemonUnavailable):
+    """This process cannot start the threads that ZeroMQ needs.
+
+    Raise the limit on processes or memory that stops it: `ulimit -u`, `ulimit -v`, TasksMax= of a systemd unit, docker run
+    --pids-limit.
     """
 
 

@@ -13,15 +13,22 @@ the finalizer: when nothing refers to the ``Sockets`` any more, or when the prog
 import os
 import signal
 import threading
+import time
+from _thread import start_new_thread
 from weakref import finalize, ref
 
 import zmq
+
+from batchd_client.errors import ThreadsExhausted
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 EXIT_WAIT_S = 1.0
 """How long the end of the program waits for a thread that uses the sockets."""
+TRIAL_MAX_S = 1.0
+"""How long a thread that was started on trial stays at most."""
+TRIAL_PAUSE_S = 0.0001
 _SIGNALS = signal.valid_signals()
 
 
@@ -46,6 +53,7 @@ class Sockets:
     def __init__(self, connections: int) -> None:
         """Start nothing yet: ZeroMQ starts its threads with the first socket, one for each TCP connection and one more."""
         self.turn = Turn()
+        self._threads = connections + 1
         self._context = _make_context(connections)
         self._open: list[Socket] = []
         self._end = finalize(self, _destroy_at_last, self._context, self._open, ref(self), os.getpid())
@@ -56,7 +64,10 @@ class Sockets:
         return not self._end.alive
 
     def open(self, kind: int) -> Socket:
-        """Make a socket. Whoever uses it may close it; what is still open is closed here."""
+        """Make a socket. Whoever uses it may close it; what is still open is closed here. Raises ``ThreadsExhausted``."""
+        if self._threads:
+            _try_threads(self._threads)
+            self._threads = 0
         socket = self._context.socket(kind)
         self._open.append(socket)
         socket.linger = 0
@@ -88,6 +99,31 @@ def _make_context(connections: int) -> Context:
     context: Context = zmq.Context(connections)
     context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
+
+
+def _try_threads(count: int) -> None:
+    """Start so many threads and let them end. ZeroMQ aborts the whole program where it cannot start one of its own."""
+    gate = threading.Lock()
+    started: list[int] = []
+
+    def stay() -> None:
+        started.append(threading.get_native_id())
+        if gate.acquire(timeout=TRIAL_MAX_S):
+            gate.release()
+
+    with gate:
+        for number in range(count):
+            try:
+                start_new_thread(stay, ())
+            except (RuntimeError, MemoryError):
+                raise ThreadsExhausted(f"ZeroMQ needs {count} threads, and only {number} could be started") from None
+    deadline = time.monotonic() + TRIAL_MAX_S
+    while time.monotonic() < deadline and (len(started) < count or any(map(_is_there, started))):
+        time.sleep(TRIAL_PAUSE_S)  # what has not gone yet counts against the limit
+
+
+def _is_there(thread: int) -> bool:
+    return os.path.exists(f"/proc/self/task/{thread}")  # noqa: PTH110  a tenth of Path's time, for each connection
 
 
 def _close(sockets: list[Socket]) -> None:

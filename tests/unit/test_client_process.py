@@ -187,3 +187,40 @@ def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
     subprocess.run([sys.executable, script, fake.address], check=True, timeout=PATIENCE_S)
 
     assert fake.heard[0].name == "train.py"
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_program_that_may_start_no_thread_is_told_so(fake, threads) -> None:
+    """ZeroMQ would abort it. There is room in its address space for the stacks of so many threads; a connection needs two."""
+    stack_bytes = 1 << 32
+    done = subprocess.run(
+        [
+            "prlimit",
+            f"--stack={stack_bytes}",
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                """
+                import resource, sys, batchd_client
+                used = 4096 * int(open("/proc/self/statm").read().split()[0])
+                room = int((float(sys.argv[2]) + 0.5) * int(sys.argv[3]))
+                resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+                try:
+                    batchd_client.connect(sys.argv[1]).close()
+                    print("connected")
+                except batchd_client.errors.ThreadsExhausted as error:
+                    print(error)
+                """
+            ),
+            fake.address,
+            str(threads),
+            str(stack_bytes),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    said = "connected" if threads == 2 else f"ZeroMQ needs 2 threads, and only {threads} could be started"
+    assert (done.returncode, done.stdout.partition("\n")[0]) == (0, said), done.stderr
