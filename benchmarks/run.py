@@ -34,6 +34,7 @@ BENCHMARKS = (
     "index",
     "torch_loader",
     "reload",
+    "restart",
     "scaling",
 )
 PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", "msgpack")
