@@ -109,7 +109,10 @@ static inline void across_wide(const int16_t *kept, uint8_t *into, const struct 
         if (tap < count) sum = _mm_add_epi32(sum, two_weighted(from + tap * channels, NULL, (uint16_t)weights[tap]));
         sum = _mm_packs_epi32(_mm_sra_epi32(sum, bits), sum);
         pair = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(sum, sum));
-        memcpy(into, &pair, x + 1 < taps->targets ? 4 : (size_t)channels); /* what is too much, the next pixel writes over */
+        if (x + 1 < taps->targets)
+            memcpy(into, &pair, sizeof pair); /* what is too much, the next pixel writes over */
+        else
+            memcpy(into, &pair, (size_t)channels);
     }
 }
 #endif
@@ -117,8 +120,12 @@ static inline void across_wide(const int16_t *kept, uint8_t *into, const struct 
 static void across(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels)
 {
 #ifdef __SSE2__
-    if (channels == 3 && taps->count == 2)
-        across_wide(kept, into, taps, shift, 3, 2); /* constants, so that the loop is unrolled */
+    if (channels == 3 && taps->count == 1)
+        across_wide(kept, into, taps, shift, 3, 1); /* constants, so that the loop is unrolled */
+    else if (channels == 3 && taps->count == 2)
+        across_wide(kept, into, taps, shift, 3, 2);
+    else if (channels == 3 && taps->count == 3)
+        across_wide(kept, into, taps, shift, 3, 3);
     else if (channels == 3 && taps->count == 4)
         across_wide(kept, into, taps, shift, 3, 4);
     else if (channels >= 3)
