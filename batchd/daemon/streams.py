@@ -203,7 +203,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
 
 def plan_of(name: str, config: StreamConfig, samples: int) -> Plan:
     """The plan of a stream over so many samples. Raises ``SourceInvalid``, which names the stream, where it has no batch."""
-    if config.source.is_live:
+    if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
     plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
     if plan.steps == 0:
