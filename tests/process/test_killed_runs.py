@@ -1,5 +1,6 @@
 """Test runs themselves: they name a failure when it happens, and one that is killed leaves nothing, whatever killed it."""
 
+import importlib.util
 import json
 import os
 import shlex
@@ -7,17 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from support.kernel import RUN_VARIABLE, is_alive
+from support.keeper import cleared_by
+from support.kernel import RUN_VARIABLE, is_alive, started_at
+from support.network import two_hosts
 from support.waiting import PATIENCE_S, wait_until
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 CONFIGURATION = ["-c", str(ROOT / "pyproject.toml"), "-p", "conftest", "-p", "no:cacheprovider"]
-LANES = {"in one process": [], "in two lanes": ["-n", "2", "--dist", "loadfile"]}
+HAS_LANES = importlib.util.find_spec("xdist") is not None
+LANES = {"in one process": [], **({"in two lanes": ["-n", "2", "--dist", "loadfile"]} if HAS_LANES else {})}
 
 
 def pytest_with(*options):
@@ -129,6 +134,7 @@ class TestKilled:
         wait_until(lambda: not left_of(found), "nothing is left of the run")
         wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
 
+    @pytest.mark.skipif(not HAS_LANES, reason="needs pytest-xdist")
     def test_a_lane_that_is_killed_leaves_nothing(self, begin, tmp_path):
         """The run goes on without it, and says so."""
         run = begin(HOLDS_MUCH, pytest_with("-n", "1", "--max-worker-restart", "0"))
@@ -149,6 +155,24 @@ class TestKilled:
 
         run.wait(PATIENCE_S)
         wait_until(lambda: not left_of(found), "nothing is left of the run")
+
+    def test_the_network_of_a_run_that_is_gone_is_cleared_by_the_next(self):
+        """Where even its keeper was killed; that of a run that goes on stays."""
+        gone = subprocess.Popen(["true"])
+        left = f"batchd-test-{gone.pid}-{started_at(gone.pid)}"
+        gone.wait()
+        kept = f"batchd-test-{os.getppid()}-{started_at(os.getppid())}"
+        with ExitStack() as stack:
+            for name in (left, kept):
+                remove = ["ip", "netns", "del", name]
+                stack.enter_context(cleared_by(*remove))
+                stack.callback(subprocess.run, remove, check=False, capture_output=True)
+                subprocess.run(["ip", "netns", "add", name], check=True)
+            with two_hosts():
+                said = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+        names = {line.split()[0] for line in said.splitlines()}
+        assert left not in names
+        assert kept in names
 
 
 @pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
