@@ -121,7 +121,7 @@ def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> Non
 
 def test_a_trainer_is_told_what_its_first_batch_waits_for(fake, caplog) -> None:
     """Once, in the log; later batches come without a word, however slow."""
-    with batchd_client.connect(fake.address, batch_timeout_s=0.2) as daemon:
+    with batchd_client.connect(fake.address, batch_timeout_s=1.0) as daemon:
         stream = daemon.stream("photos")
         with caplog.at_level(logging.WARNING):
             first = next(iter(stream))
