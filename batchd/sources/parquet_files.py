@@ -20,7 +20,7 @@ from batchd.sources.parquet_index import ParquetIndex
 from batchd.sources.places import open_regular
 from batchd.sources.remote_reader import Extent, RemoteBytes
 from batchd.sources.remote_stream import ObjectStream
-from batchd.sources.row_groups import FOOTER_BYTES, Footer, ParquetFile
+from batchd.sources.row_groups import FOOTER_BYTES, Footer, ParquetFile, footer_bytes
 from batchd.sources.shards import blaming_the_sample
 from batchd.sources.storage import ObjectUnreadable
 
@@ -78,8 +78,10 @@ class OpenFile:
         self._object = ObjectStream(
             OBJECT_NAME, size, lambda start, count: self._remote.read(Extent(self._path, start, count), count)
         )
-        tail = tail_of(self._path, size)
-        self._object.hold(tail.start, self._bytes(tail))
+        end = self._bytes(tail_of(self._path, size))
+        if len(end) < (longer := footer_bytes(end)) <= size:
+            end = self._bytes(Extent(self._path, size - longer, longer))
+        self._object.hold(size - len(end), end)
         return BufferedReader(self._object)
 
     def _bytes(self, extent: Extent) -> memoryview:

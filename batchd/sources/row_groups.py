@@ -174,10 +174,15 @@ def _read_footer(stream: BinaryIO) -> tuple[bytes, int]:
     size = stream.seek(0, os.SEEK_END)
     tail = read_at(stream, max(0, size - FOOTER_BYTES), FOOTER_BYTES)
     _check_magic(stream, tail[-4:], size)
-    length = int.from_bytes(tail[-TAIL_BYTES:-4], "little") + TAIL_BYTES
+    length = footer_bytes(tail)
     if len(tail) < length <= size:
         tail = read_at(stream, size - length, length)
     return tail[-length:], size
+
+
+def footer_bytes(end: bytes | memoryview) -> int:
+    """How long a footer is, with its length and the magic, by the last bytes of a file."""
+    return int.from_bytes(end[-TAIL_BYTES:-4], "little") + TAIL_BYTES
 
 
 def read_at(stream: BinaryIO, start: int, size: int) -> bytes:
