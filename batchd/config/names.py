@@ -44,7 +44,7 @@ def _slips(one: str, other: str) -> int:
 
 def suggestion(name: str, known: Sequence[str]) -> str:
     """Help with a name that is not among the ``known`` ones: one that looks similar, or the only one that begins with it."""
-    begun = [one for one in known if name and one.lower().startswith(name.lower())]
+    begun = [one for one in known if name and one.isidentifier() and one.lower().startswith(name.lower())]
     meant = nearest(name, known) or (begun[0] if len(begun) == 1 else None)
     return f"did you mean {meant}?" if meant is not None else known_here(known)
 
