@@ -4,6 +4,7 @@
     docs/X.md       ->  X.md
     Y/Z.md          ->  Y/Z.md, where a page links to it: ARCHITECTURE.md, SECURITY.md, ...
     Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, shown as it is
+    Y/Z.png         ->  files/Y/Z.png: a picture of a page
 
 Pages are written for who reads them as they are in the repository, so their links are those of the repository, and are rewritten
 here. Standard library only. Invariant: a link that leads nowhere ends it, with the page and the link.
@@ -24,6 +25,7 @@ TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 HEADING = re.compile(r"^## (.+)$")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash", ".sbatch": "bash", ".json": "json"}
 LANGUAGES |= {".service": "ini", ".conf": "ini"}
+PICTURE = ".png"
 
 
 ORPHAN = "---\norphan: true\n---\n\n"
@@ -75,6 +77,8 @@ def place_of(target: PurePosixPath) -> PurePosixPath:
     """Where something of the repository is in the site's sources."""
     if target == INDEX:
         return PurePosixPath("index.md")
+    if target.suffix == PICTURE:
+        return PurePosixPath("files", target)
     if target.suffix == ".md":
         return target.relative_to("docs") if target.is_relative_to("docs") else target
     return PurePosixPath("files", f"{target}.md")
@@ -89,14 +93,16 @@ class Stage:
         self._seen = {INDEX}
         self._in_sidebar = {name for _title, names in _blocks((root / INDEX).read_text()) for name in names}
 
-    def pages(self) -> Iterator[tuple[PurePosixPath, str]]:
-        """Each page, by its place in the site's sources."""
+    def pages(self) -> Iterator[tuple[PurePosixPath, str | bytes]]:
+        """Each page, and each picture, by its place in the site's sources."""
         while self._waiting:
             target = self._waiting.pop()
             yield place_of(target), self._page(target)
 
-    def _page(self, target: PurePosixPath) -> str:
+    def _page(self, target: PurePosixPath) -> str | bytes:
         path = self._root / target
+        if target.suffix == PICTURE:
+            return path.read_bytes()
         if path.is_dir():
             return self._relinked(target, _folder_page(path, target), target / "any")
         if target.suffix != ".md":
@@ -175,10 +181,10 @@ def _folder_page(path: Path, target: PurePosixPath) -> str:
 def main(folder: Path) -> None:
     """Lay everything out in a new folder."""
     try:
-        for place, text in Stage().pages():
+        for place, content in Stage().pages():
             file = folder / place
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_bytes(content if isinstance(content, bytes) else content.encode())
     except LinkBroken as broken:
         sys.exit(f"stage: {broken}")
 
