@@ -37,7 +37,7 @@ def commands_markdown() -> str:
     lines += ["", "## Exit codes\n", "| code | meaning |", "|---|---|"]
     lines += (f"| {int(code)} | {meaning} |" for code, meaning in EXIT_CODE_MEANINGS.items())
     lines += ["", "Which errors end with which, and what helps: [errors.md](errors.md#exit-codes).", TAIL]
-    for name, command in _commands(cli, click.Context(cli, info_name="batchd")):
+    for name, command in _commands(cli, click.Context(cli, info_name="batchd", **cli.context_settings)):
         lines += _section(name, command)
     return "\n".join(lines).rstrip() + "\n"
 
