@@ -11,6 +11,8 @@ from batchd.cli.main import cli, main
 from batchd.daemon.keys import KeyDirectory, TrainerKey
 from batchd_wire.keys import read_connection_key
 from support.configs import WHOLE
+from support.images import write_photos
+from support.network import free_port
 
 
 @pytest.fixture
@@ -186,15 +188,16 @@ def test_a_directory_that_cannot_be_used_is_named(folder: Path, capsys: pytest.C
 
 def test_check_says_that_tcp_needs_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its line and the command; with keys, or on loopback, the file is fine."""
-    (folder / "photos").mkdir()
+    write_photos(folder / "photos", {".": 32})
     (folder / "run").mkdir()
-    text = WHOLE.replace("[daemon]", '[daemon]\nruntime_dir = "run"\ntcp = "10.0.0.5:7070"\nkeys_dir = "keys"')
+    tcp = f"0.0.0.0:{free_port()}"
+    text = WHOLE.replace("[daemon]", f'[daemon]\nruntime_dir = "run"\ntcp = "{tcp}"\nkeys_dir = "keys"')
     (folder / "batchd.toml").write_text(text)
 
     code, said = fail(capsys, "check")
     assert code == 2
-    assert "batchd.toml:3: daemon.tcp: 10.0.0.5:7070 can be reached from other hosts" in said
+    assert f"batchd.toml:3: daemon.tcp: {tcp} can be reached from other hosts" in said
     assert f"`batchd keys new --name NAME --keys-dir {folder}/keys` makes one" in said
-    assert CliRunner().invoke(cli, ["check", "--set", "daemon.tcp=localhost:7070"]).exit_code == 0
+    assert CliRunner().invoke(cli, ["check", "--set", f"daemon.tcp=localhost:{free_port()}"]).exit_code == 0
     run("new", "--name", "a")
     assert CliRunner().invoke(cli, ["check"]).exit_code == 0

@@ -18,7 +18,7 @@ import pytest
 from batchd.cli.main import main
 from batchd.config.file_sources import FolderSource, WebDatasetSource
 from batchd.config.load import load_config
-from batchd.daemon import cache_memory
+from batchd.daemon import cache_memory, memory_wait, preview
 from batchd.daemon.cache_file import cache_path
 from batchd.daemon.reserve import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
@@ -200,7 +200,8 @@ def _not_to_be_served(_address: str) -> None:
 @pytest.fixture
 def both(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Both:
     """On a machine that always has the same memory to spare."""
-    monkeypatch.setattr(cache_memory, "available_bytes", lambda: 160 << 20)
+    for module, name in ((preview, "available_bytes"), (memory_wait, "available_bytes"), (memory_wait, "limit_bytes")):
+        monkeypatch.setattr(module, name, lambda: 160 << 20)
     return Both(tmp_path, capsys)
 
 
