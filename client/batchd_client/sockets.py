@@ -68,16 +68,24 @@ class Sockets:
         if self._threads:
             _try_threads(self._threads)
             self._threads = 0
-        socket = self._context.socket(kind)
-        self._open.append(socket)
+        socket = self._context.socket(kind, self._listed)
         socket.linger = 0
         return socket
 
     def monitor(self, socket: Socket, events: int) -> Socket:
         """Make the socket that tells what happens to another one."""
-        monitor: Socket = socket.get_monitor_socket(events)
-        self._open.append(monitor)
+        monitor = self.open(zmq.PAIR)
+        address = f"inproc://monitor-{socket.underlying}"
+        socket.monitor(address, events)
+        monitor.connect(address)
         return monitor
+
+    def _listed(self, context: Context, kind: int) -> Socket:
+        """Make a socket that is in the list before it is open: the traceback of an interrupt would keep it open, and unknown."""
+        socket = zmq.Socket.__new__(zmq.Socket)
+        self._open.append(socket)
+        socket.__init__(context, kind)  # type: ignore[misc]
+        return socket
 
     def close_all(self) -> None:
         """Close what is still open: what a session has left, or was interrupted with."""
@@ -143,7 +151,7 @@ def _destroy(context: Context, sockets: list[Socket]) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        context.destroy(linger=0)  # and a monitor's socket that an interrupt kept from being listed
+        context.destroy(linger=0)  # its sockets are closed already
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
