@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,14 @@ import pytest
 
 import batchd_client
 from batchd_client import reader as client_reader
-from batchd_client.errors import ReentrantCall
+from batchd_client.errors import BatchdClientError, ReentrantCall
 from batchd_wire.fields import CHECKSUM
 from batchd_wire.messages import Mismatched, Pull
 from support.fake_daemon import FakeDaemon, spoilt
+from support.fake_live import FakeLive
+from support.fake_remote import FakeRemoteDaemon
 from support.fake_stream import FakeStream
+from support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -253,3 +256,108 @@ def test_one_thread_waits_without_keeping_another_from_working(fake, daemon) -> 
     fake.grant_up_to(9)
     thread.join()
     assert steps == [0]
+
+
+# --- connect and close -----------------------------------------------------------------------------------------------
+
+
+def _use(daemon) -> None:
+    """Take a batch, and close the connection while it is alive."""
+    with daemon:
+        batch = next(iter(daemon.stream("photos")))
+    assert batch.step == 0
+
+
+def _fail(address: str) -> None:
+    with pytest.raises(BatchdClientError):
+        batchd_client.connect(address, connect_timeout_s=0.001)
+
+
+@pytest.fixture(params=["on this host", "over TCP", "a producer", "a batch held", "no daemon", "no port"])
+def life(request, fake):
+    """The life of a connection, from before its beginning to after its end."""
+    with ExitStack() as stack:
+        remote = stack.enter_context(FakeRemoteDaemon())
+        if request.param == "a producer":
+            stack.callback(FakeLive(fake).close)
+        yield {
+            "on this host": lambda: batchd_client.connect(fake.address).close(),
+            "over TCP": lambda: batchd_client.connect(remote.address, connections=2).close(),
+            "a producer": lambda: batchd_client.push("live", fake.address).close(),
+            "a batch held": lambda: _use(batchd_client.connect(fake.address)),
+            "no daemon": lambda: _fail(f"{fake.address}/nowhere"),
+            "no port": lambda: _fail("tcp://127.0.0.1:1"),
+        }[request.param]
+
+
+def possessions() -> list[int]:
+    """How many descriptors and threads this process has, those of libraries, too."""
+    return [sum(1 for _ in Path(f"/proc/self/{kind}").iterdir()) for kind in ("fd", "task")]
+
+
+def nothing_more_than(before: list[int], place: str) -> None:
+    """Wait until the fake daemon has noticed the end, too; an exception may have been tied into a cycle."""
+    if possessions() != before:
+        gc.collect()
+    wait_until(lambda: possessions() == before, f"there is no more than before, interrupted at {place}", seconds=10)
+
+
+SWALLOWED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+"""What is raised inside a finalizer goes no further; what an interrupt takes from its owner closes itself, and says so."""
+
+
+@SWALLOWED
+@pytest.mark.slow
+def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -> None:
+    """Neither contexts of ZeroMQ nor descriptors or threads: swept over every place, without a second call of anything."""
+    life()
+    before = possessions()
+    place = 1
+    while interrupted(life, place):
+        nothing_more_than(before, f"place {place}")
+        place += 1
+
+    assert place > 100
+
+
+@SWALLOWED
+def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life) -> None:
+    """Real ones, also within system calls: ZeroMQ's threads end in one that a signal may cut off."""
+    is_armed = False
+
+    def interrupt(_number: int, _frame: object) -> None:
+        if is_armed:
+            raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        life()
+        before = possessions()
+        for moment in range(1, 201):
+            is_armed = True
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment * 4e-5)
+                life()
+                is_armed = False
+            except KeyboardInterrupt:
+                is_armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            nothing_more_than(before, f"moment {moment}")
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_interrupted_close_is_done_again(fake) -> None:
+    """By the next one: the daemon sees the end then, and not only that of the program."""
+    place, happened = 1, True
+    while happened:
+        daemon = batchd_client.connect(fake.address)
+        batch = next(iter(daemon.stream("photos")))
+        happened = interrupted(daemon.close, place)
+        daemon.close()
+        batch.release()
+        del batch
+        fake.wait_until(lambda ended=place: fake.ended_sessions == ended)
+        place += 1
+
+    assert place > 20
