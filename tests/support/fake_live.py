@@ -1,9 +1,10 @@
 """What makes the fake daemon one with a live stream, called ``live``: it answers what a producer asks."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 
-from batchd_wire.channel import send_message
+from batchd_wire.channel import ChannelClosed, send_message
 from batchd_wire.codec import Message
 from batchd_wire.mailbox import MailColumn, PlaceLayout
 from batchd_wire.messages import AskPlace, MailboxShared, PlaceLent, Produce, Producing, Pushed, PushTaken, WithdrawAsk
@@ -26,6 +27,7 @@ class FakeLive:
         self.place = 0
         self.next_place: int | None = None
         self.is_full = False
+        self.mailbox = -1
         self.written: list[bytes] = []
         fake.answer = self.answer
 
@@ -34,7 +36,9 @@ class FakeLive:
         match message:
             case Produce():
                 descriptor = make_slot(self.mailbox_bytes, self.seals)
-                send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
+                with suppress(ChannelClosed):  # its end of file is the next thing to hear
+                    send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
+                self.close()
                 self.mailbox = os.dup(descriptor)
                 os.close(descriptor)
                 self.fake.send(session, replace(self.producing, request=message.request))
@@ -52,4 +56,6 @@ class FakeLive:
 
     def close(self) -> None:
         """Close the mailbox. The next producer gets another one."""
-        os.close(self.mailbox)
+        if self.mailbox >= 0:
+            os.close(self.mailbox)
+        self.mailbox = -1
