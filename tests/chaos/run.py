@@ -36,8 +36,6 @@ JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("
 REST_S = 90.0
 """Far above what any trainer waits for a batch when all is well."""
 ERRORS_MAX = 50
-LATE_STARTS = frozenset({"DaemonNotFound", "ConnectTimeout"})
-"""A trainer that starts while the daemon is down may be told so; it is started again."""
 LOGGED = frozenset({"configuration not reloaded", "worker not started"})
 """Errors that the daemon should log: the run reloads what is wrong, and kills the fork server while it is to fork."""
 LINE_BYTES_MAX = 4096
@@ -165,10 +163,8 @@ class Run:
         del self.members[member.number]
         self.forget(member)
         status, said = member.end()
-        late = not member.is_ready and member.error is not None and member.error[0] in LATE_STARTS
         going = member.job.stream == "extra" and member.error is not None and member.error[0] in GOING
-        self.counts["starts that found no daemon"] += late
-        if member.error is not None and not late and not going:
+        if member.error is not None and not going:
             self.wrong(f"{member.job.name}, rank {member.rank}: {member.error[0]}: {member.error[1]}")
         if not member.is_killed and (status or member.left != []):
             self.wrong(

@@ -26,6 +26,8 @@ from support.settings import folder_stream, write_settings
 STREAMS = ("photos", "cached", "extra")
 PHOTOS = {"cat": 30, "dog": 30, "owl": 20, "yak": 15}
 """95 of them: the last batch of an epoch has 3 of 4, so that three ranks may share it."""
+CONNECT_TIMEOUT_S = 60.0
+"""A trainer may start while the daemon is down, and that may be killed again before anybody could connect."""
 DISK = "384k"
 """The cached photographs alone would fill it."""
 BALLAST_PART_BYTES = 1 << 14
@@ -64,9 +66,10 @@ class Stage:
 
     def connect(self, *, remote: bool) -> dict[str, Any]:
         """How a trainer connects."""
+        options = {"connect_timeout_s": CONNECT_TIMEOUT_S}
         if remote:
-            return {"address": self.daemon.tcp_address, "key": str(self.key)}
-        return {"address": self.daemon.address}
+            return {**options, "address": self.daemon.tcp_address, "key": str(self.key)}
+        return {**options, "address": self.daemon.address}
 
     # --- reloads ------------------------------------------------------------------------------------------------------
 
