@@ -57,12 +57,7 @@ class Sockets:
         self._open: list[Socket] = []
         self._context: Context = zmq.Context.__new__(zmq.Context)  # the finalizer knows of it before it is one
         self._end = finalize(self, _destroy_at_last, self._context, self._open, ref(self), os.getpid())
-        beginning = threading.Thread(target=_begin, args=(self._context, connections), name="batchd: connect")
-        try:
-            beginning.start()
-        except RuntimeError:
-            raise ThreadsExhausted(f"ZeroMQ needs {self._threads} threads, and only 0 could be started") from None
-        beginning.join()
+        _begin(self._context, connections)
 
     @property
     def is_destroyed(self) -> bool:
@@ -104,15 +99,27 @@ class Sockets:
 
 
 def _begin(context: Context, connections: int) -> None:
-    """Make it a context, in a thread where no signal is heard: pyzmq loses one whose making is interrupted.
+    """Make it a context, in a thread, where no signal is heard: pyzmq loses one whose making is interrupted."""
+    made = threading.Lock()
+    made.acquire()
+    started: list[int] = []
 
-    Its threads never pre-empt the thread that wakes them.
+    def make() -> None:
+        started.append(threading.get_native_id())
+        try:
+            context.__init__(connections)  # type: ignore[misc]
+        finally:
+            made.release()
 
-    Otherwise, on a machine that is busy decoding, each send waits until ZeroMQ and often the daemon had their turn on the
-    trainer's core: measured with every core busy, ``next()`` with a batch ready took 25 us instead of 50 to 170 us (p50), and
-    0.1 ms instead of 2 to 5 ms (p90).
-    """
-    context.__init__(connections)  # type: ignore[misc]
+    try:
+        start_new_thread(make, ())
+    except (RuntimeError, MemoryError):
+        raise ThreadsExhausted(f"ZeroMQ needs {connections + 1} threads, and only 0 could be started") from None
+    made.acquire()
+    _wait_until_gone(started, 1)
+    # ZeroMQ's threads never pre-empt the thread that wakes them. Otherwise, on a machine that is busy decoding, each send waits
+    # until ZeroMQ and often the daemon had their turn on the trainer's core: measured with every core busy, ``next()`` with a
+    # batch ready took 25 us instead of 50 to 170 us (p50), and 0.1 ms instead of 2 to 5 ms (p90).
     context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
 
 
@@ -132,9 +139,14 @@ def _try_threads(count: int) -> None:
                 start_new_thread(stay, ())
             except (RuntimeError, MemoryError):
                 raise ThreadsExhausted(f"ZeroMQ needs {count} threads, and only {number} could be started") from None
+    _wait_until_gone(started, count)
+
+
+def _wait_until_gone(started: list[int], count: int) -> None:
+    """Wait for the ends of threads: what has not gone yet counts against the limit."""
     deadline = time.monotonic() + TRIAL_MAX_S
     while time.monotonic() < deadline and (len(started) < count or any(map(_is_there, started))):
-        time.sleep(TRIAL_PAUSE_S)  # what has not gone yet counts against the limit
+        time.sleep(TRIAL_PAUSE_S)
 
 
 def _is_there(thread: int) -> bool:
