@@ -4,7 +4,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,7 +140,7 @@ def test_a_stream_that_is_not_live_takes_no_frames(start_daemon, photos):
 def test_frames_come_no_faster_than_they_are_asked_for(start_daemon, video, monkeypatch):
     """The program sleeps until the next one is due."""
     slept = []
-    monkeypatch.setattr(camera_module.time, "sleep", slept.append)
+    monkeypatch.setattr(camera_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
     monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
     daemon = start_daemon(camera_stream(image=PIXELS))
 
