@@ -70,14 +70,15 @@ static inline uint8_t level(int32_t value)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-static void across_each(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels)
+static inline void across_each(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels,
+                               Py_ssize_t count)
 {
     const int16_t *weights = taps->weights;
-    for (Py_ssize_t x = 0; x < taps->targets; x++, weights += taps->count) {
+    for (Py_ssize_t x = 0; x < taps->targets; x++, weights += count) {
         for (Py_ssize_t channel = 0; channel < channels; channel++) {
             const int16_t *from = kept + taps->first[x] * channels + channel;
             int32_t sum = 1 << (shift - 1);
-            for (Py_ssize_t tap = 0; tap < taps->count; tap++) sum += weights[tap] * from[tap * channels];
+            for (Py_ssize_t tap = 0; tap < count; tap++) sum += weights[tap] * from[tap * channels];
             *into++ = level(sum >> shift);
         }
     }
@@ -132,7 +133,23 @@ static void across(const int16_t *kept, uint8_t *into, const struct taps *taps, 
         across_wide(kept, into, taps, shift, channels, taps->count);
     else
 #endif
-        across_each(kept, into, taps, shift, channels);
+    if (channels == 1 && taps->count == 2)
+        across_each(kept, into, taps, shift, 1, 2);
+    else
+        across_each(kept, into, taps, shift, channels, taps->count);
+}
+
+/* One tap each way is one pixel, whose weight is all there is. */
+static inline void copy_rows(const struct image *from, const struct image *into, const struct taps *rows,
+                             const struct taps *columns, Py_ssize_t channels)
+{
+    for (Py_ssize_t y = 0; y < rows->targets; y++) {
+        const uint8_t *row = from->pixels + rows->first[y] * from->stride;
+        uint8_t *made = into->pixels + y * into->stride;
+        for (Py_ssize_t x = 0; x < columns->targets; x++, made += channels)
+            for (Py_ssize_t channel = 0; channel < channels; channel++)
+                made[channel] = row[columns->first[x] * channels + channel];
+    }
 }
 
 static void resample_rows(const struct image *from, const struct image *into, const struct taps *rows,
@@ -323,7 +340,14 @@ static PyObject *resample(PyObject *self, PyObject *arguments)
             else {
                 memset(kept + length, 0, CHANNELS_MAX * sizeof *kept);
                 Py_BEGIN_ALLOW_THREADS
-                resample_rows(&from, &into, &rows, &columns, kept_bits, sums, kept);
+                if (rows.count > 1 || columns.count > 1)
+                    resample_rows(&from, &into, &rows, &columns, kept_bits, sums, kept);
+                else if (from.channels == 3)
+                    copy_rows(&from, &into, &rows, &columns, 3); /* constants, so that a pixel is copied without a loop */
+                else if (from.channels == 1)
+                    copy_rows(&from, &into, &rows, &columns, 1);
+                else
+                    copy_rows(&from, &into, &rows, &columns, from.channels);
                 Py_END_ALLOW_THREADS
                 is_made = 1;
             }
@@ -364,6 +388,10 @@ static PyObject *warp(PyObject *self, PyObject *arguments)
             Py_BEGIN_ALLOW_THREADS
             if (from.channels == 3 && is_linear)
                 warp_rows(&from, &into, &warp, 1, 3);
+            else if (from.channels == 3)
+                warp_rows(&from, &into, &warp, 0, 3);
+            else if (from.channels == 1 && !is_linear)
+                warp_rows(&from, &into, &warp, 0, 1);
             else
                 warp_rows(&from, &into, &warp, is_linear, from.channels);
             Py_END_ALLOW_THREADS
