@@ -52,6 +52,9 @@ class Taps(NamedTuple):
 def resample(pixels: Pixels, into: Pixels, method: Interpolation, mirrored: Mirrored = (False, False)) -> None:
     """Resample an image into one of another size."""
     assert method != "auto", "a method that was chosen"
+    if pixels.shape == into.shape:
+        into[...] = pixels
+        return
     sides = zip(pixels.shape[:2], into.shape[:2], mirrored, strict=True)
     if method == "nearest" and not IS_BUILT:
         rows, columns = (_nearest(source, target, is_mirrored=is_mirrored) for source, target, is_mirrored in sides)
