@@ -21,7 +21,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo classics test test-slow chaos torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers wheels clean
+.PHONY: help setup bytecode demo classics test test-again test-slow chaos torch test-torch test-page test-frameworks test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers wheels clean
 .PHONY: install uninstall wheelhouse deb test-packages
 
 help: ## Show this list
@@ -49,6 +49,9 @@ classics: setup ## Measure six old ways of feeding data against batchd (DATA=/pa
 
 test: bytecode ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
+
+test-again: bytecode ## Run the tests that failed last time once more, one after the other
+	$(BIN)/python -m pytest -m 'not slow and not jobs' --last-failed --last-failed-no-failures none $(TESTS)
 
 test-slow: bytecode ## Run the long tests too (soak, big fuzz)
 	$(BIN)/python -m pytest -m slow $(ARGS)

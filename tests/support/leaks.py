@@ -1,13 +1,15 @@
 """The leak oracle: what this test process and its offspring hold, before and after a test. For every test.
 
 Counted: processes that the test started, wherever they ended up; this process's threads (ZeroMQ's too), its descriptors other
-than plain files, its mappings of slots; and what lies in the directory in which daemons of the tests have their own.
+than plain files, its mappings of slots, the signals that its main thread blocks, as children inherit these; and what lies in the
+directory in which daemons of the tests have their own.
 
 A daemon that is shared by several tests was there before; its workers may be replaced meanwhile.
 """
 
 import gc
 import os
+import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ class Possessions:
     descriptors: frozenset[str]
     slots: int
     files: frozenset[str]
+    blocked: frozenset[int]
+    """Signals."""
 
     def beyond(self, before: "Possessions") -> list[str]:
         """Say what is there that was not there before, apart from what belongs to processes that were."""
@@ -37,6 +41,7 @@ class Possessions:
         left += [f"thread {name}" for name in sorted(self.threads - before.threads)]
         left += [f"descriptor {name}" for name in sorted(self.descriptors - before.descriptors)]
         left += [f"file {name}" for name in sorted(self.files - before.files)]
+        left += [f"blocked signal {number}" for number in sorted(self.blocked - before.blocked)]
         if self.slots > before.slots:
             left.append(f"{self.slots - before.slots} mapped slots")
         return left
@@ -52,6 +57,7 @@ def look(directory: Path) -> Possessions:
         ),
         slots=mapped_slots("self"),
         files=frozenset(_files(directory)),
+        blocked=frozenset(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     )
 
 
