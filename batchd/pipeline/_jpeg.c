@@ -32,6 +32,8 @@
 #endif
 
 #define EIGHTHS 8
+#define MARKER 0xff
+#define ZEROS_MAX 9 /* libjpeg reads 7 bytes ahead and forgets them, and an intact scan may end in 2 */
 #define SCANS_MAX 200
 #define H_SAMPLING_MAX 4
 #define V_SAMPLING_MAX 4
@@ -78,13 +80,33 @@ static void fail(j_common_ptr jpeg)
     longjmp(failure->failed, 1);
 }
 
+/* Tells whether the bytes that were discarded in front of the end are zeros and fill bytes, with which some cameras pad a file. More than
+ * ZEROS_MAX zeros in front of these mean that blocks were decoded from zeros, which stand for what is lost. libjpeg counts fill bytes
+ * only in front of a zero, and then one of them; its place is behind the last byte that it discarded. The 0xd8 at the start of the file
+ * ends every walk. */
+static int is_padding(j_decompress_ptr jpeg)
+{
+    const JOCTET *place = jpeg->src->next_input_byte;
+    if (jpeg->err->msg_parm.i[1] != JPEG_EOI || failure_of((j_common_ptr)jpeg)->is_end_ours) return 0;
+    for (int left = jpeg->err->msg_parm.i[0]; left > 0;) {
+        place--;
+        if (*place == 0)
+            left -= place[-1] == MARKER ? 2 : 1;
+        else if (*place != MARKER)
+            return 0;
+    }
+    for (int zeros = 0; zeros <= ZEROS_MAX; zeros++)
+        if (*--place != 0) return 1;
+    return 0;
+}
+
 /* These lose no pixel. All other warnings do. Bytes between two segments of the header belong to nothing; bytes of a scan that are left
- * when all blocks are decoded say that some of these were decoded from the wrong ones. (Of fill bytes, 0xff, libjpeg does not speak.) */
+ * when all blocks are decoded say that some of these were decoded from the wrong ones, unless they are padding of the whole. */
 static int is_harmless(j_common_ptr jpeg)
 {
     switch (jpeg->err->msg_code) {
     case JWRN_EXTRANEOUS_DATA:
-        return jpeg->is_decompressor && ((j_decompress_ptr)jpeg)->input_scan_number == 0;
+        return jpeg->is_decompressor && (((j_decompress_ptr)jpeg)->input_scan_number == 0 || is_padding((j_decompress_ptr)jpeg));
     case JWRN_NOT_SEQUENTIAL:
     case JWRN_ADOBE_XFORM:
         return 1;
@@ -259,6 +281,7 @@ static enum verdict read_tiles(struct job *job)
     length = cut(&job->cutting, job->cut);
     if (!length) return DONE;
     job->is_cut = 1;
+    job->failure.is_end_ours = !job->cutting.reaches_end;
     job->box.top -= job->cutting.rows.first * jpeg->max_v_samp_factor * job->eighths;
     job->box.left -= job->cutting.columns.first * jpeg->max_h_samp_factor * job->eighths;
     jpeg_abort_decompress(jpeg);

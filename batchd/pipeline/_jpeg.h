@@ -25,6 +25,7 @@ struct failure {
     struct jpeg_progress_mgr progress;
     jmp_buf failed;
     char message[JMSG_LENGTH_MAX];
+    int is_end_ours; /* the file was cut out of another one, above its end */
 };
 
 /* The error manager that leaves by longjmp: at an error, and at a warning that may cost a pixel. */
@@ -53,6 +54,7 @@ struct cutting {
     int interval; /* MCUs between two restart markers, or 0 */
     struct span rows, columns;
     int taken, all; /* result: restart intervals */
+    int reaches_end; /* result: the last of them is the last of the file */
 };
 
 /* Widens what is wanted to whole intervals. Returns whether less than all in front of its last row is left. */
@@ -62,7 +64,7 @@ int plan_cut(struct cutting *cutting);
 size_t cut_bytes_max(const struct cutting *cutting);
 
 /* Writes the smaller file, of cut_bytes_max() at most. Returns its bytes, or 0 where the file is not as its header says. */
-size_t cut(const struct cutting *cutting, unsigned char *into);
+size_t cut(struct cutting *cutting, unsigned char *into);
 
 /* --- _jpeg_transcode.c --- */
 

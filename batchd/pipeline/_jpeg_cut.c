@@ -149,7 +149,7 @@ static const unsigned char *end_of_interval(const unsigned char *place, const un
     return NULL;
 }
 
-size_t cut(const struct cutting *cutting, unsigned char *into)
+size_t cut(struct cutting *cutting, unsigned char *into)
 {
     const unsigned char *const file_end = cutting->file + cutting->length, *place = cutting->file + cutting->scan;
     const size_t frame = frame_at(cutting);
@@ -170,6 +170,7 @@ size_t cut(const struct cutting *cutting, unsigned char *into)
             taken++;
         }
         place = next;
+        cutting->reaches_end = marker == EOI;
     }
     written = write_marker(written, EOI);
     return (size_t)(written - into);

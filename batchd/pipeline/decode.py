@@ -16,6 +16,7 @@ its last row was looked at (in a progressive file: everything), so a hole below 
 far down.
 """
 
+import re
 from math import prod
 from typing import Any
 
@@ -26,6 +27,7 @@ from batchd.pipeline import jpeg_box
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.geometry import Cut
 from batchd.pipeline.jpeg_box import BoxDecoder
+from batchd.pipeline.jpeg_end import without_padding
 from batchd.pipeline.moves import cut_out
 from batchd.pipeline.png import without_animation
 from batchd.pipeline.probe import ImageHeader
@@ -45,7 +47,9 @@ JPEGs without subsampling up to 10."""
 _CMYK_CHANNELS = 4
 _HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
 """What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts bytes between the segments of the
-header, which simplejpeg refuses in any case.) Bytes that are left of a scan say that its blocks were decoded from wrong ones."""
+header, which simplejpeg refuses in any case.) Bytes that are left of a scan say that its blocks were decoded from wrong ones,
+unless they pad the file."""
+_LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
 _SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _CV2_FLAGS = {
@@ -157,12 +161,12 @@ class Decoder:
     def _decode_jpeg(self, data: memoryview, header: ImageHeader, shape: tuple[int, int, int], factor: int) -> Pixels:
         try:
             if header.channels == _CMYK_CHANNELS:  # simplejpeg would hand the inks out as if they were RGB
-                _decode_strictly(data, "CMYK", {"min_height": 1, "min_width": 1, "min_factor": 8})
+                _decode_strictly(data, header.scan, "CMYK", {"min_height": 1, "min_width": 1, "min_factor": 8})
                 return self._decode_any(data, factor)
             options: dict[str, Any] = {"buffer": self._scratch.bytes("decode", prod(shape))}
             if factor > 1:
                 options |= {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
-            return _decode_strictly(data, self._color, options)
+            return _decode_strictly(data, header.scan, self._color, options)
         except ValueError as error:
             if _UNUSUAL_SUBSAMPLING in str(error):
                 return self._decode_any(data, factor)
@@ -178,13 +182,19 @@ class Decoder:
         return np.asarray(pixels, np.uint8).reshape(*pixels.shape[:2], self._channels)
 
 
-def _decode_strictly(data: memoryview, color: str, options: dict[str, Any]) -> Pixels:
+def _decode_strictly(data: memoryview, scan: int, color: str, options: dict[str, Any]) -> Pixels:
     """Decode with simplejpeg. Raises ``ValueError`` for whatever libjpeg had to repair, unless no pixel was lost by it."""
     pixels: Pixels
     try:
         pixels = simplejpeg.decode_jpeg(data, color, **options)
     except ValueError as error:
-        if not any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
+        left_over = _LEFT_OVER.search(str(error))
+        if left_over and (file := without_padding(data, scan, int(left_over[1]))):
+            pixels = _decode_strictly(
+                memoryview(file), scan, color, options
+            )  # it may have read some zeros ahead; now it counts them
+        elif any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
+            pixels = simplejpeg.decode_jpeg(data, color, **options, strict=False)
+        else:
             raise
-        pixels = simplejpeg.decode_jpeg(data, color, **options, strict=False)
     return pixels

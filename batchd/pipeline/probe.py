@@ -26,10 +26,9 @@ from batchd.pipeline.capacity import (
 )
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.exif import exif_orientation, exif_payload_orientation
+from batchd.pipeline.jpeg_end import JPEG_SEGMENTS_MAX
 from batchd.pipeline.png import is_animation, png_chunks
 
-JPEG_SEGMENTS_MAX = 2_000
-"""Segments in front of the image data. An EXIF block with a preview, cut into 64 KiB segments, has a few dozen."""
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
 JPEG_SCANS_MAX = 200
@@ -70,6 +69,8 @@ class ImageHeader(NamedTuple):
     """How many pixels are believed of a file of so many bytes."""
     held_bytes: int = 0
     """Memory that a decoder takes beside the image that it makes."""
+    scan: int = 0
+    """Where the first start of scan of a JPEG is."""
 
 
 def probe_image(data: memoryview) -> ImageHeader:
@@ -175,7 +176,7 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
         blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
         pixels_max = frame.height * frame.width * blocks // frame.blocks
     held_bytes = frame.blocks * COEFFICIENT_BLOCK_BYTES if has_scans else 0
-    return ImageHeader("JPEG", frame.height, frame.width, orientation, frame.channels, pixels_max, held_bytes)
+    return ImageHeader("JPEG", frame.height, frame.width, orientation, frame.channels, pixels_max, held_bytes, scan)
 
 
 def _probe_png(data: memoryview) -> ImageHeader:

@@ -7,9 +7,11 @@ import simplejpeg
 from batchd.config.image_steps import CenterCrop, Decode, Resize
 from batchd.pipeline import decode, jpeg_box
 from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.geometry import Cut
 from batchd.pipeline.probe import probe_image
+from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.seekable import seekable
-from support.images import JPEG_END, jpeg, jpeg_of, photo
+from support.images import JPEG_END, jpeg, jpeg_of, photo, ycck_jpeg
 from support.pipelines import run_once
 
 HEIGHT, WIDTH = 120, 160
@@ -99,6 +101,63 @@ def test_bytes_that_belong_to_no_scan_are_harmless(path, kind, monkeypatch):
     assert outcome(filled) == whole
     if path != "simplejpeg":
         assert outcome(data[:table] + b"\0junk" + data[table:]) == whole
+
+
+PADDED = KINDS | {
+    "grey": lambda image: jpeg(image[..., 0]),
+    "inks": lambda image: ycck_jpeg(np.dstack([image, image[..., :1]])),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", PADDED)
+def test_padding_behind_the_last_block_is_harmless(path, kind, monkeypatch):
+    """Webcams and cameras write zeros, or fill bytes, in front of the end; trailers and previews do not matter."""
+    data = PADDED[kind](photo(HEIGHT, WIDTH))
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+    preview = b"\xff\xe1\0\x0e" + bytes(8) + b"\xff\0" + JPEG_END
+    whole = outcome(data)
+
+    assert whole is not None
+    for padding in (b"\0", b"\0\0", b"\0" * 7, b"\0" * 100, b"\xff" * 3 + b"\0" * 9, b"\0" * 9 + b"\xff" * 3):
+        padded = data[:-2] + padding + JPEG_END
+        assert outcome(padded) == whole
+        assert outcome(padded + data[:-2] + b"junk" * 9 + JPEG_END) == whole
+        assert outcome(padded[:2] + preview + padded[2:]) == whole
+
+
+@pytest.mark.parametrize("path", ["boxes", "simplejpeg"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_bytes_behind_the_last_block_are_damage(path, kind, monkeypatch):
+    """With zeros around them as well, and where the last blocks were decoded from zeros."""
+    data = KINDS[kind](photo(HEIGHT, WIDTH))
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+
+    for left in (b"\x11" * 20 + bytes(20), bytes(20) + b"\x11", bytes(20) + b"\x11" + bytes(20), b"\x11" * 20):
+        assert outcome(data[:-2] + left + JPEG_END) is None
+    assert outcome(data[:-60] + bytes(5000) + JPEG_END) is None
+
+
+@needs_extension
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_harmless_to_every_crop_and_to_transcoding(kind):
+    """A sample that is good in one epoch is good in the next."""
+    data = KINDS[kind](photo(HEIGHT, WIDTH))
+    padded = data[:-2] + bytes(100) + JPEG_END
+    header = probe_image(memoryview(padded))
+    decoder = decode.Decoder(Decode(scale="off"), Scratch())
+    for box in [
+        Cut(0, 0, HEIGHT - 1, WIDTH),
+        Cut(0, 0, HEIGHT, WIDTH),
+        Cut(90, 100, 30, 60),
+        Cut(90, 0, 30, 20),
+        Cut(0, 0, 9, 9),
+    ]:
+        expected = decoder.decode(memoryview(data), header, 1, box).copy()
+        assert np.array_equal(decoder.decode(memoryview(padded), header, 1, box), expected)
+    assert outcome(seekable(memoryview(padded), header)) == outcome(data)
 
 
 @needs_extension

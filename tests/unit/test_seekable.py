@@ -277,6 +277,21 @@ def test_bytes_that_decoders_skip_are_skipped():
             cropped(data[:end] + extra + data[end:], Cut(60, 0, 20, 100))
 
 
+def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_them():
+    """They are padding in front of the end of the file alone, not where the end of what was cut out of it is."""
+    data = marked(jpeg_of(WIDE, "444"))
+    box = Cut(64, 140, 16, 40)  # its last row is the last of its blocks
+    taken, _all = tiles(data, box)
+    refused = 0
+    for _begin, end in intervals(data)[:-1]:
+        try:
+            cropped(data[:end] + bytes(20) + data[end:], box)
+        except SampleUndecodable:
+            refused += 1
+
+    assert refused == taken
+
+
 def test_a_restart_interval_of_any_length_does_no_harm():
     """The header says one thing, the markers another: pixels of the whole, or a reason."""
     data = marked(jpeg_of(WIDE, "444"))
