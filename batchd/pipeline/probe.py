@@ -26,7 +26,7 @@ from batchd.pipeline.capacity import (
 )
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.exif import exif_orientation, exif_payload_orientation
-from batchd.pipeline.jpeg_end import JPEG_SEGMENTS_MAX
+from batchd.pipeline.jpeg_end import JPEG_SEGMENTS_MAX, scan_markers
 from batchd.pipeline.png import is_animation, png_chunks
 
 JPEG_FILL_BYTES_MAX = 4_096
@@ -168,7 +168,7 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
         raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
     has_scans = frame.marker in _PROGRESSIVE or data[scan + 4] < frame.channels
     if has_scans:
-        scans = bytes(data[scan:]).count(b"\xff\xda")
+        scans = sum(marker == _START_OF_SCAN for _, marker in scan_markers(data, scan))
         if scans > JPEG_SCANS_MAX:
             raise SampleUndecodable(f"a JPEG with {scans} scans; {JPEG_SCANS_MAX} are allowed")
     pixels_max = pixels_for_nothing(len(data))

@@ -101,6 +101,21 @@ def test_each_bad_file_has_its_reason(data, reason, marked):
     assert "\n" not in str(bad.value)
 
 
+def test_scans_are_counted_up_to_the_end_of_the_image_alone():
+    """A video or further pictures behind it have bytes that look like scans; a comment between two scans hides none."""
+    data = progressive_jpeg(IMAGE)
+    hidden = jpeg_with_scans(IMAGE, JPEG_SCANS_MAX)
+    second = hidden.index(b"\xff\xda", hidden.index(b"\xff\xda") + 2)
+    comment = b"\xff\xfe\0\x04" + hidden[-2:]
+
+    for trailer in (b"\xff\xda" * 1000, b"\xff\xda\0\x08\1\1\0\0\x3f\0" * 1000, data * 40):
+        assert np.array_equal(run_once(WHOLE_STEPS, data + trailer), run_once(WHOLE_STEPS, data))
+    with pytest.raises(SampleUndecodable, match=f"{JPEG_SCANS_MAX} are allowed"):
+        run_once(WHOLE_STEPS, hidden[:second] + comment + hidden[second:])
+    with pytest.raises(SampleUndecodable, match="more than 2000 segments in its image data"):
+        run_once(WHOLE_STEPS, data[:-2] + comment * 2000 + data[-2:])
+
+
 def test_a_hundred_bytes_cannot_make_a_decoder_allocate_gigabytes():
     """The files of the limits are as small as they are said to be, and are refused by their headers."""
     for data in (huge_jpeg_header(), huge_png_header()):
