@@ -30,7 +30,11 @@ class Decode(StepOptions):
     is resized to; "off" always decodes at full size."""
     max_pixels: Annotated[int, Range(1, PIXELS_MAX)] = 100_000_000
     """Width times height, in pixels, above which an image is a bad sample; read from its header before decoding. So is an image
-    that needs more memory to decode than 8 bytes for each of these pixels, or has more pixels than its bytes can hold."""
+    that needs more memory to decode than 8 bytes for each of these pixels, or that announces more pixels than its bytes are
+    believed to hold. For JPEG, PNG and GIF that is what the format allows. WebP, run-length coded BMP, arithmetic coded JPEG, and
+    GIF whose first frame is smaller than its screen may have 1040 pixels for each byte, and 4.2 million in a file of up to 4 KiB.
+    A PNG of up to 4 KiB with less than 8 bits per pixel may have 9 million, and 4.2 million if it is interlaced. A larger image
+    that is nearly empty passes as a PNG of 8 bits per pixel."""
     max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 64 * 1024 * 1024
     """Length of a file, in bytes, above which it is a bad sample."""
 

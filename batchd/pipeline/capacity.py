@@ -9,11 +9,12 @@ behind it go:
     BMP    as many bits for each pixel as the header says
 
 Some pixels take no bits, or next to none: WebP without loss gives a code of one symbol no bits, arithmetic coding goes on
-behind its end, run-length coded bitmaps and frames of a GIF leave pixels out, and a byte of a PNG may be eight pixels. For
-these there is a budget: what decodes in about 50 ms and 64 MB, for a file of up to ``SMALL_FILE_BYTES``; in proportion for a
-longer one.
+behind its end, run-length coded bitmaps and frames of a GIF leave pixels out. For these there is a budget: what decodes in
+about 50 ms and 64 MB, for a file of up to ``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight
+pixels, so up to ``SMALL_FILE_BYTES`` the budget holds for a PNG of less than 8 bits per pixel, too.
 
-Invariant: the budget refuses no JPEG with Huffman codes, no PNG of 8 bits and more, no GIF whose first frame fills its screen.
+Invariant: the budget refuses no JPEG with Huffman codes, no PNG of 8 bits or of more than ``SMALL_FILE_BYTES``, no GIF whose
+first frame fills its screen.
 """
 
 from collections.abc import Iterable

@@ -106,7 +106,8 @@ class Decoder:
         if pixels > header.pixels_max:
             raise SampleUndecodable(
                 f"a {header.format} of {len(data)} bytes that announces {header.width} x {header.height} = {pixels} pixels; "
-                f"so few bytes are believed to hold {header.pixels_max} at most"
+                f"so few bytes are believed to hold {header.pixels_max} at most "
+                "(a real image passes as a PNG of 8 bits per pixel)"
             )
         if len(data) > self._step.max_bytes:
             raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")

@@ -19,6 +19,7 @@ from batchd.pipeline.capacity import (
     COEFFICIENT_BLOCK_BYTES,
     DEFLATED_MAX,
     ROW_PIXELS_PER_BYTE,
+    SMALL_FILE_BYTES,
     jpeg_blocks,
     lzw_pixels_max,
     pixels_for_nothing,
@@ -200,7 +201,7 @@ def _png_pixels_max(data: memoryview, height: int, width: int, deflated: int) ->
     pixel_bits, is_interlaced = bits * _PNG_CHANNELS.get(colors, 1), data[_PNG_INTERLACED_AT] != 0
     whole = png_bytes(height, width, pixel_bits, is_interlaced=is_interlaced)
     held = height * width * DEFLATED_MAX * deflated // whole if whole else 0
-    if pixel_bits >= _WHOLE_BYTE_BITS:
+    if pixel_bits >= _WHOLE_BYTE_BITS or len(data) > SMALL_FILE_BYTES:
         return held
     return min(
         held, pixels_for_nothing(len(data)) if is_interlaced else pixels_for_nothing(len(data), ROW_PIXELS_PER_BYTE)

@@ -146,6 +146,32 @@ def test_real_images_of_one_colour_are_served():
     assert {name: why for name, data in flat_files() if (why := refusal(data))} == {}
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "bits", "colors"),
+    [(7016, 4961, 1, 0), (7016, 4961, 1, 3), (4000, 6000, 2, 3), (6000, 4000, 4, 3)],
+)
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_an_empty_page_at_600_dpi_and_a_flat_palette_of_24_megapixels_are_served(
+    height, width, bits, colors, interlaced
+):
+    """More than 4 KiB are held to what deflate can do, and to memory, alone."""
+    data = bombs.flat_png(height, width, bits, colors, interlaced=interlaced)
+
+    assert SMALL_FILE_BYTES < len(data) < 16_000
+    assert np.ptp(run_once([Decode(), Resize(size=(4, 4))], data), axis=(0, 1)).max() == 0
+
+
+def test_the_refusal_of_a_small_file_says_the_way_out():
+    """The same image as a PNG of 8 bits per pixel is longer, and passes."""
+    small = bombs.flat_png(5000, 5000, 1, 0)
+
+    assert len(small) < SMALL_FILE_BYTES
+    assert refusal(small).endswith(
+        "believed to hold 9011200 at most (a real image passes as a PNG of 8 bits per pixel)"
+    )
+    assert refusal(bombs.flat_png(5000, 5000, 8, 0)) is None
+
+
 def test_a_first_frame_may_be_smaller_than_its_screen():
     """Around it there is the background, for as many pixels as are believed of any small file."""
     assert refusal(bombs.empty_gif(1080, 1920)) is None
