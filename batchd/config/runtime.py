@@ -47,8 +47,8 @@ def default_cache_dir() -> Path | None:
 
 def _is_ours(directory: Path) -> bool:
     """Whether this user may put sockets there, or may make it."""
-    place = directory if directory.exists() else directory.parent
-    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    place = directory if os.path.exists(directory) else directory.parent  # noqa: PTH110  Path's may raise
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)  # noqa: PTH112  the same
 
 
 def _invalid(message: str) -> ConfigInvalid:

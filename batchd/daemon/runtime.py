@@ -91,17 +91,23 @@ def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
 
 def directory_problem(names: RuntimeDirectory) -> Problem | None:
     """Why the directory cannot be used, as far as can be told without making it; None where nothing speaks against it."""
-    place = next(folder for folder in (names.path, *names.path.parents) if folder.exists())
-    if not place.is_dir():
-        number = errno.ENOTDIR
-    elif os.statvfs(place).f_flag & os.ST_RDONLY:
-        number = errno.EROFS
-    elif not os.access(place, os.W_OK | os.X_OK):
-        number = errno.EACCES
-    else:
+    try:
+        number = _obstacle(names.path)
+    except OSError as error:
+        number = error.errno
+    if not number:
         return None
     meaning = meaning_of(("daemon", "runtime_dir"), {})
     return Problem("daemon.runtime_dir", _cannot_use(names.path, number), meaning)
+
+
+def _obstacle(path: Path) -> int | None:
+    place = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110  Path's may raise
+    if not place.is_dir():
+        return errno.ENOTDIR
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return errno.EROFS
+    return None if os.access(place, os.W_OK | os.X_OK) else errno.EACCES
 
 
 def unusable(path: Path, error: OSError) -> BatchdError:
