@@ -8,8 +8,6 @@ Each refusal comes from the function that the daemon calls, so its words and its
 Invariant: nothing is left changed, and what was not looked at is said.
 """
 
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +25,7 @@ from batchd.daemon.memory import available_bytes, shortage
 from batchd.daemon.observer import open_door
 from batchd.daemon.reserve import plan_descriptors
 from batchd.daemon.rings import RingSize
-from batchd.daemon.runtime import directory_problem
+from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.streams import cached_modules, plan_of
 from batchd.errors import ConfigInvalid, Problem, SourceInvalid
 from batchd.functions.named import code_of
@@ -35,7 +33,7 @@ from batchd.pipeline.cut import steps_of
 from batchd.pipeline.step_files import digests_of
 from batchd.sources.index import SourceIndex
 from batchd.sources.trial import SAMPLES_MAX, try_source
-from batchd_wire.runtime import RuntimeDirectory
+from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"
 
@@ -50,9 +48,8 @@ class Preview(NamedTuple):
 
 def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
     """Look at everything that the daemon looks at before its first trainer; ``rings`` are planned."""
-    names = choose_runtime_directory(config.daemon.runtime_dir)
-    is_running = _is_running(names)
-    problems = [] if is_running else _machine_problems(config, rings, names)
+    is_running = _is_running(config.daemon.runtime_dir)
+    problems = [] if is_running else _machine_problems(config, rings)
     unseen = [("[daemon]", _RUNS)] if is_running else []
     for name, stream in config.streams.items():
         found, texts = _stream(name, stream, config.daemon.python_path or (), is_running=is_running)
@@ -62,10 +59,10 @@ def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
     return Preview(problems, memory_problem(config, short), unseen)
 
 
-def _machine_problems(config: Config, rings: dict[str, RingSize], names: RuntimeDirectory) -> list[Problem]:
+def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Problem]:
     """What the machine has not, but for memory."""
     found = [
-        directory_problem(names),
+        directory_problem(choose_runtime_directory(config.daemon.runtime_dir)),
         _tcp_problem(config.daemon),
         plan_descriptors(config, rings).refusal(len(rings)),
     ]
@@ -95,10 +92,11 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
     return None
 
 
-def _is_running(names: RuntimeDirectory) -> bool:
-    """Whether a daemon listens in a runtime directory. Its lock is left alone: one that is just starting wants it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-        return asking.connect_ex(os.fspath(names.lifeline_path)) == 0
+def _is_running(configured: Path | None) -> bool:
+    """Whether a daemon runs that the configuration may be for: where none is named, in any directory that it may take."""
+    if configured is not None:
+        return has_daemon(choose_runtime_directory(configured))
+    return any(map(has_daemon, map(RuntimeDirectory, candidate_directories())))
 
 
 def _stream(

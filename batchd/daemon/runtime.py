@@ -1,4 +1,4 @@
-"""The runtime directory of a daemon: made and locked. DAEMON process.
+"""The runtime directory of a daemon: made and locked. DAEMON process; ``batchd check`` looks at it.
 
 The lock is a file held with ``flock``: the kernel gives it up with the process, however that ends, so it is never stale. The
 file stays where it is; removing it would let two daemons hold two locks of one name.
@@ -9,6 +9,7 @@ Invariant: who holds the lock owns the sockets in the directory.
 import errno
 import fcntl
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,8 @@ from batchd.errors import AlreadyRunning, BatchdError, Problem
 from batchd_wire.runtime import RuntimeDirectory
 
 DIRECTORY_MODE = 0o750
+LOCKS = Path("/proc/locks")
+_NOBODY_THERE = {errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR}
 
 
 class HeldDirectory:
@@ -108,6 +111,30 @@ def _obstacle(path: Path) -> int | None:
     if os.statvfs(place).f_flag & os.ST_RDONLY:
         return errno.EROFS
     return None if os.access(place, os.W_OK | os.X_OK) else errno.EACCES
+
+
+def has_daemon(names: RuntimeDirectory) -> bool:
+    """Whether a daemon runs in the directory, or may: one behind a directory that is closed to this user, or that is stopped."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as asking:
+        try:
+            answer = asking.connect_ex(os.fspath(names.lifeline_path))
+        except OSError:  # the path is too long for a socket, so there is none
+            return False
+    return answer not in _NOBODY_THERE or _is_locked(names.lock_path)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock, as a daemon does before it has sockets.
+
+    It is asked without locking: a daemon that starts meanwhile would take that for another daemon.
+    """
+    try:
+        status = path.stat()
+        locks = LOCKS.read_text().splitlines()
+    except OSError:
+        return False
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    return any("FLOCK" in words and f"{device}:{status.st_ino}" in words for words in map(str.split, locks))
 
 
 def unusable(path: Path, error: OSError) -> BatchdError:

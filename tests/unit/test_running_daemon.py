@@ -1,14 +1,21 @@
 """A daemon that runs is found, whoever asks, and whatever it does at that moment; and a directory without one is judged."""
 
 import errno
+import fcntl
 import os
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from batchd.daemon.runtime import directory_problem, hold
+from batchd.config import runtime as places
+from batchd.config.load import load_config
+from batchd.daemon.preview import preview as looked_at
+from batchd.daemon.rings import plan_rings
+from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
 from batchd_wire import runtime
 from batchd_wire.runtime import RuntimeDirectory
@@ -36,6 +43,81 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeDirectory:
     monkeypatch.setattr(runtime, "SYSTEM_DIRECTORY", names.path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
     return names
+
+
+@contextmanager
+def listening(names: RuntimeDirectory) -> Iterator[socket.socket]:
+    """The door of a daemon, as long as it is there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(os.fspath(names.lifeline_path))
+        door.listen(0)
+        yield door
+
+
+def _hangs(_number: int, _frame: object) -> None:
+    raise AssertionError("it hangs")
+
+
+def is_running(folder: Path, daemon: str = "") -> bool:
+    """Whether `batchd check` takes the machine for that of a daemon which runs."""
+    file = folder / "batchd.toml"
+    source = 'source = { type = "push", fields = { x = "int64" } }'
+    file.write_text(f'[daemon]\nhttp = "off"\n{daemon}\n[streams.a]\n{source}\nbatch_size = 1\n')
+    config = load_config(file)
+    return "[daemon]" in dict(looked_at(config, plan_rings(config)).unseen)
+
+
+def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
+    system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may not write the system's directory would take another; where the file names one, that alone counts."""
+    monkeypatch.setattr(places, "_is_ours", lambda directory: directory != system.path)
+    assert not is_running(tmp_path)
+    with listening(system):
+        assert is_running(tmp_path)
+        assert not is_running(tmp_path, f'runtime_dir = "{tmp_path}/other"')
+        monkeypatch.setattr(places, "_is_ours", lambda _directory: False)
+        assert is_running(tmp_path)
+    (system.lifeline_path).unlink()
+
+
+@as_root
+def test_a_daemon_behind_a_directory_that_is_closed_to_us_is_taken_to_run(system: RuntimeDirectory) -> None:
+    """As the directory of a service is to users that are not in its group."""
+    assert not has_daemon(system)
+    with stranger():
+        assert has_daemon(system)
+
+
+def test_a_daemon_that_accepts_nobody_is_found(system: RuntimeDirectory, tmp_path: Path) -> None:
+    """A stopped one has a full queue, in which a socket that blocks waits for ever."""
+    with listening(system):
+        waiting = []
+        while True:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            waiting.append(one)
+            if one.connect_ex(os.fspath(system.lifeline_path)) == errno.EAGAIN:
+                break
+        former = signal.signal(signal.SIGALRM, _hangs)
+        signal.alarm(10)
+        try:
+            assert is_running(tmp_path)
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, former)
+            for one in waiting:
+                one.close()
+
+
+def test_a_daemon_that_still_scans_is_found_by_its_lock(system: RuntimeDirectory, tmp_path: Path) -> None:
+    """Its sockets come later. The lock is not touched, so no daemon that begins meanwhile is told that another one runs."""
+    with hold(system.path):
+        assert not system.lifeline_path.exists()
+        assert is_running(tmp_path)
+    assert not is_running(tmp_path)
+    with system.lock_path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert is_running(tmp_path)
 
 
 @as_root
