@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from batchd.attach.threads import CONTEXT_THREADS, check_threads
 from batchd.config.call_steps import Call
 from batchd.config.lines import KeyPath
 from batchd.config.problems import path_text
@@ -27,7 +28,7 @@ from batchd.daemon.reserve import plan_descriptors
 from batchd.daemon.rings import RingSize
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.streams import cached_modules, plan_of
-from batchd.errors import ConfigInvalid, Problem, SourceInvalid
+from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
 from batchd.functions.named import code_of
 from batchd.pipeline.cut import steps_of
 from batchd.pipeline.step_files import digests_of
@@ -81,15 +82,20 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.remote import cannot_listen  # noqa: PLC0415  the same
+    from batchd.daemon.remote import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
 
     endpoint = tcp_endpoint(daemon.tcp)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        try:
+    try:
+        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
             router.bind(endpoint)
-        except zmq.ZMQError as error:
-            return Problem("daemon.tcp", cannot_listen(endpoint, error), meaning_of(("daemon", "tcp"), {}))
-    return None
+    except BatchdError as error:
+        text = str(error)
+    except zmq.ZMQError as error:
+        text = cannot_listen(endpoint, error)
+    else:
+        return None
+    return Problem("daemon.tcp", text, meaning_of(("daemon", "tcp"), {}))
 
 
 def _is_running(configured: Path | None) -> bool:

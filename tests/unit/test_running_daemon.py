@@ -10,9 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
+from batchd.attach import threads
 from batchd.config import runtime as places
 from batchd.config.load import load_config
+from batchd.config.tree import DaemonConfig
+from batchd.daemon import preview
 from batchd.daemon.preview import preview as looked_at
 from batchd.daemon.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
@@ -147,3 +151,32 @@ def test_a_directory_that_cannot_be_asked_about_is_a_problem(tmp_path: Path, mon
     problem = directory_problem(RuntimeDirectory(tmp_path))
     assert problem is not None
     assert "cannot be used: Input/output error" in problem.message
+
+
+def test_a_tcp_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libzmq would end the process; it is said as the daemon says it."""
+
+    class Scarce(threads.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "Thread", Scarce)
+
+    problem = preview._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
+
+    assert problem is not None
+    assert "can't start new thread, of 6 that are needed: raise the limit" in problem.message
+
+
+def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is what there are too few for."""
+
+    def fail(_context: object, _kind: int) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(zmq.Context, "socket", fail)
+
+    problem = preview._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
+
+    assert problem is not None
+    assert "Too many open files" in problem.message
