@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-MAGIC_BYTES_MAX = 6
+MAGIC_BYTES_MAX = 10
+"""How many bytes tell every kind: less may tell none."""
 
 
 class Compression(NamedTuple):
@@ -18,7 +19,7 @@ ZLIB = Compression(
 """It has no magic bytes: TensorFlow writes it, and the caller knows what else may begin like it."""
 _BY_MAGIC = {
     b"\x1f\x8b": Compression("gzip", "gzip -dc"),
-    b"BZh": Compression("bzip2", "bzip2 -dc"),
+    **{b"BZh%d1AY&SY" % level: Compression("bzip2", "bzip2 -dc") for level in range(1, 10)},
     b"\xfd7zXZ\0": Compression("xz", "xz -dc"),
     b"\x28\xb5\x2f\xfd": Compression("zstd", "zstd -dc"),
     b"\x04\x22\x4d\x18": Compression("lz4", "lz4 -dc"),

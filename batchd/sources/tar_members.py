@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from batchd.errors import SourceInvalid
-from batchd.sources.compression import MAGIC_BYTES_MAX, compression_of
+from batchd.sources.compression import compression_of
 from batchd.sources.index import readable
 from batchd.sources.places import size_of
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
+
+MAGIC, MAGIC_AT = b"ustar", 257
+"""What a tar file has there; at its start is the name of a member, which may be like the magic of another kind of file."""
 
 
 class Member(NamedTuple):
@@ -60,8 +63,9 @@ def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
 
 def _members(path: Path, stream: BinaryIO) -> Iterator[Member]:
     """The files in a shard, in their order; what begins with a dot is left out."""
-    found = compression_of(stream.read(MAGIC_BYTES_MAX))
-    if found is not None:
+    start = stream.read(tarfile.BLOCKSIZE)
+    found = compression_of(start)
+    if found is not None and not start.startswith(MAGIC, MAGIC_AT):
         raise SourceInvalid(
             f"{path} is compressed ({found.name}), so its samples cannot be read one by one; images are compressed already: "
             f"unpack the shard: {found.unpack} < FILE > UNPACKED"

@@ -51,6 +51,23 @@ def test_a_shard_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) -> No
         SampleReader(index, 100, bytes(tmp_path / "root")).read(0)
 
 
+@pytest.mark.parametrize("name", ["BZh/1.jpg", "BZh91AY&SY/1.jpg", "\x04\x22\x4d\x18/1.jpg"])
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT])
+def test_a_plain_shard_whose_first_name_is_like_a_magic_is_read(tmp_path: Path, name: str, kind: int) -> None:
+    """A tar file begins with the name of a member; its own magic stands further on."""
+    write_shard(tmp_path / "a.tar", [(name, b"one"), (name.replace("jpg", "cls"), b"7")], format=kind)
+
+    assert read_all(scan(tmp_path)) == [b"one"]
+
+
+def test_what_begins_with_a_part_of_the_magic_of_bzip2_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Its first three bytes are letters, as of words and names."""
+    (tmp_path / "a.tar").write_bytes(b"BZh is how this text begins" * 100)
+
+    with pytest.raises(SourceInvalid, match="is no tar file"):
+        scan(tmp_path)
+
+
 def read_all(index: FilesIndex, max_bytes: int = 1 << 20) -> list[bytes]:
     """The bytes of every sample, the last one first: any order will do."""
     reader = SampleReader(index, max_bytes)
