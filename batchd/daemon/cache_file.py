@@ -186,9 +186,7 @@ def file_problem(spec: CacheSpec) -> str | None:
         return None
     if stat.S_ISLNK(status.st_mode):
         return _is_link(path)
-    if _is_foreign(status):
-        return _foreign(path)
-    return _in_use(path) if is_locked(path) else None
+    return _foreign(path, status) or (_in_use(path) if is_locked(path) else None)
 
 
 def _in_use(path: Path) -> str:
@@ -199,13 +197,15 @@ def _is_link(path: Path) -> str:
     return f"{path} is a link: remove it"
 
 
-def _is_foreign(status: os.stat_result) -> bool:
-    ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    return not ours or bool(status.st_mode & _FOREIGN_WRITERS)
-
-
-def _foreign(path: Path) -> str:
-    return f"{path} is not this user's alone, so what it holds is not to be trusted: remove it"
+def _foreign(path: Path, status: os.stat_result) -> str | None:
+    """Why a file is not this user's alone; None where it is."""
+    if status.st_uid != os.geteuid():
+        reason, advice = f"belongs to user {status.st_uid}", "run the daemon as that user, or remove it"
+    elif not stat.S_ISREG(status.st_mode) or status.st_mode & _FOREIGN_WRITERS:
+        reason, advice = "is not this user's alone", "remove it"
+    else:
+        return None
+    return f"{path} {reason}, so what it holds is not to be trusted: {advice}"
 
 
 def _opened(path: Path) -> int:
@@ -224,8 +224,9 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     opened = os.fstat(descriptor)
-    if _is_foreign(opened):
-        raise CacheUnusable(_foreign(path))
+    problem = _foreign(path, opened)
+    if problem is not None:
+        raise CacheUnusable(problem)
     try:
         if not os.path.samestat(opened, path.lstat()):
             return False

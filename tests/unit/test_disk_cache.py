@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import Decode, RandomResizedCrop
 from batchd.config.tree import Config, StreamConfig
-from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, cache_path
+from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, cache_path, file_problem
 from batchd.daemon.cache_folder import cache_files, cache_problems
 from batchd.daemon.cache_memory import CacheSpec
 from batchd.sources import disk_cache
@@ -294,6 +294,18 @@ def test_what_is_not_ours_alone_is_not_used(opened, tmp_path):
     opened.path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CacheUnusable, match=r"is a link: remove it"):
         opened.daemon()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_file_of_another_user_is_said_to_be_his(opened):
+    """By the daemon, and by a check that another user than the daemon's makes: it may be quite right."""
+    opened.daemon()
+    opened.close()
+    os.chown(opened.path, 12345, -1)
+    says = "belongs to user 12345, so what it holds is not to be trusted: run the daemon as that user, or remove it"
+    with pytest.raises(CacheUnusable, match=says):
+        opened.daemon()
+    assert file_problem(opened.spec) == f"{opened.path} {says}"
 
 
 def test_a_missing_folder_is_named(opened, tmp_path):
