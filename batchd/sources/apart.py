@@ -11,7 +11,8 @@ What the other process says that it saw, the survey has seen, and the last of it
 library opens files by itself leaves that to whoever calls ``scan_apart``.
 
 A library that never comes back from a file is given up, too: each line is progress, and where none comes for longer than the
-caller allows, the process is ended. So its module has to report often, also from within a long file.
+caller allows, the process is ended. So its module has to report often, also from within a long file. And the process is ended
+where the survey ends the scan.
 
 Invariant: nothing of the other process is left when ``scan_apart`` returns or raises.
 """
@@ -25,6 +26,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import monotonic
 from typing import IO, Any
 
 from batchd import failpoints
@@ -34,6 +36,8 @@ from batchd.sources.index import SourceIndex, readable, write_all
 from batchd.sources.survey import Survey, Witness
 
 READ_BYTES = 64 << 10
+LOOK_EVERY_S = 0.25
+"""A scan that is left when its time is over is left so much later at most."""
 
 
 class _Silent(Exception):  # noqa: N818  names what is wrong
@@ -110,7 +114,7 @@ def _listen(
     size, at = 0, source.place
     assert popen.stdout is not None
     try:
-        for line in _lines(popen.stdout, silence_max_s):
+        for line in _lines(popen.stdout, survey.looked, silence_max_s):
             match json.loads(line):
                 case ["found", int(found)]:
                     survey.progress(found)
@@ -144,15 +148,20 @@ def _listen(
     return size
 
 
-def _lines(stream: IO[bytes], silence_max_s: float | None) -> Iterator[bytes]:
-    """What the other process says, line by line; not what it died within. Raises ``_Silent``."""
+def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float | None) -> Iterator[bytes]:
+    """What the other process says, line by line; not what it died within. Raises ``_Silent``, and what ``looked`` raises."""
     poll = select.poll()
     poll.register(stream, select.POLLIN)
-    begun = b""
-    while poll.poll(None if silence_max_s is None else silence_max_s * 1000):
+    begun, heard_s = b"", monotonic()
+    while True:
+        looked()
+        if not poll.poll(LOOK_EVERY_S * 1000):
+            if silence_max_s is not None and monotonic() - heard_s >= silence_max_s:
+                raise _Silent
+            continue
         data = os.read(stream.fileno(), READ_BYTES)
         if not data:
             return
         *lines, begun = (begun + data).split(b"\n")
         yield from lines
-    raise _Silent
+        heard_s = monotonic()

@@ -9,7 +9,7 @@ Invariant: no list with an entry for each sample is made; what is kept of a samp
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -53,12 +53,14 @@ def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     return scanning.finish(shards)
 
 
-def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> ParquetFile:
-    """A file that has all columns that are read of it. Raises ``SourceInvalid``."""
+def check_columns(
+    source: ParquetSource, path: Path, stream: BinaryIO, looked: Callable[[], None] = lambda: None
+) -> ParquetFile:
+    """A file that has all columns that are read of it; ``looked`` as ``ParquetFile`` has it. Raises ``SourceInvalid``."""
     if not size_of(stream):
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")
     try:
-        file = ParquetFile(stream)
+        file = ParquetFile(stream, looked)
     except Unreadable as error:
         raise SourceInvalid(f"{path} cannot be read as Parquet: {error}") from None
     for column in declared_columns(source.fields):
@@ -81,7 +83,7 @@ class _Scan:
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
-        file = check_columns(self._source, path, stream)
+        file = check_columns(self._source, path, stream, self._survey.looked)
         try:
             groups = file.rows
         except Unreadable as error:

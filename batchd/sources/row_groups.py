@@ -10,7 +10,7 @@ own fault stays an ``OSError`` or a ``MemoryError``.
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,9 +56,10 @@ class Chunk:
 
 
 class ParquetFile:
-    """One open file. ``stream`` stays the caller's to close."""
+    """One open file. ``stream`` stays the caller's to close. ``looked`` is called for each piece of a column that is read."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
+        self._looked = looked
         footer, size = _read_footer(stream)
         self.footer = Footer(size, zlib.crc32(footer))
         with _reasons():
@@ -132,6 +133,7 @@ class ParquetFile:
                 piece = next(pieces, None)
             if piece is None:
                 break
+            self._looked()
             found += len(piece)
             yield _plain(piece.column(0))
         if found != self.rows[group]:
