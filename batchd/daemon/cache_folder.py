@@ -21,6 +21,7 @@ from batchd.config.tree import Config, StreamConfig
 from batchd.errors import Problem
 from batchd.pipeline.cut import crop_problem, cropped_files, cut_of, cut_problem, steps_of
 from batchd.pipeline.record_length import record_bytes_max
+from batchd.sources.places import unreachable
 
 SUFFIX = ".cache"
 PREFIX = "batchd-"
@@ -49,6 +50,8 @@ def identity(config: StreamConfig) -> str:
 
 def folder_problem(folder: Path) -> str | None:
     """What keeps this user from having caches in a folder; None where nothing does."""
+    if (problem := unreachable(folder)) is not None:
+        return problem
     if not folder.exists():
         return f"there is no {folder}: make it, on a local disk (mkdir -p {folder})"
     if not folder.is_dir():

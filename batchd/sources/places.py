@@ -18,6 +18,8 @@ def folder_problems(folder: Path) -> list[str]:
     """What is wrong with a folder of samples; empty where it can be scanned."""
     if isinstance(folder, Url):
         return bucket_problems(folder)
+    if (problem := unreachable(folder)) is not None:
+        return [problem]
     if not folder.is_dir():
         return [f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"]
     if not os.access(folder, os.R_OK | os.X_OK):
@@ -29,11 +31,24 @@ def file_problems(file: Path, what: str) -> list[str]:
     """What is wrong with a file, which is ``what`` for people ("the list"); empty where it can be read."""
     if isinstance(file, Url):
         return object_problems(file)
+    if (problem := unreachable(file)) is not None:
+        return [problem]
     if not file.is_file():
         return [f"{file} is no file" if file.exists() else f"there is no file {file}"]
     if not os.access(file, os.R_OK):
         return [f"{what} {file} is not readable for this user"]
     return []
+
+
+def unreachable(path: Path) -> str | None:
+    """Why the system does not say whether something is there; None where it does."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{path} cannot be reached: {error.strerror}"
+    return None
 
 
 def status_of(path: bytes) -> os.stat_result:

@@ -17,10 +17,12 @@ from batchd.config import runtime as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import preview
+from batchd.daemon.cache_folder import folder_problem
 from batchd.daemon.preview import preview as looked_at
 from batchd.daemon.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
+from batchd.sources.places import file_problems, folder_problems
 from batchd_wire import runtime
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -180,3 +182,14 @@ def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.Monk
 
     assert problem is not None
     assert "Too many open files" in problem.message
+
+
+@as_root
+def test_places_behind_a_folder_that_is_closed_to_us_are_refused(tmp_path: Path) -> None:
+    """Those of a source and of a cache: no more can be known of them."""
+    place = tmp_path / "x"
+    with stranger():
+        problems = [*folder_problems(place), *file_problems(place, "the list"), folder_problem(place)]
+    assert [
+        problem for problem in problems if f"{place} cannot be reached: Permission denied" in str(problem)
+    ] == problems
