@@ -40,8 +40,9 @@ from batchd_wire.wording import counted
 def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
     """Check FILE (batchd.toml) and print all that is wrong with it: where, what, and what the key is for.
 
-    If nothing is, print what would be served, and what was not looked at: the rest of a large source, servers, your own code.
-    Exit code 2 if something must be corrected, 5 if only the memory is too small.
+    If nothing is, print what would be served, and what was not looked at: the rest of a large source, servers, your own code; and
+    memory, descriptors and addresses, where a daemon runs already. Exit code 2 if something must be corrected,
+    5 if only the memory is too small.
     """
     storage.use(CHECK_LIMITS)
     reading = read_config(config_file, overrides)
