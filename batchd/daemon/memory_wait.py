@@ -16,6 +16,7 @@ import structlog
 from batchd.config.sizes import round_bytes
 from batchd.daemon.memory import RESERVE_BYTES, available_bytes, limit_bytes, shortage
 from batchd.daemon.reserve import MEMORY_NAME
+from batchd.daemon.speech import printable
 
 _log = structlog.get_logger()
 
@@ -25,6 +26,8 @@ daemon that has waited in vain again."""
 LOOK_EVERY_S = 0.02
 TELL_EVERY_S = 1.0
 HOLDERS_MAX = 3
+_NAME_COLUMN = 5
+_SLOT_NAME = f"/memfd:{MEMORY_NAME}".encode()
 
 
 def wait_for_memory(need_bytes: int, tell: Callable[[str], None]) -> str | None:
@@ -54,10 +57,11 @@ def holders(proc: Path = Path("/proc")) -> str:
         if not folder.name.isdecimal():
             continue
         try:
-            mapped_bytes = sum(map(_slot_bytes, (folder / "maps").read_text().splitlines()))
+            mapped_bytes = sum(map(_slot_bytes, (folder / "maps").read_bytes().split(b"\n")))
             if mapped_bytes:
-                found.append((mapped_bytes, f"{(folder / 'comm').read_text().strip()} (pid {folder.name})"))
-        except OSError:
+                name = printable((folder / "comm").read_bytes().decode(errors="replace").rstrip("\n"))
+                found.append((mapped_bytes, f"{name} (pid {folder.name})"))
+        except (OSError, ValueError):
             continue
     found.sort(reverse=True)
     texts = [f"{who}: {round_bytes(count, floor)}" for count, who in found[:HOLDERS_MAX]]
@@ -65,9 +69,10 @@ def holders(proc: Path = Path("/proc")) -> str:
     return ", ".join(texts + ([f"{more} more"] if more else [])) or "no process that this user may look at"
 
 
-def _slot_bytes(line: str) -> int:
-    """How much of a slot a line of ``maps`` is about."""
-    if f"/memfd:{MEMORY_NAME}" not in line:
+def _slot_bytes(line: bytes) -> int:
+    """How much of a slot a line of ``maps`` is about. The name in its last column may have any bytes but a newline."""
+    columns = line.split(maxsplit=_NAME_COLUMN)
+    if len(columns) <= _NAME_COLUMN or not columns[_NAME_COLUMN].startswith(_SLOT_NAME):
         return 0
-    start, _, end = line.split(maxsplit=1)[0].partition("-")
+    start, _, end = columns[0].partition(b"-")
     return int(end, 16) - int(start, 16)

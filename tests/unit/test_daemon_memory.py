@@ -128,6 +128,21 @@ def test_those_who_have_slots_mapped_are_named(tmp_path: Path) -> None:
     assert holders(tmp_path) == "train.py (pid 7): 2.0 MiB, train.py (pid 12): 12.0 KiB"
 
 
+def test_names_of_any_bytes_hide_no_holder(tmp_path: Path) -> None:
+    """Of files that a process has mapped, and of the process: no UTF-8, and characters that end a line for Python alone."""
+    line = b"7f0000000000-7f0000003000 r--s 00000000 00:01 7 /%b\n"
+    for pid, comm in ((7, b"tr\xffin\n"), (8, b"a\x85b\n")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_bytes(comm)
+        names = (b"\xff", b"a\x0cb\x1c/memfd:batchd-slot", "a\x85\u2028/memfd:batchd-slot".encode())
+        maps = b"".join(line % name for name in (*names, b"memfd:batchd-slot (deleted)"))
+        (tmp_path / str(pid) / "maps").write_bytes(maps)
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "maps").write_bytes(b"this is no line of /memfd:batchd-slot\n")
+
+    assert holders(tmp_path) == "tr\ufffdin (pid 7): 12.0 KiB, a\ufffdb (pid 8): 12.0 KiB"
+
+
 @pytest.mark.parametrize(("limit", "most"), [(None, 16 * GIBIBYTE), (3 * GIBIBYTE, 3 * GIBIBYTE)])
 def test_the_most_that_there_may_be_is_the_machines_or_the_groups(machine, limit, most) -> None:
     """However much of it is in use."""
