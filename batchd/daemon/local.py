@@ -106,14 +106,15 @@ class Door:
         self._listener.bind(os.fspath(path))
         self._listener.listen(BACKLOG)
         self._path, self._inode = path, path.lstat().st_ino
-        self.tick()
+        self._begin()
 
     def tick(self) -> None:
-        """Time has passed: accept again, where that had to stop."""
+        """Time has passed: accept again, where that had to stop, or at a later tick where that fails."""
         self.is_short = False
-        if not self._is_watched:
-            self._watch.add(self._listener.fileno(), self._accept)
-            self._is_watched = True
+        try:
+            self._begin()
+        except OSError as error:
+            self._stop(str(error))
 
     @property
     def is_found(self) -> bool:
@@ -128,6 +129,11 @@ class Door:
         if self._is_watched:
             self._watch.remove(self._listener.fileno())
         self._listener.close()
+
+    def _begin(self) -> None:
+        if not self._is_watched:
+            self._watch.add(self._listener.fileno(), self._accept)
+            self._is_watched = True
 
     def _accept(self) -> None:
         left = descriptors_left()

@@ -112,3 +112,36 @@ def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
     monkeypatch.setattr(door, "_admit", refuse)
     watch.dispatch()
     assert (came, door.is_short) == ([], True)
+
+
+def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) -> None:
+    """The kernel had no room for it when its turn came; the next tick tries again, and one line tells."""
+    door, watch, came = knock(0)
+
+    def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch, capture_logs() as log:
+        watch.dispatch()
+        patch.setattr(watch, "add", refuse)
+        for _ in range(3):
+            door.tick()
+            assert door.is_short
+    assert [line["event"] for line in log] == ["cannot accept a trainer"]
+
+    monkeypatch.setattr(local, "descriptors_left", lambda: 9)
+    door.tick()
+    watch.dispatch()
+    assert (len(came), door.is_short) == (2, False)
+
+
+def test_a_door_that_cannot_be_watched_does_not_open(tmp_path, monkeypatch) -> None:
+    """At the start that is said, and nothing is left over."""
+    with closing(Watch()) as watch, closing(Door(watch, socket.SOCK_STREAM, print, lambda: 1)) as door:
+
+        def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
+            raise OSError(errno.ENOSPC, "no space left")
+
+        monkeypatch.setattr(watch, "add", refuse)
+        with pytest.raises(OSError, match="no space left"):
+            door.open(tmp_path / "door")
