@@ -7,13 +7,15 @@ of every thread fails: each N, or of many ``SAMPLES``, half of them spread over 
 a trainer on this host, and to one over TCP. Each ends in one of these:
 
     served      whoever was not hit got every byte; the daemon ended in peace
-    refused     a process said in a sentence why it cannot go on
+    refused     a process said in a sentence why it cannot go on, the daemon not while it served
+    ended       the daemon ended while it served
     start       Python or a library of its could not be loaded: nothing of ours ran yet
     traceback   somebody met a bug of ours
     abort       a process was ended by a signal that nobody sent
     hang        nothing moved for ``PATIENCE_S``
 
-Needs strace. Ends with 1 where there was a traceback, an abort or a hang that ``UNAVOIDABLE`` does not name.
+Needs strace. Ends with 1 where a daemon ended so, or there was a traceback, an abort or a hang, that ``UNAVOIDABLE``
+does not name.
 """
 
 import argparse
@@ -39,7 +41,7 @@ from support.settings import STILL_PIPELINE, folder_stream, write_settings
 PATIENCE_S = 30.0
 CALLS = ("accept4", "memfd_create", "fallocate", "epoll_ctl", "clone", "clone3", "mmap")
 ERRORS = ("EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "ENOSPC")
-BAD = ("traceback", "abort", "hang")
+BAD = ("traceback", "abort", "hang", "ended")
 READER = Path(__file__).with_name("reader.py")
 MARK = "BATCHD_EXHAUST"
 UNAVOIDABLE = (
@@ -122,14 +124,15 @@ class Bench:
                 trainers.append(self._read(strace if role == "client" else [], address))
                 if daemon.poll() is not None:
                     break
+        is_over_early = bool(said) and daemon.poll() is not None
         ended = self._end(daemon)
         words = log.read_text(errors="replace")
         if not said and ended != 0:
             return _judge(
                 ended, words, has_begun=any(one in words for one in ('"event"', "batchd: ", "daemon/serve.py"))
             )
-        runs = [_judge(ended, words, has_begun=True), *trainers]
-        for outcome in ("abort", "traceback", "hang", "start", "refused"):
+        runs = [_judge(ended, words, has_begun=True, is_over_early=is_over_early), *trainers]
+        for outcome in ("abort", "traceback", "hang", "ended", "start", "refused"):
             for run in runs:
                 if run.outcome == outcome:
                     return run
@@ -184,8 +187,8 @@ def _first_line(daemon: "subprocess.Popen[bytes]") -> str | None:
     return (daemon.stdout.read() or b"").decode()
 
 
-def _judge(status: int | None, words: str, *, has_begun: bool) -> Run:
-    """What has become of a process, by its end and its last words."""
+def _judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bool = False) -> Run:
+    """What has become of a process, by its end and its last words. ``is_over_early``: it ended though it was not told to."""
     lines = [line for line in words.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     fatal = next((line for line in lines if re.search(r"\.cpp:\d+\)|OUT OF MEMORY|bad_alloc|Fatal Python", line)), "")
@@ -198,6 +201,8 @@ def _judge(status: int | None, words: str, *, has_begun: bool) -> Run:
     if "Traceback" in words:
         errors = [line for line in lines if re.match(r"\w*(Error|Exception|ZMQ\w+|KeyboardInterrupt)\b", line)]
         return Run("traceback", errors[-1] if errors else last)
+    if is_over_early:
+        return Run("ended", last)
     return Run("served" if status == 0 else "refused", last)
 
 

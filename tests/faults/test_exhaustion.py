@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from exhaust.exhaust import BAD, _judge
+
 SCRIPT = Path(__file__).parents[1] / "exhaust" / "exhaust.py"
 
 
@@ -24,3 +26,12 @@ def test_no_failing_accept_ends_the_daemon(error):
 
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "all: served" in ended.stdout
+
+
+@pytest.mark.parametrize(("is_over_early", "outcome"), [(True, "ended"), (False, "refused")])
+def test_a_daemon_that_ends_while_it_serves_is_counted_as_bad(is_over_early, outcome):
+    """Whatever sentence it says; one that cannot begin, or is told to end, may say one."""
+    run = _judge(1, "batchd: No space left on device", has_begun=True, is_over_early=is_over_early)
+
+    assert run.outcome == outcome
+    assert (outcome in BAD) == is_over_early
