@@ -68,6 +68,7 @@ class ZmtpConnection:
         self._is_greeted = False
         self._is_ready = False
         self._unsent: deque[bytes] = deque()
+        self._waits_to_write = False
         watch.add(wire.fileno(), self._attend)
         self._write(GREETING + READY)
 
@@ -173,8 +174,22 @@ class ZmtpConnection:
         sent = self._write_some(data)
         if sent < len(data):
             self._unsent.append(data[sent:])
-            self._watch.wait_to_write(self._wire.fileno(), wanted=True)
+            self._wait_to_write(wanted=True)
         return True
+
+    def _wait_to_write(self, *, wanted: bool) -> None:
+        """Hang up where the kernel has no room for that, since nothing would tell when to go on; not to wait is tried again."""
+        if wanted == self._waits_to_write:
+            return
+        try:
+            self._watch.wait_to_write(self._wire.fileno(), wanted=wanted)
+        except OSError:
+            if wanted:
+                self._unsent.clear()
+                with suppress(OSError):  # the other side has hung up already
+                    self._wire.shutdown(socket.SHUT_RDWR)  # the end of file is the next thing to hear
+        else:
+            self._waits_to_write = wanted
 
     def _write_some(self, data: bytes) -> int:
         """How much the kernel has taken; all where the other side is gone, since the end of file is the next thing to hear."""
@@ -193,7 +208,6 @@ class ZmtpConnection:
                 self._unsent[0] = self._unsent[0][sent:]
                 break
             self._unsent.popleft()
-            if not self._unsent:
-                with suppress(OSError):
-                    self._watch.wait_to_write(self._wire.fileno(), wanted=False)
+        if not self._unsent:
+            self._wait_to_write(wanted=False)
         self._heard(self)

@@ -1,5 +1,7 @@
 """ZeroMQ's protocol on the local socket: what libzmq says is understood, and whatever else comes costs the connection."""
 
+import errno
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -55,6 +57,11 @@ def frame(body: bytes, flags: int = 0) -> bytes:
     return bytes((flags | 2,)) + len(body).to_bytes(8) + body
 
 
+def no_room(*_arguments: object, **_named: object) -> None:
+    """Refuse as epoll does."""
+    raise OSError(errno.ENOSPC, "no space left")
+
+
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
     """Short and long ones, of one frame and of several."""
@@ -80,7 +87,19 @@ def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
         BEGINNING + frame(b"x", 1) * MESSAGE_BYTES_MAX,
         BEGINNING + b"\x02" + b"\xff" * 8,
     ],
-    ids=["http", "zmtp1", "zmtp2", "curve", "early", "error", "flags", "more", "long", "frames", "huge"],
+    ids=[
+        "http",
+        "zmtp1",
+        "zmtp2",
+        "curve",
+        "early",
+        "error",
+        "flags",
+        "more",
+        "long",
+        "frames",
+        "huge",
+    ],
 )
 def test_what_is_not_zmtp_3_is_not_understood(pair: Pair, words: bytes) -> None:
     """Before much of it is kept."""
@@ -133,6 +152,51 @@ def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
     pair.watch.dispatch()
 
     assert pair.connection.is_over
+
+
+def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
+    """The kernel has no memory for the first words, and none to tell when it has; the loop closes it as any that is over."""
+    with ExitStack() as stack:
+        watch = stack.enter_context(closing(Watch()))
+        _theirs, ours = (stack.enter_context(one) for one in socket.socketpair())
+        ours.setblocking(False)
+        monkeypatch.setattr(ZmtpConnection, "_write_some", lambda _self, _data: 0)
+        monkeypatch.setattr(watch, "wait_to_write", no_room)
+        connection = ZmtpConnection(watch, ours, ZmtpConnection.read)
+        watch.dispatch()
+        assert connection.is_over
+
+        connection.close()
+        assert not watch._callbacks
+
+
+def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkeypatch) -> None:
+    """The daemon goes on; the other side hears the end behind what was sent before."""
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.watch, "wait_to_write", no_room)
+        for _ in range(3 * UNREAD_MAX):
+            assert pair.connection.send(bytes(10_000))
+    pair.watch.dispatch()
+
+    assert pair.connection.is_over
+    while pair.theirs.recv(1 << 20):
+        pass
+
+
+def test_a_watch_for_writing_that_cannot_end_ends_later(pair: Pair, monkeypatch) -> None:
+    """With the next look at the connection, which goes on meanwhile."""
+    while not pair.connection._unsent:
+        pair.connection.send(bytes(10_000))
+    while not select.select([pair.watch], [], [], 0)[0]:
+        pair.theirs.recv(1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.watch, "wait_to_write", no_room)
+        pair.watch.dispatch()
+    assert not pair.connection._unsent
+    pair.watch.dispatch()
+
+    assert not select.select([pair.watch], [], [], 0)[0]
+    assert not pair.connection.is_over
 
 
 def test_libzmq_understands_us(tmp_path) -> None:
