@@ -23,6 +23,10 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.speech import MESSAGE_BYTES_MAX, UNREAD_MAX
 
 READ_BYTES = 16 * 1024
+FRAMES_MAX = 16
+"""Of one message. A trainer's has one; a few more are answered with what is wrong."""
+COMMANDS_MAX = 16
+"""Of one portion that is read. libzmq sends one at the beginning, and now and then a PING."""
 MORE, LONG, COMMAND = 1, 2, 4
 SHORT_BYTES_MAX = 255
 _SHORT_HEADER_BYTES = 2
@@ -65,6 +69,8 @@ class ZmtpConnection:
         self._said = bytearray()
         self._frames: list[bytes] = []
         self._frames_bytes = 0
+        self._commands = 0
+        """Of what was read last."""
         self._is_greeted = False
         self._is_ready = False
         self._unsent: deque[bytes] = deque()
@@ -100,6 +106,7 @@ class ZmtpConnection:
             self.is_over = error.errno not in _NO_MEMORY
             return
         self.is_over = not data
+        self._commands = 0
         self._said += data
 
     def take(self) -> list[bytes] | None:
@@ -109,11 +116,16 @@ class ZmtpConnection:
         while (frame := self._take_frame()) is not None:
             flags, body = frame
             if flags & COMMAND:
+                self._commands += 1
+                if self._commands > COMMANDS_MAX:
+                    raise NotUnderstood(f"more than {COMMANDS_MAX} commands at once")
                 self._obey(body)
             elif not self._is_ready:
                 raise NotUnderstood("a message before READY")
             else:
                 self._frames.append(body)
+                if len(self._frames) > FRAMES_MAX:
+                    raise NotUnderstood(f"a message of more than {FRAMES_MAX} frames")
                 if not flags & MORE:
                     frames, self._frames, self._frames_bytes = self._frames, [], 0
                     return frames

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.speech import MESSAGE_BYTES_MAX, UNREAD_MAX
-from batchd.daemon.zmtp import GREETING, READ_BYTES, READY, NotUnderstood, ZmtpConnection
+from batchd.daemon.zmtp import COMMANDS_MAX, FRAMES_MAX, GREETING, READ_BYTES, READY, NotUnderstood, ZmtpConnection
 from support.waiting import PATIENCE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
@@ -85,6 +85,9 @@ def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
         BEGINNING + frame(b"", 5),
         BEGINNING + frame(bytes(MESSAGE_BYTES_MAX + 1)),
         BEGINNING + frame(b"x", 1) * MESSAGE_BYTES_MAX,
+        BEGINNING + frame(b"", 1) * (FRAMES_MAX + 1),
+        BEGINNING + frame(b"\x01x", 4) * (COMMANDS_MAX + 1),
+        GREETING + READY * (COMMANDS_MAX + 1),
         BEGINNING + b"\x02" + b"\xff" * 8,
     ],
     ids=[
@@ -98,6 +101,9 @@ def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
         "more",
         "long",
         "frames",
+        "empty",
+        "commands",
+        "readies",
         "huge",
     ],
 )
@@ -118,6 +124,14 @@ def test_no_bytes_meet_a_bug_of_ours(parts: list[bytes]) -> None:
                 pair.say(part)
         except NotUnderstood:
             return
+
+
+def test_commands_and_frames_up_to_the_bounds_are_understood(pair: Pair) -> None:
+    """So many commands of each portion that is read, and frames of each message."""
+    assert pair.say(BEGINNING) == []
+    for _ in range(3):
+        assert pair.say(frame(b"\x01x", 4) * COMMANDS_MAX) == []
+        assert pair.say(frame(b"", 1) * (FRAMES_MAX - 1) + frame(b"")) == [[b""] * FRAMES_MAX]
 
 
 def test_a_ping_is_answered(pair: Pair) -> None:
