@@ -30,7 +30,7 @@ from batchd.daemon.runtime import unusable
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, Desk, event_of, printable, wrong_version
-from batchd.daemon.zmtp import ZmtpConnection
+from batchd.daemon.zmtp import UNSENT_BYTES_MAX, ZmtpConnection
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
@@ -259,7 +259,7 @@ class Sessions:
 
     def _send_to(self, connection: ZmtpConnection, message: Message, session: Session | None) -> None:
         if not connection.send(message.encode()) and session is not None:
-            self._cut_off(session, f"left {UNREAD_MAX} messages unread")
+            self._cut_off(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
 
     # --- the lifeline -------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ FRAMES_MAX = 16
 """Of one message. A trainer's has one; a few more are answered with what is wrong."""
 COMMANDS_MAX = 16
 """Of one portion that is read. libzmq sends one at the beginning, and now and then a PING."""
+UNSENT_BYTES_MAX = 16 << 20
+"""What the other side may leave unread; an honest one never comes near."""
 MORE, LONG, COMMAND = 1, 2, 4
 SHORT_BYTES_MAX = 255
 _SHORT_HEADER_BYTES = 2
@@ -74,6 +76,7 @@ class ZmtpConnection:
         self._is_greeted = False
         self._is_ready = False
         self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._waits_to_write = False
         watch.add(wire.fileno(), self._attend)
         self._write(GREETING + READY)
@@ -88,7 +91,7 @@ class ZmtpConnection:
         if not self.is_closed:
             self._watch.remove(self._wire.fileno())
             self._wire.close()
-            self._unsent.clear()
+            self._forget_unsent()
 
     def send(self, message: bytes) -> bool:
         """Send a message of one frame; false, and nothing is sent, where the other side leaves too many unread."""
@@ -179,15 +182,23 @@ class ZmtpConnection:
         if self.is_closed:
             return True
         if self._unsent:
-            if len(self._unsent) >= UNREAD_MAX:
+            if len(self._unsent) >= UNREAD_MAX or self._unsent_bytes + len(data) > UNSENT_BYTES_MAX:
                 return False
-            self._unsent.append(data)
+            self._leave_unsent(data)
             return True
         sent = self._write_some(data)
         if sent < len(data):
-            self._unsent.append(data[sent:])
+            self._leave_unsent(data[sent:])
             self._wait_to_write(wanted=True)
         return True
+
+    def _leave_unsent(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+
+    def _forget_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
     def _wait_to_write(self, *, wanted: bool) -> None:
         """Hang up where the kernel has no room for that, since nothing would tell when to go on; not to wait is tried again."""
@@ -197,7 +208,7 @@ class ZmtpConnection:
             self._watch.wait_to_write(self._wire.fileno(), wanted=wanted)
         except OSError:
             if wanted:
-                self._unsent.clear()
+                self._forget_unsent()
                 with suppress(OSError):  # the other side has hung up already
                     self._wire.shutdown(socket.SHUT_RDWR)  # the end of file is the next thing to hear
         else:
@@ -216,6 +227,7 @@ class ZmtpConnection:
         """There is something to read, or room to write what was left."""
         while self._unsent:
             sent = self._write_some(self._unsent[0])
+            self._unsent_bytes -= sent
             if sent < len(self._unsent[0]):
                 self._unsent[0] = self._unsent[0][sent:]
                 break

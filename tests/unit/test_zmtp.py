@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.speech import MESSAGE_BYTES_MAX, UNREAD_MAX
-from batchd.daemon.zmtp import COMMANDS_MAX, FRAMES_MAX, GREETING, READ_BYTES, READY, NotUnderstood, ZmtpConnection
+from batchd.daemon.zmtp import (
+    COMMANDS_MAX,
+    FRAMES_MAX,
+    GREETING,
+    READ_BYTES,
+    READY,
+    UNSENT_BYTES_MAX,
+    NotUnderstood,
+    ZmtpConnection,
+)
 from support.waiting import PATIENCE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
@@ -144,7 +153,7 @@ def test_a_ping_is_answered(pair: Pair) -> None:
 
 def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_all(pair: Pair) -> None:
     """Nothing is lost or cut of what was sent."""
-    message = bytes(range(250)) * 40
+    message = bytes(range(250)) * 10
     sent = 0
     while pair.connection.send(message):
         sent += 1
@@ -157,6 +166,20 @@ def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_a
 
     assert received == BEGINNING + frame(message) * sent
     assert pair.connection.send(message)
+
+
+def test_long_messages_that_are_left_unread_are_bounded_by_their_bytes(pair: Pair) -> None:
+    """A handful of them; when they have been read there is room for as many again."""
+    message = bytes(1 << 20)
+    for _ in range(2):
+        sent = 0
+        while pair.connection.send(message):
+            sent += 1
+            assert sent <= 2 * UNSENT_BYTES_MAX // len(message)
+        assert UNSENT_BYTES_MAX - len(message) < sum(map(len, pair.connection._unsent)) <= UNSENT_BYTES_MAX
+        while pair.connection._unsent:
+            pair.theirs.recv(1 << 20)
+            pair.watch.dispatch()
 
 
 def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
