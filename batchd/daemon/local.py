@@ -102,17 +102,22 @@ class Door:
         self._seldom = Seldom()
 
     def open(self, path: Path) -> None:
-        """Listen there, where nothing is. Raises ``OSError``."""
+        """Listen there, where nothing is; ``begin`` accepts. Raises ``OSError``."""
         self._listener.bind(os.fspath(path))
         self._listener.listen(BACKLOG)
         self._path, self._inode = path, path.lstat().st_ino
-        self._begin()
+
+    def begin(self) -> None:
+        """Accept from now on. Raises ``OSError`` where it cannot be watched."""
+        if not self._is_watched:
+            self._watch.add(self._listener.fileno(), self._accept)
+            self._is_watched = True
 
     def tick(self) -> None:
         """Time has passed: accept again, where that had to stop, or at a later tick where that fails."""
         self.is_short = False
         try:
-            self._begin()
+            self.begin()
         except OSError as error:
             self._stop(str(error))
 
@@ -129,11 +134,6 @@ class Door:
         if self._is_watched:
             self._watch.remove(self._listener.fileno())
         self._listener.close()
-
-    def _begin(self) -> None:
-        if not self._is_watched:
-            self._watch.add(self._listener.fileno(), self._accept)
-            self._is_watched = True
 
     def _accept(self) -> None:
         left = descriptors_left()

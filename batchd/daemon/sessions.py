@@ -108,16 +108,21 @@ class Sessions:
         """Connections that were closed because no session came of them."""
 
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
-        """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed."""
+        """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed.
+
+        Raises ``BatchdError`` where the directory cannot be used, and ``OSError`` where something else is lacking.
+        """
+        doors = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
         try:
-            for path, door in ((zmq_path, self._zeromq), (lifeline_path, self._lifelines)):
+            for path, door in doors:
                 path.unlink(missing_ok=True)
                 door.open(path)
-            self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            for path in (lifeline_path, zmq_path):
-                self._open_to_group(path)
         except OSError as error:
             raise unusable(lifeline_path.parent, error) from None
+        self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for path, door in doors:
+            self._open_to_group(path)
+            door.begin()
 
     def tick(self) -> None:
         """Time has passed: close those of which no session came, make room, and accept again where that had to stop."""
@@ -156,7 +161,10 @@ class Sessions:
             _log.warning(
                 "socket is not open to the directory's group", path=str(path), reason=error.strerror, advice=advice
             )
-        path.chmod(0o660)
+        try:
+            path.chmod(0o660)
+        except OSError as error:
+            raise unusable(path.parent, error) from None
 
     def close(self) -> None:
         """End every session and close both sockets; trainers see the end of their lifelines."""

@@ -19,6 +19,7 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk, Numbers
+from batchd.errors import BatchdError
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, Open, SlotShared, Welcome
@@ -75,6 +76,35 @@ def test_a_group_that_the_daemon_cannot_give_is_said(sessions: Sessions, names: 
         ("socket is not open to the directory's group", "warning")
     ] * 2
     assert access(names.lifeline_path)[1] == 0o660
+
+
+def test_only_what_the_directory_refuses_is_said_of_it(
+    sessions: Sessions, names: RuntimeDirectory, monkeypatch
+) -> None:
+    """What is lacking for the epoll is no matter of its file system."""
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions._watch, "add", refuse)
+        with pytest.raises(OSError, match="No space left on device"):
+            sessions.bind(names.lifeline_path, names.zmq_path)
+
+
+@pytest.mark.parametrize("call", ["unlink", "chmod"])
+def test_a_directory_without_room_is_said_to_be(sessions: Sessions, names: RuntimeDirectory, monkeypatch, call) -> None:
+    """Whichever call finds out."""
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, refuse)
+        with pytest.raises(
+            BatchdError, match=r"^the runtime directory \S+ cannot be used: .* no space or no inodes left"
+        ):
+            sessions.bind(names.lifeline_path, names.zmq_path)
 
 
 # --- slots that can be mapped writable ---------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Door, Watch, 
             monkeypatch.setattr(local, "descriptors_left", lambda: left)
             door = stack.enter_context(closing(Door(watch, socket.SOCK_STREAM, let_in, lambda: 2)))
             door.open(tmp_path / "door")
+            door.begin()
             for _ in range(2):
                 stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "door"))
             return door, watch, came
@@ -135,13 +136,14 @@ def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) 
     assert (len(came), door.is_short) == (2, False)
 
 
-def test_a_door_that_cannot_be_watched_does_not_open(tmp_path, monkeypatch) -> None:
+def test_a_door_that_cannot_be_watched_does_not_begin(tmp_path, monkeypatch) -> None:
     """At the start that is said, and nothing is left over."""
     with closing(Watch()) as watch, closing(Door(watch, socket.SOCK_STREAM, print, lambda: 1)) as door:
 
         def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
             raise OSError(errno.ENOSPC, "no space left")
 
+        door.open(tmp_path / "door")
         monkeypatch.setattr(watch, "add", refuse)
         with pytest.raises(OSError, match="no space left"):
-            door.open(tmp_path / "door")
+            door.begin()
