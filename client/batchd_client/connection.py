@@ -78,7 +78,8 @@ class Connection:
         self.reconnects = 0
         self._session: Session | None = session
         self._is_closed = False
-        self._lock = target.sockets.turn.lock
+        self._turn = target.sockets.turn
+        self._lock = self._turn.lock
         self._owner = 0
         self._user = threading.get_ident()
         """The thread that had it last."""
@@ -91,7 +92,11 @@ class Connection:
 
         Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and what ``operation`` raises.
         """
-        return self._in_turn(self._run, operation)
+        try:
+            return self._in_turn(self._run, operation)
+        except DaemonClosed:
+            self._turn.hold_up()
+            raise
 
     def run_if_usable(self, operation: Callable[[Session], None]) -> None:
         """Do something that only matters while there is a session: for closing. In a forked child it is the parent's to do."""
@@ -116,8 +121,15 @@ class Connection:
 
     @property
     def session(self) -> Session | None:
-        """The present session; None once closed, also by the garbage collector, which objects may outlive that use this one."""
-        return None if self._is_closed or self._target.sockets.is_destroyed else self._session
+        """The present session; None once closed, also by the garbage collector, which objects may outlive that use this one.
+
+        Or by the end of the program, when functions and objects of the program may still be to come.
+        """
+        return None if self._is_closed or self._has_ended else self._session
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._turn.is_over or self._target.sockets.is_destroyed
 
     def _in_turn(self, operation: Callable[[V], T], argument: V) -> T:
         if os.getpid() != self._process:
@@ -199,7 +211,7 @@ class Connection:
 
     def _close(self, _: None) -> None:
         self._is_closed = True
-        if self._session is not None and self._target.sockets.is_destroyed:
+        if self._session is not None and self._has_ended:
             self._session.close()  # what could have been said can be said no more
         elif self._session is not None:
             self._session.leave()

@@ -26,6 +26,8 @@ Socket = zmq.Socket[bytes]
 
 EXIT_WAIT_S = 1.0
 """How long the end of the program waits for a thread that uses the sockets."""
+EXIT_QUIET_S = 5.0
+"""How long a thread in the background is held up at the end of the program: most programs are gone by then, without a word of it."""
 TRIAL_MAX_S = 1.0
 """How long a thread that was started on trial stays at most."""
 TRIAL_PAUSE_S = 0.0001
@@ -33,18 +35,28 @@ _SIGNALS = signal.valid_signals()
 
 
 class Turn:
-    """Whose turn it is to use a connection: the thread that has ``lock``; at the end of the program, nobody's any more."""
+    """Whose turn it is to use a connection: the thread that has ``lock``; at the end of the program, ``is_over``, nobody's.
 
-    __slots__ = ("_is_over", "lock")
+    The lock is free then, so that what comes later, and closes the connection, need not wait.
+    """
+
+    __slots__ = ("is_over", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._is_over = False
+        self.is_over = False
 
     def end(self) -> bool:
         """Wait until no thread uses the connection, and let none from now on; False where one goes on."""
-        self._is_over = self._is_over or self.lock.acquire(timeout=EXIT_WAIT_S)
-        return self._is_over
+        if not self.is_over and self.lock.acquire(timeout=EXIT_WAIT_S):
+            self.is_over = True
+            self.lock.release()
+        return self.is_over
+
+    def hold_up(self) -> None:
+        """Let the program end before a thread in the background hears that its connection has ended."""
+        if self.is_over and threading.current_thread() is not threading.main_thread():
+            time.sleep(EXIT_QUIET_S)
 
 
 class Sockets:

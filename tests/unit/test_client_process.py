@@ -159,6 +159,100 @@ def test_program_ends_without_a_word(fake, ending: str) -> None:
     fake.wait_until(lambda: fake.ended_sessions == 1)
 
 
+CLOSED_LATE = {
+    "by a generator that is still suspended": """
+        def batches():
+            with batchd_client.connect(sys.argv[1]) as daemon:
+                yield from daemon.stream("photos")
+        taken = batches()
+        next(taken)
+        """,
+    "by a function that was registered first": """
+        daemon = batchd_client.connect(sys.argv[1])
+        stream = daemon.stream("photos")
+        next(iter(stream))
+        closed_at_last += stream, daemon
+        """,
+    "by an object of the module": """
+        class Model:
+            def __init__(self):
+                self.daemon = batchd_client.connect(sys.argv[1])
+                self.stream = self.daemon.stream("photos")
+                next(iter(self.stream))
+            def __del__(self):
+                self.stream.close()
+                self.daemon.close()
+        model = Model()
+        """,
+}
+
+
+@pytest.mark.parametrize("closed", CLOSED_LATE.values(), ids=CLOSED_LATE)
+def test_connection_is_closed_after_the_program_has_ended_it(fake, closed: str) -> None:
+    """There is nothing left to do then, and nobody to wait for."""
+    done = run_program(
+        """
+        import atexit, sys
+        closed_at_last = []
+        atexit.register(lambda: [one.close() for one in closed_at_last])
+        import batchd_client
+        """
+        + closed,
+        fake.address,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    fake.wait_until(lambda: fake.ended_sessions == 1)
+
+
+def test_connection_that_the_program_has_ended_says_so(fake) -> None:
+    """To what uses it in an end that comes later."""
+    done = run_program(
+        """
+        import atexit, sys
+        used_at_last = []
+        def use():
+            for one in used_at_last:
+                try:
+                    one()
+                except batchd_client.errors.DaemonClosed:
+                    print("closed")
+        atexit.register(use)
+        import batchd_client
+        daemon = batchd_client.connect(sys.argv[1])
+        used_at_last += daemon.status, lambda: daemon.stream("photos")
+        """,
+        fake.address,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\nclosed\n", "")
+
+
+def test_thread_that_waits_for_a_batch_can_be_joined_at_the_end(fake) -> None:
+    """By a function that runs when the connection has been ended."""
+    fake.grants_at_most = 0
+    done = run_program(
+        """
+        import atexit, sys, threading
+        threads = []
+        atexit.register(lambda: [thread.join() for thread in threads])
+        import batchd_client
+        daemon = batchd_client.connect(sys.argv[1])
+        stream = daemon.stream("photos")
+        def wait():
+            try:
+                next(iter(stream))
+            except batchd_client.errors.DaemonClosed:
+                print("closed")
+        threads.append(threading.Thread(target=wait, daemon=True))
+        threads[0].start()
+        """,
+        fake.address,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
 def test_failed_connect_leaves_nothing_behind(tmp_path) -> None:
     """Neither descriptors nor threads, so it can be tried in a loop."""
     done = run_program(
