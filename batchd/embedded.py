@@ -8,6 +8,7 @@ script alone, which then decides. Invariant: when the context is left, the child
 """
 
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from batchd.errors import BatchdError
 
 END_TIMEOUT_S = 15.0
 LINE_BYTES_MAX = 4096
-_ADDRESS = b"ipc://"
+_ADDRESS_LINE = re.compile(rb"^(ipc://.*)\n", re.MULTILINE)
 
 
 @contextmanager
@@ -80,8 +81,8 @@ def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
     deadline = monotonic() + timeout_s
     poller = select.poll()  # a script may have more descriptors than ``select`` takes
     poller.register(child.stdout, select.POLLIN)
-    line = b""
-    while not (line.startswith(_ADDRESS) and line.endswith(b"\n")):
+    said = b""
+    while not (address := _ADDRESS_LINE.search(said)):
         if not poller.poll(max(0.0, 1000 * (deadline - monotonic()))):
             raise BatchdError(
                 f"the daemon was not ready within {timeout_s:g} s; give it longer with start_timeout_s, or see what it "
@@ -90,10 +91,10 @@ def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
         part = os.read(child.stdout.fileno(), LINE_BYTES_MAX)
         if not part:
             ended = f"the daemon ended with exit status {child.wait()} before it was ready"
-            reason = line.decode(errors="replace").strip()
+            reason = said.decode(errors="replace").strip()
             raise BatchdError(f"{ended}: {reason}" if reason else f"{ended}; its messages are on standard error")
-        line += part
-    return line.decode().strip()
+        said += part
+    return os.fsdecode(address[1])
 
 
 def _wait(child: subprocess.Popen[bytes]) -> None:

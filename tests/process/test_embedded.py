@@ -11,6 +11,7 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.embedded import _address
 from batchd.errors import BatchdError
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
@@ -75,6 +76,16 @@ def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
 
     assert list(daemons_folder.iterdir()) == []
     assert children_of(os.getpid()) == before
+
+
+def test_the_address_is_the_line_that_begins_as_one():
+    """A source of the user's own may print something before and after it."""
+    says = "print('scanning'); print('ipc:///run/x'); print('ready', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", says], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert _address(child, 10) == "ipc:///run/x"
+        finally:
+            child.kill()
 
 
 def test_batches_stay_readable_after_the_context(config):
