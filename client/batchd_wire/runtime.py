@@ -95,6 +95,8 @@ def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
     scheme, separator, rest = address.partition("://")
     if not separator:
         scheme, rest = "tcp" if _HOST_AND_PORT.fullmatch(address) else "ipc", address
+        if scheme == "ipc" and address and "/" not in address:
+            _check_bare(address)
     if scheme == "tcp":
         host, colon, port = rest.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < PORTS:
@@ -105,6 +107,23 @@ def parse_address(address: str) -> RuntimeDirectory | TcpAddress:
     if not rest:
         raise ValueError(f"the address {address!r} names no directory; write for example ipc:///run/batchd")
     return runtime_directory(Path(rest))
+
+
+def _check_bare(name: str) -> None:
+    """Raise ``ValueError`` for a name without a slash that hardly means a directory, as a missing one is waited for."""
+    host = name.strip("[]")
+    if host.count(":") > 1:
+        body, _, port = host.rpartition(":")
+        is_port = len(port) >= len("7070") and port.isdecimal() and not body.endswith(":")  # as in ::1:7070
+        meant = f"tcp://[{body}]:{port}" if is_port else f"tcp://[{host}]:7070"
+    elif ":" in name or not os.path.isdir(name):  # noqa: PTH112  "." and ".." are directories, too
+        meant = f"tcp://{host.partition(':')[0]}:7070"
+    else:
+        return
+    raise ValueError(
+        f"the address {name!r} is neither a host with its port, as in {meant}, nor a directory, as in ./{name} "
+        "or ipc:///run/batchd"
+    )
 
 
 def host_id() -> str:

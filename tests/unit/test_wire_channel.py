@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import socket
 from itertools import count
 from pathlib import Path
@@ -324,8 +325,31 @@ def test_a_host_and_a_port_need_no_scheme(address, host, port) -> None:
 def test_a_relative_address_is_made_absolute(monkeypatch, tmp_path) -> None:
     """The working directory may change later; the address does not."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
 
-    assert parse_address("run").path == tmp_path / "run"
+    assert parse_address("run").path == parse_address("./run").path == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("::1:7070", "tcp://[::1]:7070"),
+        ("fe80::1", "tcp://[fe80::1]:7070"),
+        ("bigbox:", "tcp://bigbox:7070"),
+        ("bigbox:port", "tcp://bigbox:7070"),
+        ("bigbox", "tcp://bigbox:7070"),
+        ("bigbox", "./bigbox"),
+    ],
+)
+def test_a_name_without_a_slash_that_is_no_directory_is_refused_with_what_may_be_meant(
+    address, meant, monkeypatch, tmp_path
+) -> None:
+    """Who forgets a port or a bracket is not to wait for a directory."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ValueError, match=rf"{re.escape(meant)}(?!\w)"):
+        parse_address(address)
+    assert parse_address(f"./{address}").path == tmp_path / address
 
 
 def test_a_link_in_the_address_stays_a_link(tmp_path) -> None:
