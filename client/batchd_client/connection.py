@@ -6,7 +6,8 @@ Threads may share a connection, but they take turns: an operation has the sessio
 outside (a thread that waits looks again after ``TURN_S`` at the latest). For two threads at full speed use two connections.
 
 The next daemon needs the memory of the dead one's slots. So a trainer that waits for a daemon keeps no more of it than batches
-that live, and sees to it that the program's other connections, which are not in use just now, do not either.
+that live, and sees to it that the program's other connections, which are not in use just now, do not either. Except for what is
+registered with a device, where another thread used such a connection last: that is unregistered in that thread alone.
 
 Invariant: whatever happens in ``operation``, the connection is either usable afterwards or opens a new session at its
 next use; positions live in the streams, so nothing is lost with a session.
@@ -172,23 +173,37 @@ class Connection:
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
         """Have a method called whenever the daemon has gone: what it keeps of the slots, but for batches that live, is over."""
-        self._when_lost.append(WeakMethod(let_go))
+        self._in_turn(self._remember, WeakMethod(let_go))
+
+    def _remember(self, let_go: "WeakMethod[Callable[[], None]]") -> None:
+        self._when_lost = [one for one in self._when_lost if one() is not None] + [let_go]
 
     def look_after(self) -> None:
-        """Let go of a session that has ended while nobody used it. Waits for nothing, so never for another thread."""
+        """Let go of a session that has ended while nobody used it. Waits for nothing, so never for another thread.
+
+        What goes wrong here is no matter of the caller's, who has another connection: the next use of this one meets it again,
+        or opens a new session.
+        """
         if os.getpid() != self._process or not self._lock.acquire(blocking=False):
             return
         self._owner = threading.get_ident()
         try:
             session = self.session
-            if session is not None and session.is_usable:
-                with suppress(SessionLost, ProtocolError):
-                    session.check_link()
-            if session is not None and not session.is_usable:
-                self._let_go(session)
+            if session is not None:
+                self._look_after(session)
         finally:
             self._owner = 0
             self._lock.release()
+
+    def _look_after(self, session: Session) -> None:
+        if session.is_usable:
+            try:
+                session.check_link()
+            except Exception:  # noqa: BLE001  whatever it is, this session is over
+                session.torn = True
+        if not session.is_usable:
+            with suppress(Exception):
+                self._let_go(session)
 
     def _let_go(self, session: Session) -> None:
         """Leave the session. What else lets go belongs to the thread that uses the connection, and is called there."""

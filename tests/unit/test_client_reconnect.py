@@ -174,6 +174,58 @@ def test_a_program_that_connects_lets_go_of_what_it_has_of_a_dead_daemon(fake, d
         connecting.result().close()
 
 
+@pytest.mark.parametrize("error", [OSError("no descriptor"), MemoryError(), RuntimeError("CUDA")], ids=repr)
+@pytest.mark.parametrize("fails", ["check_link", "let_go"])
+def test_an_error_of_one_connection_stays_out_of_another_ones_connect(fake, daemon, error, fails) -> None:
+    """Its own next use opens a new session."""
+
+    def fail() -> None:
+        if not connected:
+            raise error
+
+    stream, connected, refused = daemon.stream("photos"), [], []
+    next(iter(stream))
+    keeper = Keeper(fail if fails == "let_go" else list)
+    stream.when_lost(keeper.let_go)
+    if fails == "check_link":
+        daemon._connection.session.check_link = fail
+
+    def drain(session, message) -> bool:
+        if isinstance(message, Hello) and not refused:
+            refused.append(message)
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "draining"))
+            return True
+        return False
+
+    fake.kill()
+    fake.answer = drain
+    fake.start()
+    batchd_client.connect(fake.address).close()
+    connected.append(True)
+
+    assert refused
+    assert [batch.step for batch in stream] == [1, 2, 3, 4]
+
+
+def test_what_has_been_forgotten_is_not_kept_to_be_told_of_a_loss(daemon) -> None:
+    """A connection may live for months, and have a loader in each epoch."""
+    stream = daemon.stream("photos")
+    for _ in range(100):
+        stream.when_lost(Keeper(list).let_go)
+
+    assert len(daemon._connection._when_lost) == 1
+
+
+class Keeper:
+    """What lets go of memory, as a feed does."""
+
+    def __init__(self, let_go) -> None:
+        self._let_go = let_go
+
+    def let_go(self) -> None:
+        self._let_go()
+
+
 def test_several_streams_go_on_each_at_its_position(fake, daemon) -> None:
     """Each is claimed anew when it is used next."""
     fake.grants_at_most = 1
