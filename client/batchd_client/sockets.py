@@ -27,7 +27,7 @@ Socket = zmq.Socket[bytes]
 EXIT_WAIT_S = 1.0
 """How long the end of the program waits for a thread that uses the sockets."""
 EXIT_QUIET_S = 5.0
-"""How long a thread in the background is held up at the end of the program: most programs are gone by then, without a word of it."""
+"""How long a thread in the background is held up at the end of the program, which often is gone by then, without a word of it."""
 TRIAL_MAX_S = 1.0
 """How long a thread that was started on trial stays at most."""
 TRIAL_PAUSE_S = 0.0001
@@ -188,7 +188,11 @@ def _destroy(context: Context, sockets: list[Socket]) -> None:
 
 
 def _destroy_at_last(context: Context, sockets: list[Socket], user: ref[Sockets], process: int) -> None:
-    """Free everything where nobody did. What a forked child has is a copy, whose descriptors are the parent's."""
+    """Free everything where nobody did. What a forked child has is a copy, whose descriptors are the parent's.
+
+    A signal that comes meanwhile is handled in here, as in any finalizer: what its handler raises, such as ``KeyboardInterrupt``,
+    Python writes to standard error and drops.
+    """
     remaining = user()
     if os.getpid() != process:
         context.destroy()

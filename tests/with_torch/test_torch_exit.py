@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
-from support.fake_daemon import FakeDaemon  # noqa: E402
-from support.waiting import PATIENCE_S  # noqa: E402
+from support.fake_daemon import FakeDaemon
+from support.waiting import PATIENCE_S
 
 SCRIPT = """
 import sys
