@@ -95,6 +95,12 @@ class _Time(NamedTuple):
             return cls(inf, inf, usual_s)
         return cls(deadline_s, monotonic() + deadline_s / 2, _one_of_few(min(usual_s, deadline_s / 2), usual_s))
 
+    @property
+    def is_fair(self) -> bool:
+        """Has the server had about as long as it mostly has? The last requests of a sample may have next to no time."""
+        patience = limits()
+        return self.request_s >= min(patience.timeout_s, patience.deadline_s / 2) / 2
+
 
 @dataclass(slots=True)
 class _Server:
@@ -190,7 +196,9 @@ class RemoteClient:
         try:
             return self._persist(server, time, ask[1])
         except _Trouble as trouble:
-            return self._failed(server, trouble)
+            if time.is_fair:
+                self._failed(server, trouble)
+            return trouble
         except ObjectUnreadable as reason:
             return reason
 
@@ -216,12 +224,11 @@ class RemoteClient:
         times = "" if patience.retries == 0 else f" (asked {patience.retries + 1} times)"
         raise _Trouble(f"{server.trouble}{times}")
 
-    def _failed(self, server: _Server, trouble: _Trouble) -> _Trouble:
+    def _failed(self, server: _Server, trouble: _Trouble) -> None:
         """A request failed for good. Where they all do, whoever asks next need not wait as long."""
         server.failures += 1
         if server.failures >= GONE_FAILURES:
             server.gone_because, server.gone_until_s = str(trouble), monotonic() + limits().timeout_s
-        return trouble
 
     # --- what is asked --------------------------------------------------------------------------------------------------
 

@@ -132,6 +132,32 @@ def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer) -> No
     wait_until(is_well, "the server is asked again")
 
 
+def test_requests_with_little_time_left_do_not_tell_that_a_server_is_gone(web: FileServer) -> None:
+    """The last of a sample may have next to none; another sample has all of its time."""
+    web.files["a"] = CONTENT
+    web.faults["a"] = [Stall()] * 5
+    for _ in range(5):
+        with pytest.raises(ObjectUnreadable, match=r"^it was not read within 0.02 s"):
+            storage.client().read(Wanted(f"{web.url}/a", 5, 100), 0.02)
+
+    web.faults["a"] = []
+    assert read(web) == CONTENT[5:105]
+
+
+def test_a_short_deadline_for_every_sample_tells_that_a_server_is_gone(web: FileServer) -> None:
+    """It is the usual one then."""
+    storage.use(StorageLimits(timeout_s=5.0, retries=0, deadline_s=0.2))
+    web.files["a"] = CONTENT
+    web.faults["a"] = [Stall()] * 5
+    reasons = []
+    for _ in range(5):
+        with pytest.raises(ObjectUnreadable) as problem:
+            read(web)
+        reasons.append(str(problem.value))
+
+    assert [reason.endswith("it is left alone for a moment") for reason in reasons] == [False] * 3 + [True] * 2
+
+
 @pytest.mark.parametrize("honours_if_match", [True, False])
 def test_an_object_of_another_version_is_refused(web: FileServer, honours_if_match: bool) -> None:
     """By the server, or by us where the server does not look."""
