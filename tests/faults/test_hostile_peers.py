@@ -9,6 +9,7 @@ import msgpack
 import pytest
 
 import batchd_client
+from batchd.daemon.zmtp import FRAMES_MAX
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.codes import ErrorCode
@@ -111,7 +112,7 @@ def test_random_bytes_over_zeromq_change_nothing(peer, seed):
     "frames",
     [
         [b"", b""],
-        [b"x"] * 1000,
+        [b"x"] * FRAMES_MAX,
         [msgpack.packb([1] * 5000)],
         [b"\x91" * 3000],
         [msgpack.packb([14, 2**64 - 1])],
