@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from _signal import pthread_sigmask  # type: ignore[import-not-found]  # signal's own is Python: a handler may end it first
 from _thread import start_new_thread
 from weakref import finalize, ref
 
@@ -179,12 +180,12 @@ def _close(sockets: list[Socket]) -> None:
 def _destroy(context: Context, sockets: list[Socket]) -> None:
     """Close the sockets and end the context, while signals wait: pyzmq forgets a context whose end is interrupted by one."""
     _close(sockets)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         context.destroy(linger=0)  # its sockets are closed already
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _destroy_at_last(context: Context, sockets: list[Socket], user: ref[Sockets], process: int) -> None:
