@@ -6,6 +6,8 @@ What a device would do without a word is an assertion here: to read memory that 
 batch that was given back before it was read; to have memory unmapped that is registered.
 """
 
+import ctypes
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from batchd_client.torch.cuda import REGISTER_READ_ONLY
+
+_libc = ctypes.CDLL(None)
 
 POISON = 77
 """What a tensor holds until its copy is made."""
@@ -39,6 +43,12 @@ def mappings() -> list[Mapping]:
         start, _, end = span.partition("-")
         found.append(Mapping(int(start, 16), int(end, 16), mode, inode))
     return found
+
+
+def is_mapped(address: int, size: int) -> bool:
+    """Is there memory at each page of this place? One call of the kernel; ``mappings`` lists a thousand with torch loaded."""
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    return _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages) == 0
 
 
 def mapping_of(address: int, size: int, among: list[Mapping]) -> Mapping | None:
@@ -220,7 +230,7 @@ class FakeCuda:
         self.calls += 1
         is_interrupted = self.calls == self._interrupt_at
         if name in {"register", "unregister", "mark"}:
-            self._check_registered()
+            self._check_mapped()
         if is_interrupted and not self._interrupt_after:
             raise KeyboardInterrupt
         result = effect()
@@ -231,7 +241,7 @@ class FakeCuda:
     def work(self, end: int | None = None) -> None:
         """Make the copies up to there; all by default."""
         if self.queue:
-            self._check_registered()
+            self._check_mapped()
         while self.queue and (end is None or self._done < end):
             self._make(self.queue.popleft())
             self._done += 1
@@ -290,6 +300,9 @@ class FakeCuda:
         registration = self.registered.pop(address, None)
         if registration is not None:
             self.unregistered += 1
+            mapping = mapping_of(address, registration.size, mappings())
+            is_same = mapping is not None and mapping.inode == registration.inode
+            self._claim(is_same, "memory is mapped until it is unregistered, and no other in its place")
             self._claim(
                 not any(copy.registration is registration for copy in self.queue), "nothing is read any more of it"
             )
@@ -305,12 +318,9 @@ class FakeCuda:
         self._locked[memory.data_ptr()] = memory
         return memory
 
-    def _check_registered(self) -> None:
-        present = mappings()
+    def _check_mapped(self) -> None:
         for one in self.registered.values():
-            mapping = mapping_of(one.address, one.size, present)
-            is_same = mapping is not None and mapping.inode == one.inode
-            self._claim(is_same, "memory is mapped until it is unregistered")
+            self._claim(is_mapped(one.address, one.size), "memory is mapped until it is unregistered")
 
     def _claim(self, truth: bool, what: str) -> None:
         if not truth:

@@ -7,6 +7,20 @@ from pathlib import Path
 RUN_VARIABLE = "BATCHD_TEST_RUN"
 """Set in the environment of everything that a test starts, so that an orphan is known wherever it ends up."""
 
+_READ_BYTES = 1 << 16
+
+
+def _read(path: str) -> bytes:
+    """A whole file of ``/proc``. Every test looks at all processes twice: ``Path.read_bytes`` takes four times as long."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(descriptor, _READ_BYTES)]
+        while parts[-1]:
+            parts.append(os.read(descriptor, _READ_BYTES))
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
+
 
 def process_ids() -> Iterator[int]:
     """Every process of this machine that we can see."""
@@ -16,16 +30,16 @@ def process_ids() -> Iterator[int]:
 def parent_of(pid: int) -> int | None:
     """The parent's process id; None for a process that is gone or is a zombie."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
     except OSError:
         return None
-    return None if state in "ZX" else int(parent)
+    return None if state in b"ZX" else int(parent)
 
 
 def started_at(pid: int) -> int | None:
     """When it was started, in ticks since the machine's start: with its number it names a process for ever. None: it is gone."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except OSError:
         return None
 
@@ -67,7 +81,7 @@ def _children_called(daemon: int, module: bytes) -> set[int]:
 
 def _command_line(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return _read(f"/proc/{pid}/cmdline")
     except OSError:
         return b""
 
@@ -75,7 +89,7 @@ def _command_line(pid: int) -> bytes:
 def carries(pid: int, marker: str) -> bool:
     """Was it started with ``marker`` (NAME=VALUE) in its environment, or by somebody who was?"""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        environment = _read(f"/proc/{pid}/environ")
     except OSError:
         return False
     return marker.encode() in environment.split(b"\0")
