@@ -1,0 +1,169 @@
+"""Data for the golden streams, made anew each time, the same on every machine: small files of every kind of source.
+
+Pixels are made by integer arithmetic and written by encoders that lose nothing, or, for JPEG, by libjpeg's integer DCT, so a
+digest of what a stream gives does not depend on which versions of libraries wrote its files.
+"""
+
+import json
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from support.images import encode, jpeg, jpeg_with_exif
+from support.lmdb_files import write_lmdb
+from support.parquet_files import class_labels, hugging_face, write_parquet
+from support.shards import write_shard
+from support.texts import save, word_level, word_table
+from support.tfrecords import example, sequence_example, write_records
+from support.videos import Coding, write_video
+
+SAMPLES = 24
+CLASSES = ("cat", "dog", "owl")
+TEXTS = ("The cat sat on the mat.", "the (mat) sat, ON the cat", "", "Straße: naïve cats; the dog", "cat cat mat")
+CODE = """
+import numpy as np
+
+def noise(sample, rng):
+    return {"image": sample["image"] // 2 + rng.integers(0, 9, sample["image"].shape, np.uint8), "score": float(rng.random())}
+
+class Squares:
+    def __init__(self, count):
+        self._count = count
+    def __len__(self):
+        return self._count
+    def __getitem__(self, number):
+        return np.full((4, 4, 3), number * number % 256, np.uint8), number
+"""
+
+
+def image(number: int, height: int = 60, width: int = 80) -> NDArray[np.uint8]:
+    """A picture, uint8 [height, width, 3]: slopes and stripes of whole numbers, no two alike."""
+    y, x = np.mgrid[:height, :width]
+    channels = [(x * (2 + number % 3) + y + 11 * number), (x * y // 7 + 40 * (x // 8 % 2)), (255 - 3 * y + 5 * number)]
+    return (np.stack(channels, -1) % 256).astype(np.uint8)
+
+
+def mask(number: int, height: int = 60, width: int = 80) -> NDArray[np.uint8]:
+    """Class numbers, uint8 [height, width]."""
+    y, x = np.mgrid[:height, :width]
+    return ((x // 9 + y // 7 + number) % 5).astype(np.uint8)
+
+
+def files(number: int) -> bytes:
+    """An image as a file; formats, sizes, orientations and colours take turns."""
+    made = image(number, 48 + number % 5 * 8, 64 + number % 3 * 16)
+    match number % 6:
+        case 0 | 1:
+            return jpeg(made, 90, "420" if number % 2 else "444")
+        case 2:
+            return encode(made, ".png")
+        case 3:
+            return encode(made, ".bmp")
+        case 4:
+            return jpeg(np.ascontiguousarray(made[..., 0]))
+        case _:
+            return jpeg_with_exif(jpeg(made), number % 8 + 1)
+
+
+def write_data(folder: Path) -> None:
+    """Write everything that the streams of ``golden.streams`` read."""
+    folder.mkdir()
+    _write_images(folder)
+    _write_arrays(folder)
+    _write_tables(folder)
+    _write_records(folder)
+    for number in range(2):
+        write_video(
+            folder / "videos" / f"{number}.avi", 30, Coding("ffv1", pixels="bgr0", b_frames=0), first=30 * number
+        )
+    (folder / "golden_code.py").write_text(CODE)
+    save(word_level(), folder)
+    word_table(folder, ["the", "cat", "mat", "straße"])
+    (folder / "stopwords.txt").write_text("the\non # of place\n")
+    np.save(folder / "chosen.npy", np.array([5, 3, 3, 20, 11, 0, 7, 23]))
+
+
+def _write_images(folder: Path) -> None:
+    lines = []
+    for number in range(SAMPLES):
+        path = folder / "images" / CLASSES[number % 3] / f"{number:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files(number))
+        lines.append(f"{path.relative_to(folder / 'images')} {number % 7}\n")
+    (folder / "list.txt").write_text("".join(lines))
+    boxes = [[[1.5, 2, 30, 40 + number % 9], [50, 10, 79, 59]] for number in range(SAMPLES)]
+    members = [
+        (f"{number:03}.{ending}", data)
+        for number in range(SAMPLES)
+        for ending, data in (
+            ("jpg", jpeg(image(number))),
+            ("seg.png", encode(mask(number), ".png")),
+            ("json", json.dumps({"boxes": boxes[number], "points": [[number, 7.5]], "id": number}).encode()),
+            ("cls", str(number % 4).encode()),
+            ("txt", TEXTS[number % len(TEXTS)].encode()),
+        )
+    ]
+    write_shard(folder / "shards" / "a-0.tar", members[: 5 * 10])
+    write_shard(folder / "shards" / "a-1.tar", members[5 * 10 :])
+
+
+def _write_arrays(folder: Path) -> None:
+    pictures = np.stack([image(number, 16, 20) for number in range(SAMPLES)])
+    numbers = np.arange(SAMPLES, dtype=np.int64) * 37 - 100
+    np.save(folder / "x.npy", pictures)
+    np.save(folder / "y.npy", numbers)
+    np.savez(
+        folder / "both.npz", image=pictures, label=numbers.astype(np.int16), weight=(numbers / 8).astype(np.float32)
+    )
+    records = b"".join(pack("<B", number % 10) + image(number, 8, 8).tobytes() for number in range(SAMPLES))
+    (folder / "records.bin").write_bytes(b"head" + records)
+
+
+def _write_tables(folder: Path) -> None:
+    rows = [
+        f'{n},{n / 4},"{TEXTS[n % len(TEXTS)]}",{n} {-n} 3,images/{CLASSES[n % 3]}/{n:03}.jpg\n' for n in range(SAMPLES)
+    ]
+    (folder / "table.csv").write_text("Class Label,age,text,box,file\n" + "".join(rows))
+    for part in range(2):
+        numbers = range(part * SAMPLES // 2, (part + 1) * SAMPLES // 2)
+        columns = {
+            "image": hugging_face(files(number) for number in numbers),
+            "class": [number % 3 for number in numbers],
+            "caption": [TEXTS[number % len(TEXTS)] for number in numbers],
+            "values": [[number / 2] * (number % 4) for number in numbers],
+        }
+        write_parquet(
+            folder / f"rows-{part}.parquet", columns, class_labels(**{"class": list(CLASSES)}), row_group_size=5
+        )
+
+
+def _write_records(folder: Path) -> None:
+    write_records(
+        folder / "examples.tfrecord",
+        [
+            example(image__encoded=files(n), label=[n % 5], ids=list(range(n % 6)), text=TEXTS[n % 5].encode())
+            for n in range(SAMPLES)
+        ],
+    )
+    write_records(
+        folder / "sequences.tfrecord",
+        [
+            sequence_example({"label": [n]}, {"steps": [[n * 3 + step] for step in range(1 + n % 4)]})
+            for n in range(SAMPLES)
+        ],
+    )
+    write_lmdb(
+        folder / "keys.lmdb", {f"{field}-{n:04}".encode(): data for n in range(SAMPLES) for field, data in _fields(n)}
+    )
+    packed = {
+        f"{n:04}".encode(): msgpack.packb({"img": files(n), "label": n, "name": TEXTS[n % 5]}) for n in range(SAMPLES)
+    }
+    write_lmdb(folder / "maps.lmdb", packed)
+
+
+def _fields(number: int) -> list[tuple[str, Any]]:
+    return [("image", files(number)), ("label", str(number % 9).encode())]

@@ -1,0 +1,59 @@
+"""What each golden stream gives. ``python -m golden.digests``, run in tests/, writes ``digests.json`` beside this module.
+
+Write it again only where bytes are meant to change, in the commit that raises the content version.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import batchd_client
+from golden.data import write_data
+from golden.streams import golden_streams
+from support.daemon_process import DaemonProcess
+from support.seen import digest_of
+
+FILE = Path(__file__).with_name("digests.json")
+EPOCHS = 2
+
+
+def digests(daemon: DaemonProcess, streams: list[str]) -> dict[str, list[str]]:
+    """The fingerprint of each stream, and a digest of each of its first epochs: every position and every byte."""
+    found = {}
+    with batchd_client.connect(daemon.address) as connection:
+        for name in streams:
+            with connection.stream(name, epochs=EPOCHS) as stream:
+                fingerprint = stream.state_dict()["fingerprint"]
+                found[name] = [fingerprint, *(_epoch(stream) for _ in range(EPOCHS))]
+    return found
+
+
+def _epoch(stream: batchd_client.Stream) -> str:
+    lines = []
+    for batch in stream:
+        with batch:
+            lines.append(f"{batch.epoch} {batch.step} {digest_of(batch.items())}")
+    return digest_of([("lines", np.frombuffer("\n".join(lines).encode(), np.uint8))])
+
+
+def main() -> None:
+    """Serve all golden streams and write their digests."""
+    with tempfile.TemporaryDirectory(prefix="golden-") as folder:
+        data = Path(folder) / "data"
+        write_data(data)
+        streams = golden_streams(data)
+        daemon = DaemonProcess(Path(folder), streams, python_path=[str(data)]).start()
+        try:
+            found = digests(daemon, list(streams))
+        finally:
+            daemon.close()
+    lines = [f"{json.dumps(name)}: {json.dumps(those)}" for name, those in sorted(found.items())]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    sys.stderr.write(f"{len(found)} streams\n")
+
+
+if __name__ == "__main__":
+    main()

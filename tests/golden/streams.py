@@ -1,0 +1,297 @@
+"""The golden streams: every kind of source, every step, and what else decides the bytes of a batch, each in at least one."""
+
+from pathlib import Path
+from typing import Any
+
+DECODE = {"op": "decode"}
+SMALL = {"op": "resize", "size": [24, 32]}
+STILL = [DECODE, SMALL]
+"""The same in each epoch."""
+
+
+def golden_streams(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every stream, by its name, over the data that ``write_data`` wrote into ``folder``."""
+    return {
+        name: {"batch_size": 7, **stream}
+        for name, stream in {**_sources(folder), **_pipelines(folder), **_orders(folder)}.items()
+    }
+
+
+def _images(folder: Path) -> dict[str, Any]:
+    return {"type": "folder", "path": str(folder / "images")}
+
+
+def _annotated(folder: Path) -> dict[str, Any]:
+    return {
+        "type": "webdataset",
+        "root": str(folder / "shards"),
+        "shards": ["a-{0..1}.tar"],
+        "fields": {
+            "image": "image",
+            "mask": "image",
+            "boxes": "float32[?,4]",
+            "points": "float32[?,2]",
+            "id": "int64",
+        },
+        "names": {"mask": "seg.png", "boxes": "json:boxes", "points": "json:points", "id": "json:id"},
+    }
+
+
+def _texts(folder: Path) -> dict[str, Any]:
+    return {"type": "csv", "path": str(folder / "table.csv"), "fields": {"text": "text"}}
+
+
+def _sources(folder: Path) -> dict[str, dict[str, Any]]:
+    images, arrays = _images(folder), {"type": "npz", "path": str(folder / "both.npz")}
+    return {
+        "folder": {"source": {**images, "path_bytes": 24}, "pipeline": STILL},
+        "list": {
+            "source": {"type": "list", "path": str(folder / "list.txt"), "root": str(folder / "images")},
+            "pipeline": STILL,
+        },
+        "glob": {
+            "source": {
+                "type": "glob",
+                "root": str(folder / "images"),
+                "patterns": ["{cat,owl}/*"],
+                "classes": "folder",
+            },
+            "pipeline": STILL,
+        },
+        "webdataset": {
+            "source": {"type": "webdataset", "root": str(folder / "shards"), "shards": ["a-*.tar"], "image": ["jpg"]},
+            "pipeline": STILL,
+        },
+        "csv": {
+            "source": {
+                "type": "csv",
+                "path": str(folder / "table.csv"),
+                "image": "file",
+                "fields": {"label": "int64", "age": "float32", "box": "int32[3]"},
+                "names": {"label": "Class Label"},
+            },
+            "pipeline": STILL,
+        },
+        "npy": {
+            "source": {"type": "npy", "root": str(folder), "arrays": {"image": "x.npy", "label": "y.npy"}},
+        },
+        "npz": {"source": arrays},
+        "raw": {
+            "source": {
+                "type": "raw",
+                "path": str(folder / "records.bin"),
+                "offset": 4,
+                "record": {"label": "uint8", "image": "uint8[8,8,3]"},
+            },
+        },
+        "tfrecord": {
+            "source": {
+                "type": "tfrecord",
+                "root": str(folder),
+                "shards": ["examples.tfrecord"],
+                "fields": {"image": "image", "label": "int64", "ids": "int64[?]"},
+                "names": {"image": "image/encoded"},
+            },
+            "pipeline": [*STILL, {"op": "pad_batch", "field": "ids", "max_shape": [6], "fill": -1}],
+        },
+        "sequences": {
+            "source": {
+                "type": "tfrecord",
+                "root": str(folder),
+                "shards": ["sequences.tfrecord"],
+                "sequence": True,
+                "fields": {"label": "int64", "steps": "int64[?]"},
+            },
+            "pipeline": [{"op": "ragged", "field": "steps", "max_shape": [4]}],
+        },
+        "parquet": {
+            "source": {
+                "type": "parquet",
+                "root": str(folder),
+                "shards": ["rows-*.parquet"],
+                "fields": {"image": "image", "label": "int64", "values": "float32[?]"},
+                "names": {"label": "class"},
+            },
+            "pipeline": [*STILL, {"op": "ragged", "field": "values", "max_shape": [4]}],
+        },
+        "lmdb-keys": {
+            "source": {
+                "type": "lmdb",
+                "path": str(folder / "keys.lmdb"),
+                "fields": {"image": "image", "label": "int64"},
+                "key": "{field}-*",
+                "format": "text",
+            },
+            "pipeline": STILL,
+        },
+        "lmdb-maps": {
+            "source": {
+                "type": "lmdb",
+                "path": str(folder / "maps.lmdb"),
+                "fields": {"image": "image", "label": "int64", "name": "text"},
+                "names": {"image": "img"},
+                "format": "msgpack",
+            },
+            "pipeline": [*STILL, {"op": "text_bytes", "field": "name", "length": 16}],
+        },
+        "video": {
+            "source": {
+                "type": "video",
+                "root": str(folder / "videos"),
+                "files": ["*.avi"],
+                "every": 3,
+                "path_bytes": 8,
+            },
+            "pipeline": [{"op": "random_resized_crop", "size": [24, 24]}],
+        },
+        "clips": {
+            "source": {
+                "type": "video",
+                "root": str(folder / "videos"),
+                "files": ["*.avi"],
+                "frames": 4,
+                "stride": 2,
+                "every": 5,
+                "size": [24, 32],
+                "interpolation": "area",
+                "color": "gray",
+            },
+        },
+        "concat": {
+            "source": {"type": "concat", "sources": [images, images], "source_field": "origin"},
+            "pipeline": STILL,
+        },
+        "mix": {
+            "source": {
+                "type": "mix",
+                "sources": [images, {"type": "subset", "of": images, "stop": 5}],
+                "weights": [3, 1],
+                "source_field": "origin",
+            },
+            "pipeline": STILL,
+        },
+        "subset": {
+            "source": {"type": "subset", "of": arrays, "start": "25%", "stop": "90%", "shuffle_seed": 3},
+        },
+        "chosen": {
+            "source": {"type": "subset", "of": arrays, "indices": str(folder / "chosen.npy")},
+            "batch_size": 3,
+        },
+        "python": {
+            "source": {
+                "type": "python",
+                "function": "golden_code:Squares",
+                "fields": {"image": "uint8[4,4,3]", "label": "int64"},
+                "options": {"count": 30},
+            },
+        },
+    }
+
+
+def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
+    image = {
+        "color": [{**DECODE, "color": "bgr"}, SMALL],
+        "gray-decode": [{**DECODE, "color": "gray", "exif": "ignore", "scale": "off"}, SMALL],
+        "cubic": [DECODE, {**SMALL, "interpolation": "cubic"}],
+        "nearest": [DECODE, {**SMALL, "interpolation": "nearest"}],
+        "area": [DECODE, {**SMALL, "interpolation": "area"}],
+        "enlarge": [DECODE, {"op": "resize", "size": [130, 150], "interpolation": "linear"}],
+        "evaluate": [DECODE, {"op": "resize", "shorter_side": 28}, {"op": "center_crop", "size": [24, 24]}],
+        "random-crop": [DECODE, {"op": "random_crop", "size": [40, 40], "padding": 4, "fill": [1, 2, 3]}],
+        "train": [
+            DECODE,
+            {"op": "random_resized_crop", "size": [24, 24]},
+            {"op": "random_flip"},
+            {"op": "normalize"},
+            {"op": "layout"},
+        ],
+        "half": [DECODE, SMALL, {"op": "random_flip", "direction": "both"}, {"op": "normalize", "dtype": "float16"}],
+        "pad": [DECODE, {"op": "pad", "size": [120, 120], "place": "top_left", "fill": [9]}],
+        "border": [DECODE, SMALL, {"op": "pad", "border": [1, 2, 3, 4]}],
+        "quarter-turns": [DECODE, {"op": "resize", "size": [24, 24]}, {"op": "rotate", "quarter_turns": [0, 1, 2, 3]}],
+        "degrees": [DECODE, SMALL, {"op": "rotate", "degrees": [-30, 30], "fill": [128]}],
+        "degrees-nearest": [DECODE, SMALL, {"op": "rotate", "degrees": [-30, 30], "interpolation": "nearest"}],
+        "jitter": [
+            DECODE,
+            SMALL,
+            {"op": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+        ],
+        "gray": [DECODE, SMALL, {"op": "gray", "channels": 1}],
+        "cutout": [DECODE, SMALL, {"op": "cutout", "holes": 2, "size": [6, 8], "fill": [5]}],
+        "caffe": [{**DECODE, "color": "bgr"}, SMALL, {"op": "subtract_mean", "scale": 0.017}, {"op": "layout"}],
+        "to": [DECODE, SMALL, {"op": "to"}],
+        "fields": [
+            *STILL,
+            {"op": "rename", "field": "label", "to": "y"},
+            {"op": "one_hot", "field": "y", "classes": 3},
+        ],
+        "call": [
+            *STILL,
+            {"op": "call", "function": "golden_code:noise", "outputs": {"image": "uint8[24,32,3]", "score": "float32"}},
+        ],
+        "padded": [DECODE, {"op": "pad_batch", "max_shape": [100, 100, 3], "fill": 7}],
+        "ragged": [DECODE, {"op": "ragged", "max_shape": [64, 90, 3], "too_large": "crop"}],
+    }
+    text = {
+        "tokens": [{"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9}],
+        "ragged-tokens": [
+            {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"},
+            {"op": "ragged", "field": "tokens", "max_shape": [9]},
+        ],
+        "words": [
+            {"op": "lowercase"},
+            {"op": "remove_stopwords", "file": str(folder / "stopwords.txt")},
+            {"op": "lookup", "words": str(folder / "words.txt"), "table": str(folder / "table.npy"), "max_words": 5},
+        ],
+        "bytes": [{"op": "text_bytes", "length": 24}],
+    }
+    numbers = [
+        {"op": "clip", "min": -50, "max": 400},
+        {"op": "scale", "factor": 0.125, "offset": 1},
+        {"op": "cast", "field": "weight", "dtype": "float16", "truncate": True},
+        {"op": "drop", "fields": ["image"]},
+    ]
+    follow = {"op": "follow", "mask": "mask", "boxes": "boxes", "points": "points", "mask_fill": 255}
+    followed = [
+        DECODE,
+        follow,
+        {"op": "random_resized_crop", "size": [32, 32]},
+        {"op": "random_flip"},
+        {"op": "rotate", "degrees": [-20, 20]},
+        {"op": "pad_batch", "field": "boxes", "max_shape": [2, 4]},
+        {"op": "pad_batch", "field": "points", "max_shape": [1, 2]},
+    ]
+    return {
+        **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
+        **{name: {"source": _texts(folder), "pipeline": steps} for name, steps in text.items()},
+        "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
+        "followed": {"source": _annotated(folder), "pipeline": followed},
+    }
+
+
+def _orders(folder: Path) -> dict[str, dict[str, Any]]:
+    """What decides which samples a batch has, and what stands for bad ones."""
+    images = {"source": _images(folder), "pipeline": STILL}
+    small = {"source": {**images["source"]}, "pipeline": [{**DECODE, "max_pixels": 6500}, SMALL], "max_bad_fraction": 1}
+    return {
+        "in-order": {**images, "shuffle": False},
+        "another-seed": {**images, "seed": 12345678901},
+        "whole-batches": {**images, "drop_last": True},
+        "substituted": small,
+        "masked": {**small, "on_error": "mask"},
+        "verified": {**images, "verify": True},
+        "cached": {**images, "cache": "encoded", "cache_memory": "1MiB"},
+        "cached-crops": {
+            "source": _images(folder),
+            "pipeline": [DECODE, {"op": "random_resized_crop", "size": [24, 24]}],
+            "cache": "seekable",
+            "cache_memory": "1MiB",
+        },
+        "cached-pixels": {
+            "source": _images(folder),
+            "pipeline": [DECODE, {"op": "random_resized_crop", "size": [24, 24]}],
+            "cache": "decoded",
+            "cache_memory": "4MiB",
+            "cache_short_side": 40,
+        },
+    }
