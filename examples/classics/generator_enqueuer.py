@@ -5,6 +5,7 @@ Keras 3 has no GeneratorEnqueuer any more, so the old way is one in its manner, 
 
 import multiprocessing
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -66,8 +67,6 @@ def enqueue_own(folder: str, seed: int, into: Any, stop: Any) -> None:
 
 def wait_for(runner: threading.Thread) -> None:
     """It was told to stop. Ctrl-C does not leave it behind either, or it would read from a folder that is gone."""
-    if not runner.ident:
-        return
     try:
         runner.join()
     except KeyboardInterrupt:
@@ -82,11 +81,13 @@ def with_threads(folder: str) -> Iterator[Iterator[Any]]:
     stop, shared = threading.Event(), OneAtATime(batches(folder, np.random.default_rng(0)))
     runners = [threading.Thread(target=enqueue, args=(shared, filled, stop)) for _ in range(WORKERS)]
     with ExitStack() as ending:
-        for runner in runners:
-            ending.callback(wait_for, runner)
-        ending.callback(stop.set)  # comes first at the end
+        # An interrupted start() does not say whether its thread runs.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for runner in runners:
             runner.start()
+            ending.callback(wait_for, runner)
+        ending.callback(stop.set)  # comes first at the end
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         yield taken(filled, runners)
 
 

@@ -143,7 +143,7 @@ def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, wor
         workers=workers,
         lasting_faults={f"worker.sample.read:{sample}": "eat" for sample in poisons},
     )
-    with memory_group(600 << 20) as group:
+    with memory_group(256 << 20) as group:
         join(group, daemon)
         with batchd_client.connect(daemon.address) as connection:
             seen = see(connection.stream("photos", epochs=2))
