@@ -14,7 +14,10 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of, mapped_slots, parent_of
+from support.kernel import RUN_VARIABLE, carries, descriptors_of, mapped_slots, parent_of, process_ids
+
+_strangers: set[int] = set()
+"""Processes that were found not to be ours, and so never will be. To look at each of them again takes a third of most tests."""
 
 _KINDS = ("socket:", "pipe:", "anon_inode:", "/memfd:")
 
@@ -50,7 +53,7 @@ class Possessions:
 def look(directory: Path) -> Possessions:
     """See what there is now; ``directory`` is where daemons of the tests have their own."""
     return Possessions(
-        processes=frozenset(carriers(f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}") | children_of(os.getpid())),
+        processes=frozenset(_our_processes()),
         threads=frozenset(_threads()),
         descriptors=frozenset(
             f"{number} -> {name}" for number, name in descriptors_of("self").items() if name.startswith(_KINDS)
@@ -68,6 +71,20 @@ def left_since(before: Possessions, directory: Path) -> list[str]:
         gc.collect()
         left = look(directory).beyond(before)
     return left
+
+
+def _our_processes() -> set[int]:
+    """Living processes that carry our mark, or are our children without it."""
+    present = set(process_ids()) - {os.getpid()}
+    _strangers.intersection_update(present)
+    marker, ours = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}", set()
+    for pid in present - _strangers:
+        parent = parent_of(pid)
+        if parent == os.getpid() or carries(pid, marker):
+            ours.update(() if parent is None else (pid,))
+        else:
+            _strangers.add(pid)
+    return ours
 
 
 def _files(directory: Path) -> list[str]:
