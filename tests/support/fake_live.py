@@ -36,11 +36,10 @@ class FakeLive:
         match message:
             case Produce():
                 descriptor = make_slot(self.mailbox_bytes, self.seals)
+                self.close()
+                self.mailbox = descriptor  # before the producer has it: a test that it ends closes this at once
                 with suppress(ChannelClosed):  # its end of file is the next thing to hear
                     send_message(session.lifeline, MailboxShared(1, CAPACITY * LAYOUT.place_bytes), (descriptor,))
-                self.close()
-                self.mailbox = os.dup(descriptor)
-                os.close(descriptor)
                 self.fake.send(session, replace(self.producing, request=message.request))
             case AskPlace():
                 if not self.is_full:
