@@ -127,13 +127,13 @@ def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photo
     settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
     read(daemon)
     write_settings(daemon.config, {"photos": folder_stream(own_photos, **CACHE, seed=5)}, settings)
-    command("reload", address=daemon.address)
+    daemon.reload()
 
     assert read(daemon) == [Expected(daemon.config).epoch(0)]
     assert status_of(daemon)["work"]["cache_hits"] == PHOTOS
 
     write_settings(daemon.config, {"photos": folder_stream(own_photos)}, settings)
-    command("reload", address=daemon.address)
+    daemon.reload()
     read(daemon)
     assert status_of(daemon)["cache"] is None
     held = [target for pid in {daemon.pid, *daemon.worker_pids()} for target in descriptors_of(pid).values()]
@@ -291,14 +291,14 @@ def test_a_reload_gives_a_cache_on_disk_another_size(start_daemon, photos, disk)
     assert 0 < before < PHOTOS
 
     write_settings(daemon.config, {"photos": folder_stream(photos, **on_disk(disk))}, settings)
-    command("reload", address=daemon.address)
+    daemon.reload()
     read(daemon)
     cache = status_of(daemon)["cache"]
     assert (cache["held_samples"], cache["budget_bytes"]) == (PHOTOS, 16 << 20)
 
     write_settings(daemon.config, {"photos": folder_stream(photos, **on_disk(disk / "gone"))}, settings)
-    refused = command("reload", address=daemon.address, status=2)
-    assert "there is no" in refused.stderr
+    refused = daemon.reload(exit_code=2)
+    assert "there is no" in refused
     assert status_of(daemon)["cache"]["held_samples"] == PHOTOS
 
 

@@ -45,11 +45,10 @@ class Reloading:
         }
         write_settings(self.daemon.config, streams, settings)
 
-    def reload(self, streams, status=0, **daemon):
-        """Change the file, have it read again, and give what the command says."""
+    def reload(self, streams, exit_code=0, **daemon):
+        """Change the file, have it read again, and give what is said of it."""
         self.write(streams, **daemon)
-        done = command("reload", address=self.daemon.address, status=status)
-        return done.stdout if status == 0 else done.stderr
+        return self.daemon.reload(exit_code)
 
     def serves(self):
         return {stream["name"] for stream in self.daemon.status()["streams"]}
@@ -67,13 +66,14 @@ def test_streams_are_added_removed_and_left_alone(reloading):
     """The command says what has changed, and so do the status and the log."""
     it = reloading()
 
-    assert it.reload({"photos": it.stream(), "more": it.stream(seed=5)}) == "added more\n"
+    assert it.reload({"photos": it.stream(), "more": it.stream(seed=5)}) == "added more"
     assert it.serves() == {"photos", "more"}
     with batchd_client.connect(it.daemon.address) as connection:
         assert len(list(connection.stream("more", epochs=1))) == 10
-    assert it.reload({"photos": it.stream()}) == "removed more\n"
+    it.write({"photos": it.stream()})
+    assert command("reload", address=it.daemon.address).stdout == "removed more\n"
     assert it.serves() == {"photos"}
-    assert it.reload({"photos": it.stream()}) == "nothing has changed\n"
+    assert it.reload({"photos": it.stream()}) == "nothing has changed"
     outcome = it.daemon.status()["daemon"]["reload"]
     assert (outcome["exit_code"], outcome["text"]) == (0, "nothing has changed")
     assert len(it.daemon.log_lines("configuration reloaded")) == 3
@@ -84,8 +84,8 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
     """With the words of ``batchd check``; a file that is no TOML at all is no exception."""
     it = reloading()
     for streams in ({"photos": it.stream(batch_size=0, seed=-1)}, {"photos": it.stream() | {"window": 99}}):
-        said = it.reload(streams, status=2)
-        assert said == command("check", it.daemon.config, status=2).stderr
+        said = it.reload(streams, exit_code=2)
+        assert f"batchd: {said}\n" == command("check", it.daemon.config, status=2).stderr
         assert it.daemon.status()["daemon"]["reload"]["text"] in said
     it.daemon.config.write_text("[daemon\n")
     assert "is not TOML" in command("reload", address=it.daemon.address, status=2).stderr
@@ -99,7 +99,7 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
 def test_a_stream_that_does_not_fit_beside_those_that_stay_is_refused_with_the_numbers(reloading):
     """The ring of a stream that stays is not made smaller for it."""
     it = reloading()
-    said = it.reload({"photos": it.stream(), "large": it.stream(memory="63MiB")}, status=5, memory="63MiB")
+    said = it.reload({"photos": it.stream(), "large": it.stream(memory="63MiB")}, exit_code=5, memory="63MiB")
     assert "[daemon]" in said
     assert it.serves() == {"photos"}
 
@@ -115,7 +115,7 @@ def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloa
         for number, batch in enumerate(iter(lambda: stream.take(0), None)):
             seen.append(tuple(batch["index"].tolist()))
             if number == 2:
-                assert it.reload({"photos": it.stream(window=7, memory="2MiB")}) == "changed photos\n"
+                assert it.reload({"photos": it.stream(window=7, memory="2MiB")}) == "changed photos"
         assert seen == [one.samples for one in expected.epoch(0)]
         assert stream.window == 7
         assert (held["image"] == before).all()
@@ -200,24 +200,24 @@ def test_a_stream_that_has_stopped_begins_anew_when_what_stopped_it_is_mended(st
             read_on(reader)
         assert it.daemon.stream_status()["stopped"]
         spoilt.write_bytes(good)
-        assert it.reload({"photos": stream}) == "revived photos\n"
+        assert it.reload({"photos": stream}) == "revived photos"
         assert it.daemon.log_lines("configuration reloaded")[-1]["revived"] == "photos"
         assert it.daemon.stream_status()["stopped"] is None
         with connection.stream("photos", epochs=1) as again:
             assert len(list(again)) == 10
-    assert it.reload({"photos": stream}) == "nothing has changed\n"
+    assert it.reload({"photos": stream}) == "nothing has changed"
 
 
 def test_keys_of_the_daemon_that_have_changed_are_named(reloading):
     """Also where no stream has; workers are said with their number."""
     it = reloading()
     said = it.reload({"photos": it.stream()}, sample_timeout_s=7.0, drain_timeout_s=1.0)
-    assert said == "[daemon] sample_timeout_s, drain_timeout_s changed\n"
+    assert said == "[daemon] sample_timeout_s, drain_timeout_s changed"
     assert it.daemon.log_lines("configuration reloaded")[-1]["keys"] == "sample_timeout_s, drain_timeout_s"
     said = it.reload({"photos": it.stream()}, workers=3, memory="32MiB", tcp="127.0.0.1:1", http="127.0.0.1:2")
     assert said == (
         "workers 2 to 3; [daemon] memory, sample_timeout_s, drain_timeout_s changed; "
-        "[daemon] tcp, http need a restart, and stay as they were until then\n"
+        "[daemon] tcp, http need a restart, and stay as they were until then"
     )
 
 
@@ -342,24 +342,13 @@ def cycle(it, with_more, trainers, seen):
     for trainer in trainers:
         trainer.begin(do="take", batches=BATCHES_A_CYCLE)
     it.write(with_more)
-    request_reload(it.daemon)
+    it.daemon.reload()
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("more") as more:
         next(iter(more)).release()
     it.write({"photos": it.stream()})
-    request_reload(it.daemon)
+    it.daemon.reload()
     for so_far, trainer in zip(seen, trainers, strict=True):
         so_far.extend(trainer.finish()[0])
-
-
-def request_reload(daemon):
-    """As a service manager does it: a signal, and then the status says how it went."""
-    before = daemon.status()["daemon"]["reload"]
-    daemon.send(signal.SIGHUP)
-    outcome = wait_until(
-        lambda: (now := daemon.status()["daemon"])["reload"] != before and not now["reloading"] and now["reload"],
-        "it is done",
-    )
-    assert outcome["exit_code"] == 0, outcome["text"]
 
 
 def settled(it):

@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import batchd_client
+from batchd.attach.find import find_daemon
+from batchd.attach.session import Attachment
+from batchd_wire.messages import AskReload, Reloaded
 from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, workers_of
 from support.settings import MEMORY, write_settings
 from support.waiting import PATIENCE_S, wait_until
@@ -186,6 +189,13 @@ class DaemonProcess:
     def stream_status(self, name: str = "photos") -> dict[str, Any]:
         """The part of the status about one stream."""
         return next(stream for stream in self.status()["streams"] if stream["name"] == name)
+
+    def reload(self, exit_code: int = 0) -> str:
+        """Have it read its configuration again, as ``batchd reload`` does, and give what the command would print."""
+        with Attachment(find_daemon(self.address)) as attachment:
+            outcome = attachment.ask(AskReload(1), Reloaded, PATIENCE_S)
+        assert outcome.exit_code == exit_code, outcome.text
+        return outcome.text
 
     def worker_pids(self) -> set[int]:
         """The processes of its workers, as the kernel knows them; the first ones are forked soon after its start."""
