@@ -38,7 +38,7 @@ settings.register_profile(
     "usual",
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=50,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],  # how fast the machine is says nothing about the code

@@ -114,7 +114,7 @@ def converse(daemon, examples):
 
 def test_hostile_values_and_wrong_orders_change_nothing(daemon):
     """From peers that are a session, and from those that have not said a word yet."""
-    converse(daemon, 150)
+    converse(daemon, 60)
 
 
 @pytest.mark.slow

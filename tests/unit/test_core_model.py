@@ -18,7 +18,7 @@ DRAIN_TURNS = 150
 STREAMS_MAX = 4
 ORDERS_A_TURN = 4
 NO_SAMPLE = 1 << 20
-EXAMPLES_MIN = 300
+EXAMPLES_MIN = 150
 """Cheap ones, and the heart of the matter: more than other tests try."""
 
 specs = st.fixed_dictionaries(
