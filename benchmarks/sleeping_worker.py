@@ -12,9 +12,9 @@ import sys
 import time
 from contextlib import suppress
 
+from batchd.orders.worker import NO_WORK, TO_WORKER, ChunkFilled, FillChunk, Ready, ServeStream, StreamMeasured
 from batchd.worker.fork_server import serve_forks
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.orders import NO_WORK, TO_WORKER, ChunkFilled, FillChunk, Ready, ServeStream, StreamMeasured
 
 IMAGE_US = float(os.environ["SCALING_IMAGE_US"])
 BEHIND_MAX_S = 0.1

@@ -21,7 +21,7 @@ from batchd_client.errors import error_for_code
 from batchd_wire.codec import Message, Vocabulary
 from batchd_wire.codes import ErrorCode
 
-READING_ORDER = ("runtime", "messages", "orders", "codes", "codec", "channel", "slot", "fields")
+READING_ORDER = ("runtime", "messages", "codes", "codec", "channel", "slot", "fields")
 """Other modules follow behind these, by name."""
 SAME_EVERYWHERE = {
     "batch_size": "samples in a whole batch",
@@ -58,8 +58,9 @@ HEAD = f"""# Protocol
 
 *Made by `make docs` from `client/batchd_wire`; do not edit.*
 
-Version {batchd_wire.PROTOCOL_VERSION}. What crosses the border of a process: the messages between trainer, daemon and
-workers, their error codes, and the layout of the memory that they share. A number is given once and never reused.
+Version {batchd_wire.PROTOCOL_VERSION}. What the daemon and its trainers exchange: messages, error codes, and the layout of
+the memory that they share. A number is given once and never reused. Between the daemon and its own processes, which are always
+of the same version, see `batchd/orders`.
 
 In the tables a *number* is whole and from 0 to `NUMBER_MAX`, a list in parentheses is an array of exactly these, and
 *anything* is whatever msgpack carries within the limits of the codec.
@@ -92,18 +93,16 @@ class Way(NamedTuple):
     socket: str
 
 
-def way_of(module: ModuleType, name: str) -> Way:
+def way_of(name: str) -> Way:
     """Read the way from the vocabulary's name: ``TO_receiver``, then perhaps ``FROM_sender``, then perhaps the socket."""
     words = name.lower().split("_")
     assert words[0] == "to", f"the vocabulary {name} does not say who receives it"
     receiver, more = words[1], words[2:]
-    is_workers = module.__name__.endswith((".orders", ".forks"))
-    others = {"daemon": "worker" if is_workers else "trainer"}
-    sender = others.get(receiver, "daemon")
+    sender = "trainer" if receiver == "daemon" else "daemon"
     if "from" in more:
         sender = more[more.index("from") + 1]
         more = [word for word in more if word not in {"from", sender}]
-    socket = " ".join(more) or ("worker channel" if is_workers else "ZeroMQ")
+    socket = " ".join(more) or "ZeroMQ"
     return Way(sender, receiver, socket)
 
 
@@ -123,7 +122,7 @@ def ways_of_messages() -> dict[type[Message], list[Way]]:
     for module in wire_modules():
         for name, vocabulary in vocabularies(module).items():
             for kind in messages_of(vocabulary):
-                found.setdefault(kind, []).append(way_of(module, name))
+                found.setdefault(kind, []).append(way_of(name))
     return found
 
 

@@ -19,7 +19,7 @@ from enum import Enum
 from heapq import nlargest
 
 from batchd.core.statistics import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
-from batchd_wire.orders import Work
+from batchd.orders.worker import Work
 
 SLOWEST_LISTED_MAX = 32
 SLOW_ROWS_KEPT = 256

@@ -19,9 +19,9 @@ from batchd.daemon import launch
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.launch import Launched
 from batchd.daemon.reserve import ADVICE
+from batchd.orders.forks import TO_DAEMON_FROM_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
-from batchd_wire.forks import TO_DAEMON_FROM_FORKSERVER, Fork, Forked, NotForked, Reap
 
 _log = structlog.get_logger()
 

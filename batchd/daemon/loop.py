@@ -58,9 +58,9 @@ from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers import WorkerProcesses
+from batchd.orders.worker import FillChunk, Quarantine, UseSlot
 from batchd_wire.codec import Message
 from batchd_wire.messages import Handle, PlaceLent, Producing, PushTaken, Refused, Subscribed
-from batchd_wire.orders import FillChunk, Quarantine, UseSlot
 from batchd_wire.slot import SlotHeader
 
 _log = structlog.get_logger()

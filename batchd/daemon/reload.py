@@ -33,10 +33,10 @@ from batchd.daemon.rescan import SILENCE_MAX_S
 from batchd.daemon.reserve import ADVICE
 from batchd.daemon.switch import Descriptors, Switch
 from batchd.errors import ExitCode
+from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded
-from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 
 _log = structlog.get_logger()
 

@@ -42,13 +42,13 @@ from batchd.daemon.reserve import plan_descriptors
 from batchd.daemon.rings import RingSize
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
+from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.index import write_all
 from batchd.sources.scan import scan_source
 from batchd.sources.storage import CHECK_LIMITS, StorageLimits
 from batchd_wire.channel import ChannelClosed, send_message
-from batchd_wire.orders import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 
 PROGRESS_EVERY_S = 0.5
 SILENCE_MAX_S = 300

@@ -32,13 +32,13 @@ from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rings import RingSize
 from batchd.errors import SourceInvalid
 from batchd.functions.named import StreamCode, code_of, runs_own_code
+from batchd.orders.worker import ServeStream
 from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.fields import columns_after, is_random
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
 from batchd.sources import storage
 from batchd.sources.index import SourceIndex
 from batchd_wire.fields import SlotLayout
-from batchd_wire.orders import ServeStream
 from batchd_wire.wording import counted
 
 FINGERPRINT_DIGITS = 32

@@ -27,10 +27,10 @@ from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers import WorkerProcesses
+from batchd.orders.worker import CHUNK_ROWS_MAX, ServeStream, UseStorage
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
 from batchd_wire.fields import layout_from_wire
-from batchd_wire.orders import CHUNK_ROWS_MAX, ServeStream, UseStorage
 
 _log = structlog.get_logger()
 

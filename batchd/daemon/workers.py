@@ -28,9 +28,7 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.forks import ForkServer, describe
 from batchd.daemon.launch import Launched
 from batchd.daemon.memory import oom_kills
-from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
-from batchd_wire.codec import MalformedMessage, Message
-from batchd_wire.orders import (
+from batchd.orders.worker import (
     NOTE,
     NOTE_BYTES,
     OUT_OF_MEMORY_STATUS,
@@ -42,6 +40,8 @@ from batchd_wire.orders import (
     StreamMeasured,
     Work,
 )
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
 
 _log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from batchd.diagnosis.readings import Plain, Reading, StreamReading, TrainerReading, compare
 from batchd.diagnosis.verdicts import Verdict, judged
-from batchd_wire.orders import BAD_PART
+from batchd.orders.worker import BAD_PART
 
 WINDOW_S = 5.0
 STILL_S = 5.0

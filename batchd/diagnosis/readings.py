@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchd_wire.orders import BAD_PART, READ_PART
+from batchd.orders.worker import BAD_PART, READ_PART
 
 Plain = Mapping[str, Any]
 """A status, or a part of it, as ``daemon.status`` makes it."""

@@ -25,6 +25,7 @@ from batchd.config.steps import Step, step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, ConfigInvalid, Problem
 from batchd.functions.named import code_of, code_problems
+from batchd.orders.prepare import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.fields import columns_after
 from batchd.pipeline.step_files import Digests, digests_of, named_by_content
@@ -36,7 +37,6 @@ from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
 from batchd_wire.codec import Message
-from batchd_wire.orders import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
 from batchd_wire.wording import counted
 
 TICK_S = 0.2

@@ -16,6 +16,15 @@ from batchd.config.image_steps import Decode
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
 from batchd.functions.load import FunctionUnusable, expect
+from batchd.orders.prepare import (
+    TO_WRITER_FROM_PREPARE,
+    PrepareStream,
+    SampleLeftOut,
+    ShardNotWritten,
+    ShardWritten,
+    WriteShard,
+)
+from batchd.orders.worker import HOPELESS_BYTES_MAX, PATH_BYTES_MAX, REASON_BYTES_MAX
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
@@ -31,17 +40,6 @@ from batchd.sources.kinds import kind_of, read_ahead
 from batchd.sources.storage import StorageLimits
 from batchd.worker.note import Note
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.orders import (
-    HOPELESS_BYTES_MAX,
-    PATH_BYTES_MAX,
-    REASON_BYTES_MAX,
-    TO_WRITER_FROM_PREPARE,
-    PrepareStream,
-    SampleLeftOut,
-    ShardNotWritten,
-    ShardWritten,
-    WriteShard,
-)
 
 EPOCH = 0
 """Random steps draw as they do in the first epoch."""

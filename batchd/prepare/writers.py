@@ -16,16 +16,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Self
 
+from batchd.orders.prepare import TO_PREPARE_FROM_WRITER, PrepareStream, SampleLeftOut, WriteShard
+from batchd.orders.worker import NOTE, NOTE_BYTES
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
-from batchd_wire.orders import (
-    NOTE,
-    NOTE_BYTES,
-    TO_PREPARE_FROM_WRITER,
-    PrepareStream,
-    SampleLeftOut,
-    WriteShard,
-)
 
 END_S = 2.0
 

@@ -5,8 +5,8 @@ import socket
 import sys
 import traceback
 
+from batchd.orders.worker import OUT_OF_MEMORY_STATUS
 from batchd.worker.process import limit_threads, settle_in
-from batchd_wire.orders import OUT_OF_MEMORY_STATUS
 
 limit_threads()
 

@@ -23,6 +23,18 @@ from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
 from batchd.core.plan import Plan, Position
 from batchd.functions.load import FunctionUnusable, expect
+from batchd.orders.worker import (
+    HOPELESS_BYTES_MAX,
+    KEEP_PART,
+    LONG_REASON_BYTES_MAX,
+    LONG_REASONS_MAX,
+    NO_WORK,
+    PATH_BYTES_MAX,
+    REASON_BYTES_MAX,
+    ChunkFilled,
+    FillChunk,
+    ServeStream,
+)
 from batchd.pipeline.cut import cropped_files, cut_of
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
@@ -47,18 +59,6 @@ from batchd.worker.slots import Arrays
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
-from batchd_wire.orders import (
-    HOPELESS_BYTES_MAX,
-    KEEP_PART,
-    LONG_REASON_BYTES_MAX,
-    LONG_REASONS_MAX,
-    NO_WORK,
-    PATH_BYTES_MAX,
-    REASON_BYTES_MAX,
-    ChunkFilled,
-    FillChunk,
-    ServeStream,
-)
 
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""

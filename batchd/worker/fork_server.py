@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from batchd import failpoints
 from batchd.functions.load import Here
+from batchd.orders.forks import TO_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd.worker.process import die_with_parent
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.forks import TO_FORKSERVER, Fork, Forked, NotForked, Reap
 
 
 class Born(NamedTuple):

@@ -8,15 +8,7 @@ import os
 import socket
 
 from batchd import failpoints
-from batchd.pipeline.decode import decoder_versions
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
-from batchd.worker.chunk import ServedStream
-from batchd.worker.note import Note
-from batchd.worker.slots import WritableSlots
-from batchd_wire.channel import ChannelClosed, receive_message, send_message
-from batchd_wire.codec import Message
-from batchd_wire.orders import (
+from batchd.orders.worker import (
     TO_WORKER,
     FillChunk,
     ForgetSlots,
@@ -28,6 +20,14 @@ from batchd_wire.orders import (
     UseSlot,
     UseStorage,
 )
+from batchd.pipeline.decode import decoder_versions
+from batchd.sources import storage
+from batchd.sources.storage import StorageLimits
+from batchd.worker.chunk import ServedStream
+from batchd.worker.note import Note
+from batchd.worker.slots import WritableSlots
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import Message
 
 
 class WorkerLoop:

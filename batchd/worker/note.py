@@ -7,7 +7,7 @@ sample that it died with. The worker is the only writer; a torn read is harmless
 import mmap
 import os
 
-from batchd_wire.orders import NOTE, NOTE_BYTES
+from batchd.orders.worker import NOTE, NOTE_BYTES
 
 
 class Note:

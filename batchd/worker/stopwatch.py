@@ -9,8 +9,8 @@ from operator import itemgetter
 from time import perf_counter_ns, thread_time_ns
 
 from batchd.config.values import Value
+from batchd.orders.worker import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
 from batchd.pipeline.laps import Laps
-from batchd_wire.orders import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
 
 SLOW_FACTOR = 4
 """So many times as long as usual is slow."""

@@ -1,9 +1,8 @@
-"""What crosses a process boundary, defined once. Runs in every process; standard library and msgpack only.
+"""What the daemon and its trainers share, defined once. Runs in every process; standard library and msgpack only.
 
 fields     which arrays a batch holds and where they lie in a slot
 slot       the header page of a slot
 messages   trainer and daemon, over ZeroMQ and the lifeline socket
-orders     daemon and worker, over their private socket pair
 codec      how a message becomes bytes, and the one place where arriving bytes are checked
 channel    messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket
 codes      error codes, never reused

@@ -18,8 +18,8 @@ from batchd.core.course import Share
 from batchd.core.plan import Plan, Position
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
+from batchd.orders.worker import NO_WORK, Work
 from batchd_wire.codes import ErrorCode
-from batchd_wire.orders import NO_WORK, Work
 from support.core_course import reading, rows_of
 
 Kind = TypeVar("Kind")

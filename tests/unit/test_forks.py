@@ -14,9 +14,9 @@ from batchd.core.events import WorkerGone
 from batchd.daemon import launch
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.workers import WorkerProcesses
+from batchd.orders.forks import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
 from batchd.worker import fork_server
 from batchd_wire.channel import receive_message, send_message
-from batchd_wire.forks import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
 from support.kernel import descriptors_of
 from support.waiting import PATIENCE_S, wait_until
 

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from batchd_wire import PROTOCOL_VERSION, messages, orders
+from batchd_wire import PROTOCOL_VERSION, messages
 from batchd_wire.codec import ITEMS_MAX, Message, Vocabulary, message
 from batchd_wire.codes import ErrorCode
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = [
     kind
-    for module in (messages, orders)
-    for _name, kind in inspect.getmembers(module, inspect.isclass)
+    for _name, kind in inspect.getmembers(messages, inspect.isclass)
     if issubclass(kind, Message) and kind is not Message
 ]
 
@@ -75,17 +74,16 @@ def test_the_drawings_and_the_limits_are_there(page):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "way"),
+    ("name", "way"),
     [
-        (messages, "TO_DAEMON_LIFELINE", ("trainer", "daemon", "lifeline")),
-        (messages, "TO_TRAINER", ("daemon", "trainer", "ZeroMQ")),
-        (orders, "TO_WORKER", ("daemon", "worker", "worker channel")),
-        (orders, "TO_DAEMON_FROM_WORKER", ("worker", "daemon", "worker channel")),
+        ("TO_DAEMON_LIFELINE", ("trainer", "daemon", "lifeline")),
+        ("TO_TRAINER", ("daemon", "trainer", "ZeroMQ")),
+        ("TO_TRAINER_REMOTE", ("daemon", "trainer", "remote")),
     ],
 )
-def test_the_way_of_a_message_is_read_from_its_vocabulary(maker, module, name, way):
+def test_the_way_of_a_message_is_read_from_its_vocabulary(maker, name, way):
     """Sender, receiver and socket."""
-    assert maker.way_of(module, name) == way
+    assert maker.way_of(name) == way
 
 
 def test_a_message_that_is_added_comes_onto_the_page(maker, monkeypatch):

@@ -17,8 +17,8 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.reload import Origin, Reloader, Watcher
 from batchd.daemon.rescan import Errand
 from batchd.errors import ExitCode
+from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd_wire.channel import send_message
-from batchd_wire.orders import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from support.waiting import wait_until
 
 FINE = {"exit_code": 0, "streams": {"photos": {}}}

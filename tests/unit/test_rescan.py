@@ -16,8 +16,8 @@ from batchd.daemon.memory import RESERVE_BYTES
 from batchd.daemon.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
 from batchd.daemon.rings import plan_rings
 from batchd.errors import ExitCode
+from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
 from batchd_wire.channel import ChannelClosed, receive_message
-from batchd_wire.orders import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
 from support.producers import push_stream
 from support.settings import folder_stream, write_settings
 

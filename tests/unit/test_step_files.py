@@ -13,13 +13,13 @@ from batchd.config.load import load_config
 from batchd.config.sources import source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
 from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
 from batchd.sources.index import SourceIndex
 from batchd.worker import chunk
 from batchd.worker.note import Note
 from batchd_wire.fields import place_fields
-from batchd_wire.orders import NOTE_BYTES, FillChunk, ServeStream
 from support.steps import check_steps
 from support.texts import save, word_level, word_table
 

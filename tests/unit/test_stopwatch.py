@@ -8,12 +8,12 @@ import pytest
 from batchd.config.columns import Column
 from batchd.config.image_steps import CenterCrop, Decode, Normalize, RandomFlip, RandomResizedCrop
 from batchd.config.pixel_steps import ColorJitter
+from batchd.orders.worker import BAD_PART, SLOW_LISTED_MAX
 from batchd.pipeline import laps
 from batchd.pipeline.execute import Pipeline
 from batchd.worker import stopwatch
 from batchd.worker.run_queue import RunQueue
 from batchd.worker.stopwatch import SLOW_FACTOR, Stopwatch
-from batchd_wire.orders import BAD_PART, SLOW_LISTED_MAX
 from support.images import jpeg, photo
 from support.pipelines import image_row
 

@@ -9,17 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchd_wire.channel import (
-    DATAGRAM_BYTES_MAX,
-    DESCRIPTORS_MAX,
-    SEND_BUFFER_BYTES,
-    ChannelClosed,
-    receive_message,
-    send_message,
-)
-from batchd_wire.codec import MalformedMessage
-from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Refused, SlotShared, Welcome
-from batchd_wire.orders import (
+from batchd.orders.worker import (
     CHUNK_ROWS_MAX,
     HOPELESS_BYTES_MAX,
     LONG_REASON_BYTES_MAX,
@@ -32,6 +22,16 @@ from batchd_wire.orders import (
     Quarantine,
     Work,
 )
+from batchd_wire.channel import (
+    DATAGRAM_BYTES_MAX,
+    DESCRIPTORS_MAX,
+    SEND_BUFFER_BYTES,
+    ChannelClosed,
+    receive_message,
+    send_message,
+)
+from batchd_wire.codec import MalformedMessage
+from batchd_wire.messages import TO_TRAINER_LIFELINE, Hello, Refused, SlotShared, Welcome
 from batchd_wire.runtime import (
     SOCKET_PATH_BYTES_MAX,
     RuntimeDirectory,

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd_wire import messages, orders
+from batchd.orders import forks, prepare, rescan, worker
+from batchd.orders.worker import NO_WORK, ChunkFilled, FillChunk, Quarantine
+from batchd_wire import messages
 from batchd_wire.codec import (
     ITEMS_MAX,
     MESSAGE_BYTES_MAX,
@@ -26,9 +28,8 @@ from batchd_wire.codec import (
 )
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_DAEMON, TO_TRAINER, Hello, Open, Pull, Refused, Status, Subscribed
-from batchd_wire.orders import NO_WORK, ChunkFilled, FillChunk, Quarantine
 
-MODULES = (messages, orders)
+MODULES = (messages, worker, forks, rescan, prepare)
 VOCABULARIES = {
     f"{module.__name__}.{name}": value
     for module in MODULES

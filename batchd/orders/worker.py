@@ -1,4 +1,4 @@
-"""What daemon and worker say to each other over their private socket pair. Daemon and worker; numbers never reused.
+"""Messages between daemon and worker over their private socket pair. Daemon and worker; numbers are never reused.
 
     daemon                                        worker
        |  <-----------------------------------------  |   Ready
@@ -181,108 +181,6 @@ class UseStorage(Message):
     storage: tuple[int, int, int]
 
 
-@message(53)
-class StreamScanned(Message):
-    """A stream of the configuration that was read again. Travels with the source's index, and a live stream's mailbox, to write.
-
-    ``name`` is the stream's.
-    """
-
-    name: str
-
-
-@message(54)
-class ConfigRead(Message):
-    """The last word of the process that reads the configuration again. Travels with one descriptor: memory with JSON in it.
-
-    ``document_bytes``: how long that is.
-    """
-
-    document_bytes: int
-
-
-@message(55)
-class ScanProgressed(Message):
-    """The process that reads the configuration again gets on: ``found`` samples of the stream ``name`` so far.
-
-    ``name`` is empty as long as no source is scanned. ``patience_s``: after so long without another word it hangs.
-    """
-
-    name: str
-    found: int
-    patience_s: int
-
-
-@message(56)
-class RescanLogged(Message):
-    """A line for the daemon's log, of the process that reads the configuration again.
-
-    ``level`` as structlog calls it; ``event`` is what happened, and ``facts`` belong to it, by name.
-    """
-
-    level: str
-    event: str
-    facts: dict[str, object]
-
-
-@message(44)
-class PrepareStream(Message):
-    """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
-
-    ``source``, ``columns``, ``steps``, ``files``, ``python_path``, ``modules`` and ``storage`` as in ``ServeStream``. ``folder``:
-    where its shards go. Pixels are encoded as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers.
-    ``as_files``: images become files of their own, and each shard is a list of some of them.
-    """
-
-    seed: int
-    source: dict[str, object]
-    columns: list[tuple[str, str]]
-    steps: list[dict[str, object]]
-    files: list[tuple[str, str]]
-    python_path: list[str]
-    modules: dict[str, object]
-    storage: tuple[int, int, int]
-    folder: str
-    image_format: str
-    quality: int
-    is_seekable: bool
-    as_files: bool
-
-
-@message(45)
-class WriteShard(Message):
-    """Write samples ``first`` to ``first + count`` into the file ``name`` of the folder. ``skipped``: these are not touched."""
-
-    name: str
-    first: int
-    count: int
-    skipped: list[int]
-
-
-@message(46)
-class SampleLeftOut(Message):
-    """A sample of the shard in hand is bad: ``sample`` is its index, ``path`` where it is, ``reason`` why."""
-
-    sample: int
-    path: str
-    reason: str
-
-
-@message(47)
-class ShardWritten(Message):
-    """The shard in hand is on the disk, whole, with ``.unfinished`` behind its name: ``samples`` in ``shard_bytes`` bytes."""
-
-    samples: int
-    shard_bytes: int
-
-
-@message(48)
-class ShardNotWritten(Message):
-    """The shard in hand cannot be written, for a ``reason`` that is not any sample's: the disk is full, say."""
-
-    reason: str
-
-
 REASON_BYTES_MAX = 200
 PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
@@ -299,8 +197,5 @@ SLOW_LISTED_MAX = 4
 HOPELESS_BYTES_MAX = 2000
 """So that even a chunk of nothing but bad samples fits into one message."""
 
-TO_WRITER_FROM_PREPARE = Vocabulary(PrepareStream, WriteShard)
-TO_PREPARE_FROM_WRITER = Vocabulary(SampleLeftOut, ShardWritten, ShardNotWritten)
-TO_DAEMON_FROM_RESCAN = Vocabulary(ScanProgressed, RescanLogged, StreamScanned, ConfigRead)
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)
