@@ -380,9 +380,11 @@ class Session:
             self._lose(f"the daemon says: {refused.text}")
         if subscription is not None:
             subscription.refusal = refused
+        elif refused.subscription:
+            return  # given up meanwhile: what became of it since concerns nothing here
         elif refused.error == ErrorCode.TOO_OFTEN:
             raise DaemonBusy(f"the daemon says: {refused.text}")
-        elif refused.error != ErrorCode.UNKNOWN_SUBSCRIPTION:  # which one given up long ago may well be
+        else:
             raise error_for_code(refused.error, refused.text)
 
     def _lose(self, text: str) -> NoReturn:

@@ -358,6 +358,23 @@ def test_daemon_that_forgot_the_subscription_is_asked_for_it_again(fake, daemon)
     assert [batch.step for batch in batches] == [1, 2, 3, 4]
 
 
+def test_what_became_of_a_subscription_that_was_given_up_is_no_error(fake, daemon) -> None:
+    """A reload replaces the stream while the trainer seeks: the refusal of its former claim is on its way already."""
+    stream = daemon.stream("photos")
+    next(iter(stream)).release()
+    former = max(fake.sessions[0].subscriptions)
+
+    def replace(session, message) -> bool:
+        if isinstance(message, Subscribe):
+            fake.send(session, Refused(0, former, ErrorCode.STREAM_REPLACED, "replaced"))
+        return False
+
+    fake.answer = replace
+    stream.seek(0, 3)
+
+    assert [batch.step for batch in stream] == [3, 4]
+
+
 def test_newer_daemon_after_a_restart_is_an_error_at_once(fake, daemon) -> None:
     """Waiting would not help."""
     stream = daemon.stream("photos")
