@@ -24,6 +24,7 @@ from typing import TypeVar
 from weakref import WeakMethod, WeakValueDictionary
 
 from batchd_client.errors import (
+    BatchdClientError,
     ConnectTimeout,
     DaemonClosed,
     DaemonFull,
@@ -240,17 +241,20 @@ def patiently_open(
     attempt_s: float,
     may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, _WORTH_WAITING),
 ) -> Session:
-    """Try until a session opens or ``give_up`` is near, with growing pauses of random length. Raises the last try's error.
+    """Try until a session opens or ``give_up`` is near, with growing pauses of random length.
 
-    ``may_pass`` says of an error whether another try may help.
+    ``may_pass`` says of an error whether another try may help. Raises the error of the last try that ``give_up`` did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
+    reason: Exception | None = None
     while True:
         try:
             return open_session(target, min(give_up, time.monotonic() + attempt_s))
-        except Exception as error:
+        except (OSError, BatchdClientError) as error:
+            if reason is None or not isinstance(error, ConnectTimeout):  # else ``give_up`` cut it off, and tells less
+                reason = error
             if not may_pass(error) or time.monotonic() + pause >= give_up:
-                raise
+                raise reason from reason.__cause__
         for found in _connections.valuerefs():
             if (connection := found()) is not None:
                 connection.look_after()

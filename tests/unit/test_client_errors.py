@@ -190,6 +190,23 @@ def test_draining_daemon_is_tried_until_the_deadline(fake) -> None:
         batchd_client.connect(fake.address, connect_timeout_s=0.7)
 
 
+def test_what_the_daemon_said_counts_more_than_an_attempt_that_the_deadline_cut_off(fake) -> None:
+    """It refuses once, and says nothing after that."""
+    said = []
+
+    def refuse_once(session, message) -> bool:
+        if isinstance(message, Hello) and not said:
+            said.append(message)
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "finishing 3 batches"))
+        return isinstance(message, Hello)
+
+    fake.answer = refuse_once
+
+    with pytest.raises(ConnectTimeout, match="finishing 3 batches"):
+        batchd_client.connect(fake.address, connect_timeout_s=0.5)
+    assert said
+
+
 def test_silent_daemon_is_given_up_at_the_deadline(fake) -> None:
     """The error says at which stage it was."""
     fake.answer = lambda _session, message: isinstance(message, Hello)
