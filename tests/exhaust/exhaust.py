@@ -200,7 +200,8 @@ def _judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bo
         return Run("abort", fatal or next((line for line in lines if _SIGNALLED.search(line)), last))
     if "Traceback" in words:
         errors = [line for line in lines if re.match(r"\w*(Error|Exception|ZMQ\w+|KeyboardInterrupt)\b", line)]
-        return Run("traceback", errors[-1] if errors else last)
+        is_loading = errors[-1:] != [] and "failed to map segment from shared object" in errors[-1]
+        return Run("start" if is_loading else "traceback", errors[-1] if errors else last)
     if is_over_early:
         return Run("ended", last)
     return Run("served" if status == 0 else "refused", last)
