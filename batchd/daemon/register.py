@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from batchd.daemon.keys import TrainerKey
 from batchd.daemon.limits import peer_network
+from batchd_wire import OLDEST_VERSION
 
 QUESTIONS_PER_TICK = 10
 """Questions of people, such as for the status, whose answers are long; ticks are half a second apart."""
@@ -54,6 +55,8 @@ class RemoteSession:
     name: str
     pid: int
     key: TrainerKey | None
+    version: int = OLDEST_VERSION
+    """Of the protocol, as it said in ``Greet``."""
     sent_bytes: int = 0
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
     """How much had been sent when, every now and then."""

@@ -36,11 +36,12 @@ from batchd.daemon.speech import (
     MESSAGE_BYTES_MAX,
     Desk,
     event_of,
+    is_served,
     printable,
     wrong_version,
 )
 from batchd.errors import BatchdError
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import OLDEST_VERSION
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
@@ -173,7 +174,7 @@ class RemoteSessions:
         if session is not None:
             if isinstance(message, Refused) and message.request:
                 session.refused(message.request)
-            self._send(session, [message.encode()])
+            self._send(session, [message.encode(session.version)])
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send the rows of a lease. ``BatchSent`` follows, also where the trainer is gone."""
@@ -208,7 +209,7 @@ class RemoteSessions:
             session.sent_bytes += sent_bytes
             self.sent_bytes += sent_bytes
             over = connections[(grant.sequence + part) % len(connections)]
-            self._send(session, [parcel.encode(), *frames], over)
+            self._send(session, [parcel.encode(session.version), *frames], over)
             if session.number not in self:
                 return
 
@@ -227,7 +228,9 @@ class RemoteSessions:
             return
         for session in self.everybody():
             if session.key is None or not self._keys.holds(session.key.name, session.key.public):
-                self._send(session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode()])
+                self._send(
+                    session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode(session.version)]
+                )
                 self._end(session, "its key has been revoked")
 
     def _end_adrift(self) -> None:
@@ -258,7 +261,7 @@ class RemoteSessions:
 
     def _answer_stranger(self, routing: bytes, message: Message) -> None:
         try:
-            self.router.send_multipart([routing, message.encode()], zmq.NOBLOCK)
+            self.router.send_multipart([routing, message.encode(OLDEST_VERSION)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
                 raise
@@ -354,7 +357,7 @@ class RemoteSessions:
         if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
             self._reject(routing, frame, ErrorCode.TOO_OFTEN, self._rate.complaint(peer_network(host)))
             return
-        if message.version != PROTOCOL_VERSION:
+        if not is_served(message.version):
             self._answer_stranger(routing, wrong_version(message.version))
             return
         key = self._key_of(frame)
@@ -367,14 +370,16 @@ class RemoteSessions:
             return
         self._clear_descriptor(frame)
         number = self._desk.numbers.next_session()
-        session = RemoteSession(number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key)
+        session = RemoteSession(
+            number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key, message.version
+        )
         session.marks.append((monotonic(), 0))
         self._register.add(session)
         self._connect(session, routing, frame)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
         speak = _log.info if self._ration.allows(peer_network(host)) else _log.debug
         speak("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
-        self._send(session, [Greeted(__version__, ipc_address, session.secret).encode()])
+        self._send(session, [Greeted(__version__, ipc_address, session.secret).encode(session.version)])
         failpoints.passing("daemon.remote.greeted")
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
@@ -392,7 +397,7 @@ class RemoteSessions:
         if text:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
             return
-        self._send(session, [Joined().encode()], self._connect(session, routing, frame))
+        self._send(session, [Joined().encode(session.version)], self._connect(session, routing, frame))
 
     def _clear_descriptor(self, frame: zmq.Frame) -> None:
         """End what had this descriptor before a new connection, now and not when the news of it would end its new session."""
@@ -427,18 +432,18 @@ class RemoteSessions:
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
-            self._send(session, [Refused(message.request, 0, ErrorCode.KEY_REFUSED, text).encode()])
+            self._send(session, [Refused(message.request, 0, ErrorCode.KEY_REFUSED, text).encode(session.version)])
             return
         if isinstance(message, Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
             text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
-            self._send(session, [Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text).encode()])
+            self._send(session, [Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text).encode(session.version)])
             return
         if isinstance(message, AskStatus | AskBad):
             if not session.may_ask():
                 text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
-                self._send(session, [Refused(message.request, 0, ErrorCode.TOO_OFTEN, text).encode()])
+                self._send(session, [Refused(message.request, 0, ErrorCode.TOO_OFTEN, text).encode(session.version)])
                 return
-            self._send(session, [self._without_secrets(session, self._desk.answer(message)).encode()])
+            self._send(session, [self._without_secrets(session, self._desk.answer(message)).encode(session.version)])
             return
         event = event_of(session.number, message, self._desk.numbers, is_remote=True)
         if event is None:

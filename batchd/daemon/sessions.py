@@ -29,9 +29,9 @@ from batchd.daemon.peers import Peer, is_ours, may_connect, peer_of, why_not
 from batchd.daemon.runtime import unusable
 from batchd.daemon.seldom import Seldom
 from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, Desk, event_of, printable, wrong_version
+from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, Desk, event_of, is_served, printable, wrong_version
 from batchd.daemon.zmtp import UNSENT_BYTES_MAX, ZmtpConnection
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import OLDEST_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
@@ -76,6 +76,8 @@ class Session:
     """It has asked for slots that it can map writable."""
     is_cut_off: bool = False
     """It was sent away, and has not gone yet."""
+    version: int = OLDEST_VERSION
+    """Of the protocol, as it said in ``Hello``."""
     is_ours: bool = False
     """It is the daemon's own observer, which is no trainer."""
 
@@ -221,7 +223,7 @@ class Sessions:
             session.slots -= known
             if known and not session.is_cut_off:
                 with suppress(ChannelClosed, BlockingIOError):
-                    send_message(session.lifeline, SlotsGone(sorted(known)))
+                    send_message(session.lifeline, SlotsGone(sorted(known)), version=session.version)
 
     def withdraw_mailbox(self, stream: int) -> None:
         """Forget who has a mailbox that is given back."""
@@ -259,14 +261,15 @@ class Sessions:
 
     def _hand_over(self, session: Session, message: Message, descriptor: int) -> None:
         try:
-            send_message(session.lifeline, message, (descriptor,))
+            send_message(session.lifeline, message, (descriptor,), session.version)
         except ChannelClosed:
             return
         except BlockingIOError:
             self._cut_off(session, "does not read its lifeline")
 
     def _send_to(self, connection: ZmtpConnection, message: Message, session: Session | None) -> None:
-        if not connection.send(message.encode()) and session is not None:
+        version = OLDEST_VERSION if session is None else session.version
+        if not connection.send(message.encode(version)) and session is not None:
             self._cut_off(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
 
     # --- the lifeline -------------------------------------------------------------------------------------------------
@@ -339,15 +342,15 @@ class Sessions:
         assert isinstance(message, Hello)
         if session.secret is not None:
             self._cut_off(session, "said Hello twice")
-        elif message.version != PROTOCOL_VERSION:
+        elif not is_served(message.version):
             _say_last_word(session.lifeline, wrong_version(message.version))
-            self._cut_off(session, f"speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
+            self._cut_off(session, f"speaks version {message.version} of the protocol")
         elif not session.is_ours and self._welcomed() >= self._sessions_max:
             text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
             self._turn_away(session.lifeline, peer_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
             self._end(session)
         else:
-            self._welcome(session, message.name)
+            self._welcome(session, message)
 
     def _hear_wish(self, session: Session) -> None:
         if session.secret is None:
@@ -363,12 +366,12 @@ class Sessions:
         """Trainers that have said who they are, and have not gone."""
         return sum(one.secret is not None and not one.is_ours for one in self._by_number.values())
 
-    def _welcome(self, session: Session, name: str) -> None:
-        session.name = printable(name)
+    def _welcome(self, session: Session, hello: Hello) -> None:
+        session.name, session.version = printable(hello.name), hello.version
         session.secret = secrets.token_bytes(SECRET_BYTES)
         self._by_secret[session.secret] = session
         try:
-            send_message(session.lifeline, Welcome(PROTOCOL_VERSION, session.secret))
+            send_message(session.lifeline, Welcome(session.version, session.secret), version=session.version)
         except ChannelClosed:
             return  # its end of file is the next thing to hear
 
@@ -440,7 +443,7 @@ class Sessions:
             # A trainer's last words may come behind the end of its lifeline, so this is no news.
             self._send_to(connection, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
-        if message.version != PROTOCOL_VERSION:
+        if not is_served(message.version):
             self._send_to(connection, wrong_version(message.version), None)
             return
         if message.secret in self._by_secret:
@@ -488,6 +491,6 @@ class Sessions:
 def _say_last_word(lifeline: socket.socket, message: Message) -> None:
     """Tell somebody why he is not let in; if he does not listen, it is his loss."""
     try:
-        send_message(lifeline, message)
+        send_message(lifeline, message, version=OLDEST_VERSION)
     except (ChannelClosed, BlockingIOError):
         return

@@ -18,7 +18,7 @@ from batchd.core.events import (
     SubscriptionAsked,
     SubscriptionEnded,
 )
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import (
@@ -118,10 +118,17 @@ def _asked(session: int, subscription: int, message: Subscribe, *, is_remote: bo
     )
 
 
+def is_served(version: int) -> bool:
+    """Tell whether clients that speak this version of the protocol are served."""
+    return OLDEST_VERSION <= version <= PROTOCOL_VERSION
+
+
 def wrong_version(theirs: int) -> Refused:
-    """Tell a peer of another protocol version which side is the older."""
-    older = "client" if theirs < PROTOCOL_VERSION else "daemon"
-    text = f"the daemon speaks version {PROTOCOL_VERSION} of the protocol, the client {theirs}: upgrade the {older}"
+    """Refuse a version that is not served, with the numbers and the command that upgrades the older side."""
+    is_old = theirs < OLDEST_VERSION
+    older = "client (pip install --upgrade batchd-client)" if is_old else "daemon (pip install --upgrade batchd)"
+    served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
+    text = f"the daemon serves {served}, and this client speaks version {theirs}: upgrade the {older}"
     return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
 
 

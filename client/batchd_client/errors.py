@@ -129,9 +129,9 @@ class KeyRefused(PermissionDenied):
 
 
 class VersionMismatch(DaemonUnavailable):
-    """Daemon and client speak different versions of the protocol.
+    """Daemon and client speak versions of the protocol that do not go together.
 
-    Install the same version of batchd and batchd-client: `batchd --version` and `pip show batchd-client` tell them.
+    A daemon serves older clients, so upgrade it first. `batchd --version` and `pip show batchd-client` tell what is installed.
     """
 
 

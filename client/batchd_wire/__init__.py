@@ -13,5 +13,10 @@ tcp        how soon a silent peer is given up
 views      numpy arrays over a slot (the only module that needs numpy)
 """
 
-PROTOCOL_VERSION = 2
-"""Spoken by both sides of a session; a daemon and a client of different versions refuse each other by name."""
+PROTOCOL_VERSION = 3
+"""The version that this side speaks. It grows with a change that an older side cannot understand; a field added at the end of a
+message is none, see ``codec``."""
+OLDEST_VERSION = 2
+"""The oldest client that a daemon serves. A client needs a daemon of its own version or a newer one."""
+OPEN_ENDED_SINCE = 3
+"""From this version on a side skips fields that it does not know at the end of a message; an older one takes it for malformed."""

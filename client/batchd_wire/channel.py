@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MalformedMessage, Message, Vocabulary
 
 DATAGRAM_BYTES_MAX = 128 * 1024
@@ -24,12 +25,14 @@ class ChannelClosed(ConnectionError):  # noqa: N818  news, not an error of ours
     """The other side is gone."""
 
 
-def send_message(channel: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send one message with its descriptors.
+def send_message(
+    channel: socket.socket, message: Message, descriptors: Sequence[int] = (), version: int = PROTOCOL_VERSION
+) -> None:
+    """Send one message with its descriptors to a side that speaks ``version``.
 
     Raises ``ChannelClosed`` where nobody is there any more and ``BlockingIOError`` where a non-blocking channel is full.
     """
-    data = message.encode()
+    data = message.encode(version)
     assert len(data) <= DATAGRAM_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
     try:
         if descriptors:

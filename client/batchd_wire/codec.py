@@ -5,17 +5,23 @@ their order:
 
     [code, field 1, field 2, ...]
 
+A message grows at its end, by fields with a default: the other side may be older. A field with a default that does not arrive has
+that default, and what arrives behind the last known field is skipped. Sides of versions before ``OPEN_ENDED_SINCE`` are
+sent the fields without a default alone.
+
 Nothing but msgpack's own types is ever read (no extensions, no timestamps, no objects); every container and string has a
 limit. A vocabulary is the set of messages that one side may receive: anything else is ``MalformedMessage``.
 """
 
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from operator import call
 from reprlib import repr as brief_repr
 from typing import Any, ClassVar, NoReturn, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgpack
 
+from batchd_wire import OPEN_ENDED_SINCE, PROTOCOL_VERSION
 from batchd_wire.record import record
 
 MESSAGE_BYTES_MAX = 1 << 20
@@ -56,10 +62,13 @@ class Message:
     code: ClassVar[int]
     field_names: ClassVar[tuple[str, ...]]
     checks: ClassVar[tuple[Callable[[Any], bool], ...]]
+    required: ClassVar[int]
+    """How many fields, the first ones, have no default."""
 
-    def encode(self) -> bytes:
-        """The message as one msgpack array."""
-        packed: bytes = _pack((self.code, *[getattr(self, name) for name in self.field_names]))
+    def encode(self, version: int = PROTOCOL_VERSION) -> bytes:
+        """The message as one msgpack array, for a side that speaks ``version``."""
+        names = self.field_names if version >= OPEN_ENDED_SINCE else self.field_names[: self.required]
+        packed: bytes = _pack((self.code, *[getattr(self, name) for name in names]))
         return packed
 
 
@@ -72,6 +81,7 @@ def message(code: int) -> Callable[[type], type[Any]]:
         hints = get_type_hints(made)
         made.code = code
         made.checks = tuple(_check_for(hints[name]) for name in made.field_names)
+        made.required = sum(one.default is MISSING and one.default_factory is MISSING for one in fields(made))
         return made  # type: ignore[no-any-return]
 
     return decorate
@@ -97,11 +107,10 @@ class Vocabulary:
         kind = self._kinds.get(parts[0])
         if kind is None:
             raise MalformedMessage(f"message number {parts[0]} is not expected here")
-        checks = kind.checks
-        if len(parts) != len(checks) + 1:
-            raise MalformedMessage(f"{kind.__name__} has {len(checks)} fields, not {len(parts) - 1}")
-        values = parts[1:]
-        for name, check, value in zip(kind.field_names, checks, values, strict=True):
+        values = parts[1 : len(kind.checks) + 1]
+        if len(values) < kind.required:
+            raise MalformedMessage(f"{kind.__name__} has {kind.required} fields, not {len(values)}")
+        for name, check, value in zip(kind.field_names, kind.checks, values, strict=False):
             if not check(value):
                 raise MalformedMessage(f"{kind.__name__}.{name} cannot be {_shorten(value)}")
         return kind(*values)

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 import batchd_client
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_TRAINER_REMOTE, AskStatus, Greet, Greeted, Open, Pull, Refused, Unsubscribe
 from support.expected import Expected
@@ -120,7 +120,7 @@ def test_a_word_of_the_other_socket_is_not_understood(raw):
     assert code_of(peer.hear()) is ErrorCode.MALFORMED_MESSAGE
 
 
-@pytest.mark.parametrize(("version", "older"), [(PROTOCOL_VERSION - 1, "client"), (PROTOCOL_VERSION + 1, "daemon")])
+@pytest.mark.parametrize(("version", "older"), [(OLDEST_VERSION - 1, "client"), (PROTOCOL_VERSION + 1, "daemon")])
 def test_another_version_is_told_who_is_to_be_upgraded(raw, version, older):
     """Before anything else is said."""
     peer = raw()

@@ -10,7 +10,7 @@ import batchd_client
 from batchd.daemon.keys import KeyDirectory
 from batchd.daemon.limits import BURST
 from batchd_client.errors import PermissionDenied
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import OLDEST_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import connection_file_text
 from batchd_wire.messages import TO_TRAINER_REMOTE, Greet
@@ -22,7 +22,7 @@ from support.settings import folder_stream
 from support.waiting import PATIENCE_S, REMOTE_PAUSE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
-OLD_GREET = Greet(PROTOCOL_VERSION - 1, "raw", 1, "").encode()
+OLD_GREET = Greet(OLDEST_VERSION - 1, "raw", 1, "").encode()
 ZMTP_1 = b"\x01\x00"
 """The whole greeting of ZeroMQ before version 3: an empty routing id, and no handshake."""
 

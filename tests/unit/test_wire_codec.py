@@ -3,6 +3,7 @@
 import inspect
 import tracemalloc
 from collections import Counter
+from dataclasses import field
 from functools import cache
 from itertools import chain, product
 from types import NoneType
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from batchd.orders import forks, prepare, rescan, worker
 from batchd.orders.worker import NO_WORK, ChunkFilled, FillChunk, Quarantine
-from batchd_wire import messages
+from batchd_wire import OPEN_ENDED_SINCE, messages
 from batchd_wire.codec import (
     ITEMS_MAX,
     MESSAGE_BYTES_MAX,
@@ -24,6 +25,7 @@ from batchd_wire.codec import (
     MalformedMessage,
     Message,
     Vocabulary,
+    message,
     tuple_parts,
 )
 from batchd_wire.codes import ErrorCode
@@ -155,13 +157,13 @@ def decode_or_refuse(vocabulary: Vocabulary, data: bytes) -> None:
 @given(data=st.data())
 def test_every_message_survives_the_way_there_and_back(vocabulary, data) -> None:
     """Built from the annotations alone, so a new message is tested from its first day."""
-    message = data.draw(any_message_of(vocabulary))
+    said = data.draw(any_message_of(vocabulary))
 
-    decoded = vocabulary.decode(message.encode())
+    decoded = vocabulary.decode(said.encode())
 
-    assert type(decoded) is type(message)
-    assert repr(decoded) == repr(message)  # NaN is equal to nothing, but looks the same
-    assert decoded.encode() == message.encode()
+    assert type(decoded) is type(said)
+    assert repr(decoded) == repr(said)  # NaN is equal to nothing, but looks the same
+    assert decoded.encode() == said.encode()
 
 
 def test_what_may_be_a_tuple_arrives_as_a_list() -> None:
@@ -230,17 +232,54 @@ def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None
 
 
 @every_vocabulary
-def test_every_wrong_number_of_fields_is_refused(vocabulary) -> None:
-    """One less, one more, none, the message in a message, or no array at all."""
+def test_a_message_with_too_few_fields_is_refused(vocabulary) -> None:
+    """One less, the message in a message, or no array at all."""
     for kind in vocabulary._kinds.values():
         code, *values = msgpack.unpackb(whole_message(kind).encode())
         fewer = [[code, *values[:-1]], [code, [code, *values]] if len(values) > 1 else [code]] if values else []
-        for parts in ([code, *values, 0], *fewer):
+        for parts in fewer:
             with pytest.raises(MalformedMessage, match=rf"{kind.__name__} has {len(values)} fields, not"):
                 vocabulary.decode(msgpack.packb(parts))
         for parts in ([], [[code, *values]], {"code": code}, {code: values}, code, None, [float(code), *values]):
             with pytest.raises(MalformedMessage):
                 vocabulary.decode(msgpack.packb(parts))
+
+
+@every_vocabulary
+def test_fields_that_a_newer_side_added_are_skipped(vocabulary) -> None:
+    """Whatever they are, behind the last field that is known."""
+    for whole in map(whole_message, vocabulary._kinds.values()):
+        parts = msgpack.unpackb(whole.encode())
+        assert vocabulary.decode(msgpack.packb([*parts, {"new": [1, None]}, -1])) == whole
+
+
+@message(99)
+class Grown(Message):
+    """A message of two fields to which a third was added."""
+
+    number: int
+    name: str
+    added: list[int] = field(default_factory=list)
+    later: int | None = None
+
+
+def test_a_field_with_a_default_may_be_absent_and_is_checked_where_it_is_there() -> None:
+    """So a side that knows it goes on with one that does not."""
+    grown = Vocabulary(Grown)
+    assert grown.decode(msgpack.packb([99, 1, "a"])) == Grown(1, "a")
+    assert grown.decode(msgpack.packb([99, 1, "a", [7]])) == Grown(1, "a", [7])
+    with pytest.raises(MalformedMessage, match=r"Grown\.added cannot be 7"):
+        grown.decode(msgpack.packb([99, 1, "a", 7]))
+    with pytest.raises(MalformedMessage, match="Grown has 2 fields, not 1"):
+        grown.decode(msgpack.packb([99, 1]))
+
+
+def test_a_side_that_skips_nothing_is_sent_what_it_knows() -> None:
+    """Versions before the one that skips unknown fields: the fields without a default."""
+    grown = Grown(1, "a", [7], 8)
+    assert msgpack.unpackb(grown.encode(OPEN_ENDED_SINCE - 1)) == [99, 1, "a"]
+    assert msgpack.unpackb(grown.encode(OPEN_ENDED_SINCE)) == [99, 1, "a", [7], 8]
+    assert msgpack.unpackb(grown.encode()) == [99, 1, "a", [7], 8]
 
 
 def test_a_number_that_is_no_messages_is_refused() -> None:
