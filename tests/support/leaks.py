@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Possessions:
     """What can be left behind."""
 
     processes: frozenset[int]
-    threads: frozenset[str]
+    threads: dict[int, str]
+    """All of this process by the kernel's number, with Python's name or the kernel's."""
     descriptors: frozenset[str]
     slots: int
     files: frozenset[str]
@@ -41,7 +43,7 @@ class Possessions:
             for pid in sorted(self.processes - before.processes)
             if not _descends(pid, before.processes)
         ]
-        left += [f"thread {name}" for name in sorted(self.threads - before.threads)]
+        left += [f"thread {name}" for number, name in self.threads.items() if number not in before.threads and name]
         left += [f"descriptor {name}" for name in sorted(self.descriptors - before.descriptors)]
         left += [f"file {name}" for name in sorted(self.files - before.files)]
         left += [f"blocked signal {number}" for number in sorted(self.blocked - before.blocked)]
@@ -54,7 +56,7 @@ def look(directory: Path) -> Possessions:
     """See what there is now; ``directory`` is where daemons of the tests have their own."""
     return Possessions(
         processes=frozenset(_our_processes()),
-        threads=frozenset(_threads()),
+        threads=_threads(),
         descriptors=frozenset(
             f"{number} -> {name}" for number, name in descriptors_of("self").items() if name.startswith(_KINDS)
         ),
@@ -91,16 +93,14 @@ def _files(directory: Path) -> list[str]:
     return [str(path) for path in directory.rglob("*")] if directory.exists() else []
 
 
-def _threads() -> list[str]:
-    """Python's by their names, and those that ZeroMQ starts by their numbers."""
-    names = [f"{thread.name} ({thread.ident})" for thread in threading.enumerate()]
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            name = (task / "comm").read_text().strip()
-        except OSError:
-            continue
-        if name.startswith("ZMQ"):
-            names.append(f"{name} ({task.name})")
+def _threads() -> dict[int, str]:
+    """Those of libraries have no name, but for ZeroMQ's, which get it some time after their start."""
+    names = {int(task): "" for task in os.listdir("/proc/self/task")}  # noqa: PTH208  as in kernel._read
+    names |= {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id}
+    for number in [number for number, name in names.items() if not name]:
+        with suppress(OSError):
+            comm = Path(f"/proc/self/task/{number}/comm").read_text().strip()
+            names[number] = f"{comm} ({number})" if comm.startswith("ZMQ") else ""
     return names
 
 
