@@ -15,12 +15,13 @@ from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
 
 import batchd_client
 from batchd.config.load import load_config
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.record_length import record_bytes_max
 from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd_wire.position import Position
 
 WORKERS = 2
 BATCHES = 12

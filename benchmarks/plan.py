@@ -6,7 +6,8 @@ import tracemalloc
 
 from harness import Bench, Figure, spread
 
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 BATCH_SIZE = 256
 REPEATS = 200

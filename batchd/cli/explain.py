@@ -16,7 +16,7 @@ from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.sizes import round_bytes
 from batchd.config.steps import Step
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.functions.load import expect
 from batchd.functions.named import code_of
 from batchd.pipeline.cut import cut_of, steps_of
@@ -30,6 +30,7 @@ from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 SAMPLES = 4

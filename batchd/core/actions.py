@@ -1,7 +1,7 @@
 """What shall be done: every output of the core, as data. ``core.state`` decides them, the daemon performs them in order."""
 
 from batchd.core.course import Course
-from batchd.core.plan import Position
+from batchd_wire.position import Position
 from batchd_wire.record import record
 
 

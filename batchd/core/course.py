@@ -17,7 +17,8 @@ Invariant: ``at`` is a pure function of the sequence number; ranks that start to
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 
 class Share(NamedTuple):

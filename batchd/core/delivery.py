@@ -24,13 +24,13 @@ from batchd.core.live_window import LiveWindow
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.pace import Pace
-from batchd.core.plan import Position
 from batchd.core.promises import Promises
 from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
 from batchd_wire.codes import ErrorCode
+from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0

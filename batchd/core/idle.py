@@ -12,8 +12,8 @@ Invariant: no slot is needed later than where it is filed says.
 
 from bisect import bisect_left, insort
 
-from batchd.core.plan import Position
 from batchd.core.readers import Readers, Reading
+from batchd_wire.position import Position
 
 
 class Idle:

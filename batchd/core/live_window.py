@@ -13,8 +13,9 @@ All places are counted in the stream's batches.
 
 from batchd.core.events import SubscriptionAsked
 from batchd.core.pace import Pace, place_of
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.core.ring import Ring
+from batchd_wire.position import Position
 
 
 class LiveWindow:

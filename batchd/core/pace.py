@@ -10,7 +10,8 @@ Invariant: the slowest may always go on. A trainer at the end of its course, or 
 """
 
 from batchd.core.course import Course
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 BESIDE_SKEW_SLOTS = 3
 

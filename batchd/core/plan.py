@@ -9,19 +9,12 @@ Invariant: a position names the same samples in the same rows for ever: no worke
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.permutation import Permutation, mixed
-
-
-class Position(NamedTuple):
-    """The address of a batch in a stream."""
-
-    epoch: int
-    step: int
+from batchd_wire.position import Position
 
 
 @dataclass(frozen=True, slots=True)

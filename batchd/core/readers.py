@@ -21,7 +21,8 @@ from math import inf
 from typing import NamedTuple
 
 from batchd.core.course import Course, readers_of, rounds_from
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 
 class Reading(NamedTuple):

@@ -12,8 +12,8 @@ most one slot; a slot's generation grows by one at each taking; ``idle`` has the
 from dataclasses import dataclass, field
 
 from batchd.core.idle import Idle
-from batchd.core.plan import Position
 from batchd.core.readers import Readers
+from batchd_wire.position import Position
 
 
 class Fill:

@@ -18,7 +18,8 @@ from batchd.diagnosis.overview import Overview
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.responses import Query, Response, Route, as_json, say
-from batchd.observer.sheets import Position, Sheets, current_position
+from batchd.observer.sheets import Sheets, current_position
+from batchd_wire.position import Position
 
 ANSWER_S = 2.0
 """How long a visitor waits for what the daemon, or a child, has to say."""
@@ -91,7 +92,7 @@ class Pages:
         """Which batch is the current one."""
         answer = self._inquiry.latest()
         streams = answer.status["streams"] if answer is not None else []
-        return next((current_position(one) for one in streams if one["name"] == stream), (0, 0))
+        return next((current_position(one) for one in streams if one["name"] == stream), Position(0, 0))
 
     def _stream(self, query: Query) -> str | None:
         """The stream that is asked for, where there is one of that name."""

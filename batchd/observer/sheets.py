@@ -22,6 +22,8 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Any
 
+from batchd_wire.position import Position
+
 KEPT_S = 30.0
 KEPT_MAX = 4
 DRAWING_S = 30.0
@@ -38,16 +40,12 @@ class Sheet:
     came_s: float
 
 
-Position = tuple[int, int]
-"""(epoch, step)."""
-
-
 def current_position(stream: Any) -> Position:
-    """Where the foremost trainer of a stream is, as the status has it: the batch that it took last, which the ring likely has."""
+    """The batch that the foremost trainer of a stream took last, by the status: the ring likely has it."""
     trainers = [one for one in stream["subscriptions"] if not one["is_spectator"]]
-    taken = [(one["last_epoch"], one["last_step"]) for one in trainers if one["last_epoch"] is not None]
-    beginning = [(one["epoch"], one["step"]) for one in trainers if one["epoch"] is not None]
-    return max(taken or beginning, default=(0, 0))
+    taken = [Position(one["last_epoch"], one["last_step"]) for one in trainers if one["last_epoch"] is not None]
+    beginning = [Position(one["epoch"], one["step"]) for one in trainers if one["epoch"] is not None]
+    return max(taken or beginning, default=Position(0, 0))
 
 
 def _no_sheet(reason: str) -> Sheet:

@@ -21,7 +21,7 @@ from batchd import failpoints
 from batchd.config.columns import parse_column
 from batchd.config.sources import source_from_plain
 from batchd.config.steps import step_from_plain
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.functions.load import FunctionUnusable, expect
 from batchd.orders.worker import (
     HOPELESS_BYTES_MAX,
@@ -59,6 +59,7 @@ from batchd.worker.slots import Arrays
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
+from batchd_wire.position import Position
 
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""

@@ -7,7 +7,8 @@ behind those of an order are worked out with it: the next order is mostly about 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 ROWS_AHEAD = 256
 

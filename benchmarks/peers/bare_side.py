@@ -13,12 +13,13 @@ import numpy as np
 from batchd_side import configuration
 
 from batchd.config.load import load_config
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.record_length import record_bytes_max
 from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd_wire.position import Position
 
 
 def work(pipe: Connection, options: common.Options, which: int) -> None:

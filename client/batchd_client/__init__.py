@@ -11,9 +11,9 @@ Starts no thread at import. All exceptions are in ``batchd_client.errors`` and d
 
 from batchd_client import errors
 from batchd_client.batch import Batch, text
-from batchd_client.course import StreamState
 from batchd_client.daemon import BadReport, BadSample, Daemon, connect
 from batchd_client.errors import BatchdClientError
+from batchd_client.positions import StreamState
 from batchd_client.producer import Producer, ProducerStatistics, push
 from batchd_client.ragged import CompactRagged, Ragged
 from batchd_client.stream import FieldSchema, Stream, StreamStatistics

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from batchd_client.batch import Batch
-from batchd_client.course import Position, StreamState
+from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
+from batchd_wire.position import Position
 
 HELD_MAX = 1
 """So many batches may be held while the next one is waited for: any ring has two slots for each of its trainers."""

@@ -22,9 +22,9 @@ except ImportError as _error:
     ) from _error
 
 from batchd_client.columns import own, wanted
-from batchd_client.course import StreamState
 from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
 from batchd_client.passes import Passes
+from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
 from batchd_wire.fields import RAGGED
 

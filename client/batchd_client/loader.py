@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from weakref import finalize
 
-from batchd_client.course import StreamState
 from batchd_client.daemon import Daemon
 from batchd_client.errors import PrefetchInvalid, StreamClosed
 from batchd_client.feed import Feed
+from batchd_client.positions import StreamState
 from batchd_client.ranks import Share
 from batchd_client.stream import Stream, StreamStatistics
 

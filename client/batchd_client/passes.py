@@ -17,9 +17,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from batchd_client.batch import Batch
-from batchd_client.course import Position, StreamState
 from batchd_client.errors import PassOvertaken
+from batchd_client.positions import StreamState
 from batchd_client.stream import Stream
+from batchd_wire.position import Position
 
 
 class Pass(NamedTuple):

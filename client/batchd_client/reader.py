@@ -17,7 +17,6 @@ from functools import partial
 
 from batchd_client.batch import Batch, Lease
 from batchd_client.connection import Connection
-from batchd_client.course import Position
 from batchd_client.errors import (
     BatchCorrupt,
     BatchdClientError,
@@ -38,6 +37,7 @@ from batchd_client.subscription import Claim, Subscription
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
+from batchd_wire.position import Position
 from batchd_wire.slot import UNFINISHED, holds_generation
 from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
 from batchd_wire.wording import counted
@@ -152,7 +152,7 @@ class Reader:
                 text = crowded(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
                 if text is not None:
                     tell_once(text, logging.WARNING)
-                if subscription.course.start != position != BEGINNING:
+                if subscription.positions.start != position != BEGINNING:
                     _log.info(
                         "stream %r is live: it goes on at %s, not %s",
                         self.claim.stream,
@@ -293,10 +293,10 @@ class Reader:
     ) -> SlotMemory | ReceiveBuffer:
         """Find the memory that a handle names, believing nothing that can be checked."""
         due, layout = subscription.leased, subscription.terms.layout
-        if handle.sequence != due or not subscription.course.expects(due, handle.epoch, handle.step):
+        if handle.sequence != due or not subscription.positions.expects(due, handle.epoch, handle.step):
             raise ProtocolError(
                 f"batch number {handle.sequence} (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r} "
-                f"came where number {due}, from {subscription.course.position(due)} on, was due"
+                f"came where number {due}, from {subscription.positions.position(due)} on, was due"
             )
         if handle.first + handle.count > layout.rows:
             raise ProtocolError(f"rows {handle.first}+{handle.count} of a slot that has {layout.rows}")

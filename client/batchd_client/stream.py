@@ -12,14 +12,15 @@ import numpy as np
 
 from batchd_client.batch import Batch
 from batchd_client.connection import Connection
-from batchd_client.course import Position, StreamState, checked_position, read_state
 from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed
 from batchd_client.memory import SlotMemory
+from batchd_client.positions import StreamState, checked_position, read_state
 from batchd_client.reader import Reader
 from batchd_client.remote import ReceiveBuffer
 from batchd_client.subscription import Claim, Terms
 from batchd_client.unique import Unique
 from batchd_wire.fields import Varying
+from batchd_wire.position import Position
 
 
 class FieldSchema(NamedTuple):
@@ -143,7 +144,7 @@ class Stream(Unique):
     def left(self) -> int:
         """How many batches the rest of the current epoch has for this rank: what the next ``for`` gives."""
         subscription = self._reader.subscription
-        return subscription.course.left(subscription.taken)
+        return subscription.positions.left(subscription.taken)
 
     def state_dict(self) -> StreamState:
         """What a checkpoint needs to go on exactly here: the batch in hand counts as done. JSON-able, about a hundred bytes.

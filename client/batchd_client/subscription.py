@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
-from batchd_client.course import Course, Position
 from batchd_client.errors import ProtocolError
+from batchd_client.positions import PositionCounter
 from batchd_client.remote import Arrivals, ReceiveBuffer
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
+from batchd_wire.position import Position
 
 RELEASED_MAX = 1024
 """Leases given back by one message, so that it stays well below the longest that a daemon takes."""
@@ -81,7 +82,6 @@ class Subscription:
         "announced_s",
         "arrivals",
         "checksums",
-        "course",
         "ended",
         "fields",
         "handles",
@@ -90,6 +90,7 @@ class Subscription:
         "number",
         "outstanding",
         "owner",
+        "positions",
         "received",
         "refusal",
         "taken",
@@ -106,7 +107,7 @@ class Subscription:
         self.number = admitted.subscription
         self.window = admitted.window
         self.terms = _terms(admitted)
-        self.course = Course(
+        self.positions = PositionCounter(
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
         self.fields: dict[str, FieldView] = field_views(self.terms.layout)
@@ -134,7 +135,7 @@ class Subscription:
     @property
     def position(self) -> Position:
         """The position of the next batch that the user's loop gets."""
-        return self.course.position(self.taken)
+        return self.positions.position(self.taken)
 
     @property
     def held(self) -> int:

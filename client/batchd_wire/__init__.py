@@ -10,6 +10,7 @@ pieces     how a batch is cut into the frames that carry it to another host
 runtime    the runtime directory and the addresses in it
 keys       the connection file, with which a trainer on another host is let in
 tcp        how soon a silent peer is given up
+position   the address of a batch
 views      numpy arrays over a slot (the only module that needs numpy)
 """
 

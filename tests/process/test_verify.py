@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.core.plan import Position
 from batchd.daemon.reserve import MEMORY_NAME
 from batchd_client import reader as client_reader
 from batchd_client.errors import BatchCorrupt
 from batchd_wire.fields import HEADER_BYTES
+from batchd_wire.position import Position
 from batchd_wire.slot import MAGIC, UNFINISHED, unpack_header
 from support.commands import batchd
 from support.expected import Expected

@@ -6,7 +6,8 @@ Batches are dealt out round by round; a last round with too few batches is eithe
 from collections.abc import Iterator
 
 from batchd.core.course import Share
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 
 def rounds_of(plan: Plan, world_size: int, base: int) -> list[list[tuple[int, int, int]]]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from batchd.core.course import Course
 from batchd.core.delivery import Delivery
-from batchd.core.plan import Position
 from batchd.core.ring import Slot
+from batchd_wire.position import Position
 
 NEVER = float("inf")
 

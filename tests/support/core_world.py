@@ -15,11 +15,12 @@ from typing import TypeVar
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.course import Share
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.orders.worker import NO_WORK, Work
 from batchd_wire.codes import ErrorCode
+from batchd_wire.position import Position
 from support.core_course import reading, rows_of
 
 Kind = TypeVar("Kind")

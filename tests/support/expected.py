@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.load import load_config
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
@@ -19,6 +19,7 @@ from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
 
 SUBSTITUTES_MAX = 32

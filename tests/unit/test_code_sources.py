@@ -11,7 +11,7 @@ from batchd.config.file_sources import FolderSource
 from batchd.config.image_steps import RandomFlip
 from batchd.config.plugin_source import PluginSource
 from batchd.config.tree import StreamConfig
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.errors import SourceInvalid
 from batchd.functions.find import find_module
 from batchd.functions.load import FunctionUnusable, Here
@@ -22,6 +22,7 @@ from batchd.pipeline.fields import sample_fields
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.survey import Survey
+from batchd_wire.position import Position
 from support.images import jpeg, photo
 
 FIELDS = {"image": "uint8[2,2]", "label": "int64"}

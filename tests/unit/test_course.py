@@ -6,7 +6,8 @@ from itertools import islice, product
 import pytest
 
 from batchd.core.course import Course, Share
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 from support.core_course import reading, rounds_of
 
 PLANS = [

@@ -4,8 +4,8 @@ import pytest
 
 from batchd.core import actions as act
 from batchd.core import events as ev
-from batchd.core.plan import Position
 from batchd_wire.codes import ErrorCode
+from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick, work
 

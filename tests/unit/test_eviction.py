@@ -4,9 +4,10 @@ import random
 
 from batchd.core import actions as act
 from batchd.core.course import Course
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.core.readers import Readers
 from batchd.core.ring import Fill, Ring
+from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick
 

@@ -5,7 +5,8 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 SIZES = [(1, 1), (1, 4), (4, 4), (5, 4), (7, 3), (12, 5), (100, 7), (257, 256), (1000, 64)]
 

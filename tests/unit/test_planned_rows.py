@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.worker.planned_rows import ROWS_AHEAD, PlannedRows
+from batchd_wire.position import Position
 
 SAMPLES, BATCH = 2_000, 700
 ORDERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, BATCH - 1), st.integers(1, BATCH))

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from batchd.core.course import Course, readers_of
 from batchd.core.idle import Idle
-from batchd.core.plan import Plan, Position
+from batchd.core.plan import Plan
 from batchd.core.readers import Readers
+from batchd_wire.position import Position
 from support.core_eviction import NEVER, next_use
 
 EPOCHS = 5

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.utils.data
 
-from batchd_client.course import StreamState
+from batchd_client.positions import StreamState
 from batchd_client.torch.loader import BatchdLoader
 
 

@@ -1,4 +1,4 @@
-"""Which positions a subscription reads, and where it stands: arithmetic on whole numbers. Runs in the trainer.
+"""From the number of batches that a subscription has taken to its position: arithmetic on whole numbers. Runs in the trainer.
 
 A subscription starts at (epoch, step) as rank r of W. In each round the W ranks take W steps, one each:
 
@@ -13,17 +13,11 @@ Invariant: a position is normalised: the end of an epoch is step 0 of the next.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
 from batchd_wire.codec import NUMBER_MAX
-
-
-class Position(NamedTuple):
-    """The place in a stream where all ranks go on: ``step`` counts batches of the whole stream from 0 in each epoch."""
-
-    epoch: int
-    step: int
+from batchd_wire.position import Position
 
 
 class StreamState(TypedDict):
@@ -36,7 +30,7 @@ class StreamState(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class PositionCounter:
     """The positions of one subscription, counted by how many batches were taken. ``steps``: batches in a whole epoch."""
 
     start: Position

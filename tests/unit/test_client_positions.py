@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd_client.course import Course, Position, checked_position, read_state
 from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
+from batchd_client.positions import PositionCounter, checked_position, read_state
 from batchd_wire.messages import Subscribe
+from batchd_wire.position import Position
 from support.fake_stream import FakeStream
 
 STATE = {"stream": "photos", "fingerprint": "ab" * 32, "epoch": 3, "step": 14}
 
 
-def course(stream: FakeStream, rank: int, world_size: int, epoch: int = 0, base: int = 0) -> Course:
-    return Course(
+def counter(stream: FakeStream, rank: int, world_size: int, epoch: int = 0, base: int = 0) -> PositionCounter:
+    return PositionCounter(
         Position(epoch, base),
         rank,
         world_size,
@@ -37,11 +38,11 @@ streams_and_ranks = st.tuples(
 
 
 @given(streams_and_ranks)
-def test_course_expects_exactly_the_positions_that_are_counted_out(case) -> None:
+def test_a_counter_expects_exactly_the_positions_that_are_counted_out(case) -> None:
     """For every rank, start and rest of a round, over several epochs."""
     steps, world_size, drop_last, base, rank = case
     stream = FakeStream(steps=steps, drop_last=drop_last)
-    it = course(stream, rank, world_size, 2, base)
+    it = counter(stream, rank, world_size, 2, base)
 
     for taken, (epoch, step) in enumerate(counted_out(stream, rank, world_size, 2, base)):
         assert it.expects(taken, epoch, step)
@@ -59,7 +60,7 @@ def test_state_of_one_world_resumes_in_another_without_loss_or_repetition(case, 
     ranks = [counted_out(stream, rank, world_size, 0, base) for rank in range(world_size)]
     before = {position for rank in ranks for position in rank[:taken]}
 
-    epoch, step = course(stream, 0, world_size, 0, base).position(taken)
+    epoch, step = counter(stream, 0, world_size, 0, base).position(taken)
     others = [counted_out(stream, rank, other_world, epoch, step) for rank in range(other_world)]
     after = {position for rank in others for position in rank if position[0] == 0}
 
@@ -69,21 +70,21 @@ def test_state_of_one_world_resumes_in_another_without_loss_or_repetition(case, 
 
 def test_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
     """Positions are normalised, also where the last round is not full."""
-    it = course(FakeStream(steps=5), rank=1, world_size=2)
+    it = counter(FakeStream(steps=5), rank=1, world_size=2)
 
     assert [it.position(taken) for taken in range(5)] == [(0, 0), (0, 2), (0, 4), (1, 0), (1, 2)]
 
 
-def test_course_that_starts_at_the_end_of_an_epoch_is_in_the_next() -> None:
+def test_a_counter_that_starts_at_the_end_of_an_epoch_is_in_the_next() -> None:
     """A start after the last step has no round left in its epoch."""
-    assert course(FakeStream(steps=5), 0, 2, epoch=7, base=5).position(0) == (8, 0)
+    assert counter(FakeStream(steps=5), 0, 2, epoch=7, base=5).position(0) == (8, 0)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(("world_size", "base"), [(1, 0), (1, 3), (2, 0), (2, 3), (3, 5), (4, 2)])
 def test_what_is_left_of_an_epoch_is_counted_to_its_end(drop_last, world_size, base) -> None:
     """In the first epoch, which may have begun anywhere, and in whole ones."""
-    it = course(FakeStream(steps=5, drop_last=drop_last), 0, world_size, epoch=0, base=base)
+    it = counter(FakeStream(steps=5, drop_last=drop_last), 0, world_size, epoch=0, base=base)
 
     for taken in range(12):
         epoch, left = it.position(taken).epoch, it.left(taken)
@@ -95,13 +96,13 @@ def test_what_is_left_of_an_epoch_is_counted_to_its_end(drop_last, world_size, b
 def test_rounds_that_cannot_be_are_refused(rounds: int, first_rounds: int) -> None:
     """A daemon whose counts contradict each other is not believed."""
     with pytest.raises(ProtocolError):
-        Course(Position(0, 0), 0, 2, 5, rounds, first_rounds)
+        PositionCounter(Position(0, 0), 0, 2, 5, rounds, first_rounds)
 
 
 def test_start_behind_the_end_is_refused() -> None:
     """A daemon that admits a step that no epoch has is not believed."""
     with pytest.raises(ProtocolError):
-        Course(Position(0, 6), 0, 1, 5, 5, 0)
+        PositionCounter(Position(0, 6), 0, 1, 5, 5, 0)
 
 
 def test_state_survives_json() -> None:
