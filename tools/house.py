@@ -1,0 +1,119 @@
+"""Measures the house: how much source there is, and how much of it is not about what batchd does. Run it anywhere in the tree.
+
+    python tools/house.py [ROOT]        a table; ROOT is a tree of batchd (default: this one)
+
+Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and docstrings of these, of tests,
+benchmarks and examples, and the text of Markdown pages outside of tables, code and links.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PROSE_COLUMNS = 100
+SOURCES = ("batchd", "client")
+READ = (*SOURCES, "tests", "benchmarks", "examples", "docs", "deploy", "tools")
+IMPORTS = "import sys, batchd.cli.main, batchd.cli.serve, batchd.cli.serving; print(*sorted(sys.modules))"
+
+
+def python_files(root: Path, *folders: str) -> list[Path]:
+    """The files that are in the repository."""
+    listed = subprocess.run(
+        ["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [root / name for name in listed.stdout.splitlines() if name.endswith(".py") and (root / name).exists()]
+
+
+def import_lines(tree: ast.Module) -> int:
+    """Lines of import statements."""
+    found = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in found)
+
+
+def uses_of_any(tree: ast.Module) -> int:
+    """How often ``Any`` stands in an annotation or an expression."""
+    return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
+
+
+def broad_excepts(tree: ast.Module) -> int:
+    """Handlers of everything, or of every ``Exception``."""
+    return sum(
+        node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"})
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+    )
+
+
+def classes(tree: ast.Module) -> Iterator[str]:
+    """The classes of a module."""
+    return (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+def prose_lines(file: Path) -> Iterator[str]:
+    """Lines of comments and docstrings of a module, or of a page's text."""
+    text = file.read_text()
+    if file.suffix == ".md":
+        is_code = False
+        for line in text.splitlines():
+            is_code ^= line.lstrip().startswith("```")
+            if not is_code and not line.startswith(("|", "    ")):
+                yield re.sub(r"\]\([^)]*\)", "]()", line)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and "noqa" not in token.string:
+            yield token.line.rstrip("\n")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from text.splitlines()[node.lineno - 1 : node.end_lineno]
+
+
+def modules_of_serve(root: Path) -> list[str]:
+    """What ``batchd serve`` imports before it opens its sockets."""
+    path = f"{root}:{root / 'client'}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORTS], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def main() -> None:
+    """Print the table."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    files = python_files(root, *SOURCES)
+    trees = {file: ast.parse(file.read_text()) for file in files}
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    homes = defaultdict(list)
+    for file, tree in trees.items():
+        for name in classes(tree):
+            homes[name].append(file.relative_to(root))
+    several = sorted(name for name, places in homes.items() if len(places) > 1)
+    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
+    long_lines = sum(
+        len(line) > PROSE_COLUMNS for file in [*python_files(root, *READ), *pages] for line in prose_lines(file)
+    )
+    modules = modules_of_serve(root)
+    own = [name for name in modules if name.partition(".")[0].startswith("batchd")]
+    rows = {
+        "source lines / files": f"{lines:,} / {len(files)}",
+        "import statements, part of all lines": f"{sum(map(import_lines, trees.values())) / lines:.1%}",
+        "Any": sum(map(uses_of_any, trees.values())),
+        "broad excepts": sum(map(broad_excepts, trees.values())),
+        "class names with several meanings": f"{len(several)} ({', '.join(several)})",
+        "modules that batchd serve imports (own)": f"{len(modules)} ({len(own)})",
+        f"prose lines beyond {PROSE_COLUMNS} columns": f"{long_lines:,}",
+    }
+    for name, value in rows.items():
+        print(f"{name:40} {value}")
+
+
+if __name__ == "__main__":
+    main()
