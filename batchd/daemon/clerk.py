@@ -16,7 +16,7 @@ from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.status import plain_status
 from batchd.daemon.streams import ServedStream
-from batchd.daemon.workers import WorkerProcesses
+from batchd.daemon.worker_interface import Workers
 from batchd_wire.codec import ITEMS_MAX, Message
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
 
@@ -30,7 +30,7 @@ class Clerk:
     state: DaemonState
     streams: Mapping[int, ServedStream]
     memory: SlotMemory
-    workers: WorkerProcesses
+    workers: Workers
     observer: ObserverProcess
     started_s: float
     sessions: Sessions | None = None

@@ -57,8 +57,8 @@ from batchd.daemon.seldom import Ration, Seldom
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
-from batchd.daemon.workers import WorkerProcesses
-from batchd.orders.worker import FillChunk, Quarantine, UseSlot
+from batchd.daemon.worker_interface import WorkerBook, Workers
+from batchd.orders.worker import FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
 from batchd_wire.codec import Message
 from batchd_wire.messages import Handle, PlaceLent, Producing, PushTaken, Refused, Subscribed
 from batchd_wire.slot import SlotHeader
@@ -81,6 +81,7 @@ class Loop:
         self._seldom = Seldom()
         self._ration = Ration(BAD_SAID_PER_MINUTE)
         self._guestbook = Guestbook()
+        self._book = WorkerBook()
         self._next_tick_s = 0.0
         self._deadline_s: float | None = None
         self.lack: str | None = None
@@ -109,9 +110,7 @@ class Loop:
             EndStream: self._end_stream,
         }
 
-    def attach(
-        self, sessions: Sessions, workers: WorkerProcesses, network: Network | None, observer: ObserverProcess
-    ) -> None:
+    def attach(self, sessions: Sessions, workers: Workers, network: Network | None, observer: ObserverProcess) -> None:
         """Give the loop its sides, which were made with the loop's ``enqueue``."""
         self._sessions = sessions
         self._workers = workers
@@ -158,6 +157,8 @@ class Loop:
         while self._queue:
             event = self._queue.popleft()
             self._guestbook.observe(event)
+            if isinstance(event, WorkerGone):
+                self._book.drop_worker(event.worker)
             for action in self.state.handle(event, monotonic()):
                 self._perform(action)
 
@@ -252,18 +253,18 @@ class Loop:
         if action.slot not in self.memory:
             return  # its memory could not be had; SlotLost is in the queue
         stream, worker = self._streams[action.stream], action.worker
-        if not self._workers.knows(worker, stream=action.stream):
-            self._workers.tell_stream(worker, action.stream, stream.serve_stream(), *stream.descriptors)
+        if self._book.enter_stream(worker, action.stream):
+            self._workers.send(worker, stream.serve_stream(), *stream.descriptors)
             for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
                 part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
-                self._workers.tell(worker, Quarantine(action.stream, part))
-        if not self._workers.knows(worker, slot=action.slot):
+                self._workers.send(worker, Quarantine(action.stream, part))
+        if self._book.enter_slot(worker, action.slot):
             message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
-            self._workers.tell_slot(worker, action.slot, message, self.memory.writable(action.slot))
+            self._workers.send(worker, message, self.memory.writable(action.slot))
         epoch, step = action.position
         rows = action.first, action.count
         places = list(action.places)
-        self._workers.tell(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
+        self._workers.send(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
         failpoints.passing("daemon.order.sent")
 
     def _admit(self, action: AdmitSubscription) -> None:
@@ -380,21 +381,23 @@ class Loop:
         stream = self._streams[action.stream]
         stream.quarantined.append(action.sample)
         _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
-        for worker in self._workers.told_of(action.stream):
-            self._workers.tell(worker, Quarantine(action.stream, [action.sample]))
+        for worker in self._book.workers_of(action.stream):
+            self._workers.send(worker, Quarantine(action.stream, [action.sample]))
 
     def _report_stopped(self, action: ReportStopped) -> None:
         _log.error("stream stopped", stream=self._streams[action.stream].name, reason=action.text)
 
     def _free_slots(self, action: FreeSlots) -> None:
-        self._workers.forget_slots(action.slots)
+        for worker, slots in self._book.drop_slots(action.slots).items():
+            self._workers.send(worker, ForgetSlots(slots))
         self._sessions.withdraw_slots(action.slots)
         self.memory.free(action.slots)
         failpoints.passing("daemon.slots.freed")
 
     def _end_stream(self, action: EndStream) -> None:
         stream = self._streams.pop(action.stream)
-        self._workers.forget_stream(action.stream)
+        for worker in self._book.drop_stream(action.stream):
+            self._workers.send(worker, ForgetStream(action.stream))
         self._sessions.withdraw_mailbox(action.stream)
         stream.close()
         failpoints.passing("daemon.stream.ended")

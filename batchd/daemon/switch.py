@@ -26,7 +26,7 @@ from batchd.daemon.rescan import Errand
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
-from batchd.daemon.workers import WorkerProcesses
+from batchd.daemon.worker_interface import Workers
 from batchd.orders.worker import CHUNK_ROWS_MAX, ServeStream, UseStorage
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
@@ -47,7 +47,7 @@ class Switch:
     state: DaemonState
     streams: dict[int, ServedStream]
     memory: SlotMemory
-    workers: WorkerProcesses
+    workers: Workers
     sessions: Sessions
     remote: RemoteSessions | None
     enqueue: Callable[[Event], None]
@@ -158,7 +158,8 @@ class Switch:
         limits = StorageLimits(*document["storage"])
         if limits != storage.limits():
             storage.use(limits)
-            self.workers.tell_all(UseStorage(limits.to_wire()))
+            for worker in self.workers.pids():
+                self.workers.send(worker, UseStorage(limits.to_wire()))
         self.sessions.limit(self.daemon["sessions_max"])
         mapped_bytes = 0
         if self.remote is not None:

@@ -1,7 +1,4 @@
-"""The worker processes. DAEMON process; the only module that knows that workers are processes of this host.
-
-    spawn -> [ serve_stream, use_slot, order ]* -> (result)* -> gone
-    kill  -> gone          dismiss -> gone
+"""The worker processes of this host. DAEMON process; one kind of workers behind ``worker_interface``.
 
 What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel says
 that the process has ended (its pidfd is readable), never before: a process that may still write is not gone.
@@ -16,9 +13,9 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 import structlog
@@ -34,8 +31,6 @@ from batchd.orders.worker import (
     OUT_OF_MEMORY_STATUS,
     TO_DAEMON_FROM_WORKER,
     ChunkFilled,
-    ForgetSlots,
-    ForgetStream,
     Ready,
     StreamMeasured,
     Work,
@@ -67,8 +62,6 @@ class _Process:
     pidfd: int = -1
     stat: int = -1
     """What the kernel says of it, opened while there are descriptors; -1 where there were none."""
-    streams: set[int] = field(default_factory=set)
-    slots: set[int] = field(default_factory=set)
     is_killed: bool = False
     """By this daemon, for what it did or failed to do."""
     is_dismissed: bool = False
@@ -122,22 +115,7 @@ class WorkerProcesses:
             where_it_fails.pop_all()
         self._processes[number] = process
 
-    def knows(self, number: int, *, stream: int | None = None, slot: int | None = None) -> bool:
-        """Was the worker told of the stream, or of the slot? Gone workers need to be told nothing."""
-        process = self._processes.get(number)
-        return process is None or stream in process.streams or slot in process.slots
-
-    def tell_stream(self, number: int, stream: int, message: Message, *descriptors: int) -> None:
-        """Send what a worker must know of a stream, before its first order for it."""
-        self._processes[number].streams.add(stream)
-        self.tell(number, message, *descriptors)
-
-    def tell_slot(self, number: int, slot: int, message: Message, descriptor: int) -> None:
-        """Hand a worker a slot, before its first order for it."""
-        self._processes[number].slots.add(slot)
-        self.tell(number, message, descriptor)
-
-    def tell(self, number: int, message: Message, *descriptors: int) -> None:
+    def send(self, number: int, message: Message, *descriptors: int) -> None:
         """Send a message. A worker that is gone, or that has stopped reading, is not waited for: its pidfd will tell."""
         process = self._processes.get(number)
         if process is None:
@@ -148,10 +126,6 @@ class WorkerProcesses:
             return
         except BlockingIOError:
             self.kill(number, "it does not read its orders")
-
-    def told_of(self, stream: int) -> list[int]:
-        """The workers that know the stream."""
-        return [process.number for process in self._processes.values() if stream in process.streams]
 
     def kill(self, number: int, reason: str) -> None:
         """Kill a worker that does not do what it should. ``WorkerGone`` follows when it is dead."""
@@ -171,25 +145,6 @@ class WorkerProcesses:
             process.is_dismissed = True
             with suppress(OSError):  # it is dead, which its pidfd will tell
                 process.channel.shutdown(socket.SHUT_WR)
-
-    def forget_slots(self, slots: Sequence[int]) -> None:
-        """Have all workers unmap slots that nobody writes any more."""
-        for process in self._processes.values():
-            known = process.slots.intersection(slots)
-            process.slots -= known
-            if known:
-                self.tell(process.number, ForgetSlots(sorted(known)))
-
-    def forget_stream(self, stream: int) -> None:
-        """Have all workers close what is open for a stream that has no orders any more."""
-        for number in self.told_of(stream):
-            self._processes[number].streams.discard(stream)
-            self.tell(number, ForgetStream(stream))
-
-    def tell_all(self, message: Message) -> None:
-        """Send a message to every worker."""
-        for number in list(self._processes):
-            self.tell(number, message)
 
     def note(self, number: int) -> Note | None:
         """What the worker says it has in hand."""
