@@ -70,7 +70,9 @@ def assert_exact(daemon, trainer):
     trainer.quit()
 
 
-@pytest.mark.parametrize("step", WORKER_STEPS)
+@pytest.mark.parametrize(
+    "step", [WORKER_STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in WORKER_STEPS[1:])]
+)
 def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
     """It is replaced, and its rows are filled from scratch."""
     daemon, trainer = start_pair(faults={step: "kill"}, chunk_rows=3)
@@ -112,21 +114,32 @@ def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
     )
 
 
-@pytest.mark.parametrize("step", DAEMON_START_STEPS)
-def test_a_daemon_killed_while_it_starts_leaves_nothing_in_the_way(start_pair, step):
-    """The next one takes the directory, and nobody has to clean up."""
-    daemon, _ = start_pair(ready=False, faults={step: "kill"})
+def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
+    """One after the other: each leaves nothing in the way of the next, which serves the trainer from where that stands."""
+    daemon, _ = start_pair(ready=False, faults=dict.fromkeys([*DAEMON_START_STEPS, *DAEMON_STEPS], "kill"))
+
+    def end_at(step):
+        assert daemon.wait() == -signal.SIGKILL, step
+        daemon.wait_for_fault(step)
+        wait_until(lambda: not daemon.offspring(), f"the workers of the one killed at {step} are gone")
+        daemon.start(ready=False)
+
+    for step in DAEMON_START_STEPS:
+        end_at(step)
+    daemon.wait_ready()
+    trainer = start_pair.trainer(daemon)
+    for step in DAEMON_STEPS:
+        end_at(step)
+    assert_exact(daemon, trainer)
+
+
+def test_a_daemon_killed_at_the_last_handle_of_an_epoch_costs_no_batch(start_pair):
+    """Its successor serves the trainer from the next epoch on, and leaves nothing in the way when it is killed as it drains."""
+    daemon, trainer = start_pair(faults={"daemon.handle.sent": "kill@10", "daemon.draining": "kill"})
     assert daemon.wait() == -signal.SIGKILL
-    wait_until(lambda: not daemon.offspring(), "its workers are gone")
     daemon.start()
-
-    assert_exact(daemon, start_pair.trainer(daemon))
-
-
-@pytest.mark.parametrize(("step", "passage"), [*[(step, 1) for step in DAEMON_STEPS], ("daemon.handle.sent", 10)])
-def test_a_daemon_killed_at_any_step_costs_no_batch(start_pair, step, passage):
-    """Its successor serves the trainer from where that stands; the tenth handle is the last of its epoch."""
-    daemon, trainer = start_pair(faults={step: f"kill@{passage}"})
+    wait_until(lambda: daemon.stream_status()["subscriptions"], "the trainer is back")
+    daemon.send(signal.SIGTERM)
     assert daemon.wait() == -signal.SIGKILL
     daemon.start()
 
@@ -149,19 +162,6 @@ def test_a_daemon_stopped_at_every_step_goes_on_where_it_stood(start_pair):
     go_on(daemon.wait_for_fault("daemon.draining"))
     assert daemon.wait() == 0
     assert daemon.files() == {"lock"}
-
-
-def test_a_daemon_killed_while_it_drains_leaves_nothing_in_the_way(start_pair):
-    """The trainer goes on with the next one."""
-    daemon, trainer = start_pair(faults={"daemon.draining": "kill"})
-    trainer.ready()
-    daemon.send(signal.SIGTERM)
-    assert daemon.wait() == -signal.SIGKILL
-    daemon.start()
-
-    seen, _ = trainer.finish()
-    expected = Expected(daemon.config)
-    assert seen == expected.epoch(0) + expected.epoch(1)
 
 
 def go_on(pid):

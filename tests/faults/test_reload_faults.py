@@ -24,24 +24,23 @@ READING_STEPS = ["rescan.starting", "rescan.scanning", "rescan.sending", "rescan
 
 
 @pytest.fixture
-def start(start_daemon, photos):
+def start(start_daemon, start_trainer, photos):
     """A daemon with faults that has to serve a second stream instead of a third, and a trainer that reads the first."""
-    trainers = []
 
     def begin(**options):
-        streams = {"photos": stream_of(photos), "old": stream_of(photos, seed=3)}
-        daemon = start_daemon(streams, **options)
-        trainer = TrainerProcess(daemon.address, epochs=EPOCHS).ready()
-        trainers.append(trainer)
-        trainer.begin(do="take", batches=3)
-        trainer.finish()
-        settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB"}
-        write_settings(daemon.config, {"photos": stream_of(photos), "new": stream_of(photos, seed=4)}, settings)
+        daemon = start_daemon({"photos": stream_of(photos), "old": stream_of(photos, seed=3)}, **options)
+        trainer = start_trainer(daemon.address, epochs=EPOCHS)
+        trainer.take(3)
+        serve_beside(daemon, photos, "new")
         return daemon, trainer
 
-    yield begin
-    for trainer in trainers:
-        trainer.close()
+    return begin
+
+
+def serve_beside(daemon, photos, name):
+    """Have the configuration say that this stream is served beside the first one."""
+    settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB"}
+    write_settings(daemon.config, {"photos": stream_of(photos), name: stream_of(photos, seed=4)}, settings)
 
 
 def stream_of(photos, **changes):
@@ -78,28 +77,32 @@ def test_an_index_that_found_no_descriptor_changes_nothing(start):
     assert_exact(daemon, trainer)
 
 
-@pytest.mark.parametrize("step", DAEMON_STEPS)
-def test_a_daemon_killed_while_it_reloads_costs_no_batch(start, step):
-    """Its successor reads the new configuration."""
-    daemon, trainer = start(faults={step: "kill"})
-    daemon.send(signal.SIGHUP)
-    assert daemon.wait() == -signal.SIGKILL
-    wait_until(lambda: not daemon.offspring(), "its workers and the process that reads are gone")
-    daemon.start()
-    assert serves(daemon) == {"photos", "new"}
+def test_daemons_killed_while_they_reload_cost_no_batch(start, photos):
+    """At every step, one after the other: each one's successor reads the new configuration."""
+    daemon, trainer = start(faults=dict.fromkeys(DAEMON_STEPS, "kill"))
+    for step in DAEMON_STEPS:
+        serve_beside(daemon, photos, step.replace(".", "-"))
+        daemon.send(signal.SIGHUP)
+        assert daemon.wait() == -signal.SIGKILL, step
+        wait_until(lambda: not daemon.offspring(), "its workers and the process that reads are gone")
+        daemon.start()
+        assert serves(daemon) == {"photos", step.replace(".", "-")}
     assert_exact(daemon, trainer)
 
 
-@pytest.mark.parametrize("step", READING_STEPS)
-def test_where_the_process_that_reads_is_killed_the_old_configuration_stays(start, step):
+def test_where_the_process_that_reads_is_killed_the_old_configuration_stays(start, photos):
     """Unless it has said everything before; the next reload succeeds."""
-    daemon, trainer = start(faults={step: "kill"})
-    daemon.send(signal.SIGHUP)
-    daemon.wait_for_fault(step)
-    outcome = wait_until(lambda: daemon.status()["daemon"]["reload"], "it is over")
-    assert bool(outcome["exit_code"]) == (serves(daemon) == {"photos", "old"}) == (step != "rescan.sent")
-    daemon.send(signal.SIGHUP)
-    wait_until(lambda: serves(daemon) == {"photos", "new"}, "the next one is done")
+    daemon, trainer = start(faults=dict.fromkeys(READING_STEPS, "kill"))
+    present = "old"
+    for step in READING_STEPS:
+        serve_beside(daemon, photos, step.replace(".", "-"))
+        daemon.reload(exit_code=0 if step == "rescan.sent" else 1)
+        daemon.wait_for_fault(step)
+        present = step.replace(".", "-") if step == "rescan.sent" else present
+        assert serves(daemon) == {"photos", present}, step
+    serve_beside(daemon, photos, "new")
+    daemon.reload()
+    assert serves(daemon) == {"photos", "new"}
     assert_exact(daemon, trainer)
 
 

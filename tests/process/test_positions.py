@@ -28,7 +28,10 @@ def expected(daemon):
     return Expected(daemon.config)
 
 
-@pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (1, 1), (2, "auto"), (5, 1), (5, 256)])
+@pytest.mark.parametrize(
+    ("workers", "chunk_rows"),
+    [(1, 256), (5, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, 1), (2, "auto"), (5, 256)])],
+)
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, workers, chunk_rows):
     """Two epochs are what this process works out from the files, one sample after the other."""
     daemon = start_daemon(workers=workers, chunk_rows=chunk_rows)
@@ -64,22 +67,6 @@ def test_killed_workers_change_no_byte(start_daemon, photos):
         seen += see(stream)
 
     assert seen == expected.epoch(0)
-
-
-def test_a_restarted_daemon_goes_on_with_the_same_bytes(start_daemon, photos):
-    """A trainer meets the restart in the middle of an epoch, and then once more."""
-    daemon = start_daemon({"photos": folder_stream(photos, **MANY)})
-    expected = Expected(daemon.config)
-
-    with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=2)
-        seen = see(stream, 5)
-        daemon.restart()
-        seen += see(stream)
-        daemon.restart()
-        seen += see(stream)
-
-    assert seen == expected.epoch(0) + expected.epoch(1)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
