@@ -30,11 +30,30 @@ from support.producers import frame, push_stream, read
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
+DECODED = {
+    **push_stream(batch_size=1, sample_bytes_max="4KiB", fields={"image": "image", "more": "image"}),
+    "pipeline": [
+        step
+        for field in ("image", "more")
+        for step in ({"op": "decode", "field": field}, {"op": "resize", "size": [8, 8], "field": field})
+    ],
+    "max_bad_fraction": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon):
+    """A live stream for each test."""
+    live = {name: push_stream() for name in ("not-lent", "other", "uncut", "flagged")}
+    few = {name: push_stream(capacity=8) for name in ("overwritten", "stopped")}
+    streams = {**live, **few, "held": push_stream(capacity=16), "lengths": DECODED}
+    return start_shared_daemon(streams)
+
 
 class Hostile:
     """A producer without manners."""
 
-    def __init__(self, daemon, stream="live"):
+    def __init__(self, daemon, stream):
         self.peer = RawPeer(daemon.runtime_dir).open()
         told = self.peer.ask(Produce(1, stream))
         assert isinstance(told, Producing)
@@ -58,10 +77,9 @@ class Hostile:
         os.pwrite(self.mailbox, data, place * self.layout.place_bytes)
 
 
-def test_places_that_were_not_lent_are_refused(start_daemon):
+def test_places_that_were_not_lent_are_refused(daemon):
     """By number, of another stream, twice; the daemon counts and goes on."""
-    daemon = start_daemon({"live": push_stream(), "other": push_stream()})
-    with Hostile(daemon) as hostile:
+    with Hostile(daemon, "not-lent") as hostile:
         for stream, place in ((hostile.stream, 0), (hostile.stream, 1 << 62), (hostile.stream + 1, 0), (77, 0)):
             refused = hostile.peer.ask(Pushed(3, stream, place))
             assert isinstance(refused, Refused)
@@ -71,21 +89,20 @@ def test_places_that_were_not_lent_are_refused(start_daemon):
         assert isinstance(hostile.peer.ask(Pushed(4, hostile.stream, place)), PushTaken)
         hostile.peer.dealer.send(WithdrawAsk(hostile.stream).encode())
         assert isinstance(hostile.peer.ask(Pushed(5, hostile.stream, place)), Refused)
-    live = daemon.stream_status("live")["live"]
+    live = daemon.stream_status("not-lent")["live"]
     assert (live["pushed_samples"], live["refused_pushes"]) == (1, 3)
 
 
-def test_nobody_waits_for_producers_that_never_write(start_daemon):
+def test_nobody_waits_for_producers_that_never_write(daemon):
     """They hold a place each; what is left is enough for others, and all comes back with their deaths."""
-    daemon = start_daemon({"live": push_stream(capacity=16)})
-    hostile = [Hostile(daemon) for _ in range(5)]
+    hostile = [Hostile(daemon, "held") for _ in range(5)]
     try:
         assert len({one.ask() for one in hostile}) == 5
         with (
-            batchd_client.push("live", daemon.address) as producer,
+            batchd_client.push("held", daemon.address) as producer,
             batchd_client.connect(daemon.address) as connection,
         ):
-            stream = connection.stream("live")
+            stream = connection.stream("held")
             for number in range(40):
                 producer.put(frame(number))
                 if number % 4 == 3:
@@ -93,43 +110,36 @@ def test_nobody_waits_for_producers_that_never_write(start_daemon):
     finally:
         for one in hostile:
             one.__exit__()
-    wait_until(lambda: daemon.stream_status("live")["live"]["lent_places"] == 0, "the places came back")
+    wait_until(lambda: daemon.stream_status("held")["live"]["lent_places"] == 0, "the places came back")
 
 
-@pytest.mark.parametrize(
-    "lengths", [(1 << 63, 1 << 63), ((1 << 64) - 1, 0), (1 << 20, 5), (0, 0), (3, 1 << 40), (0xDEADBEEF, 0xDEADBEEF)]
-)
-def test_lengths_that_cannot_be_make_a_bad_sample(start_daemon, lengths):
+IMPOSSIBLE = [(1 << 63, 1 << 63), ((1 << 64) - 1, 0), (1 << 20, 5), (0, 0), (3, 1 << 40), (0xDEADBEEF, 0xDEADBEEF)]
+
+
+def test_lengths_that_cannot_be_make_a_bad_sample(daemon):
     """The worker looks at a copy, and lives."""
-    stream = push_stream(batch_size=1, sample_bytes_max="4KiB") | {
-        "pipeline": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}],
-        "max_bad_fraction": 1.0,
-    }
-    stream["source"]["fields"] = {"image": "image", "more": "image"}
-    stream["pipeline"] += [{"op": "decode", "field": "more"}, {"op": "resize", "size": [8, 8], "field": "more"}]
-    daemon = start_daemon({"live": stream})
     workers = daemon.worker_pids()
-    with Hostile(daemon) as hostile, batchd_client.connect(daemon.address) as connection:
-        reads = connection.stream("live")
-        place = hostile.ask()
-        hostile.write(place, struct.pack("<2Q", *lengths) + os.urandom(4096))
-        assert isinstance(hostile.peer.ask(Pushed(3, hostile.stream, place)), PushTaken)
-        with next(iter(reads)) as batch:
-            assert batch["valid"].tolist() == [False]
-            assert batch["image"].max() == 0
+    with Hostile(daemon, "lengths") as hostile, batchd_client.connect(daemon.address) as connection:
+        reads = iter(connection.stream("lengths"))
+        for lengths in IMPOSSIBLE:
+            place = hostile.ask()
+            hostile.write(place, struct.pack("<2Q", *lengths) + os.urandom(4096))
+            assert isinstance(hostile.peer.ask(Pushed(3, hostile.stream, place)), PushTaken)
+            with next(reads) as batch:
+                assert batch["valid"].tolist() == [False], lengths
+                assert batch["image"].max() == 0
     assert daemon.worker_pids() == workers
 
 
-def test_who_writes_into_others_places_spoils_pixels_and_nothing_else(start_daemon):
+def test_who_writes_into_others_places_spoils_pixels_and_nothing_else(daemon):
     """Batches keep coming, in their shape, while every place is overwritten again and again."""
-    daemon = start_daemon({"live": push_stream(capacity=8)})
     workers = daemon.worker_pids()
     with (
-        Hostile(daemon) as hostile,
-        batchd_client.push("live", daemon.address) as producer,
+        Hostile(daemon, "overwritten") as hostile,
+        batchd_client.push("overwritten", daemon.address) as producer,
         batchd_client.connect(daemon.address) as connection,
     ):
-        stream = iter(connection.stream("live"))
+        stream = iter(connection.stream("overwritten"))
         for number in range(40):
             for place in range(8):
                 hostile.write(place, os.urandom(hostile.layout.place_bytes))
@@ -140,49 +150,46 @@ def test_who_writes_into_others_places_spoils_pixels_and_nothing_else(start_daem
     assert daemon.worker_pids() == workers
 
 
-def test_the_mailbox_can_neither_be_cut_nor_sealed_nor_grown(start_daemon):
+def test_the_mailbox_can_neither_be_cut_nor_sealed_nor_grown(daemon):
     """What a worker reads stays there."""
-    daemon = start_daemon({"live": push_stream()})
-    with Hostile(daemon) as hostile:
+    with Hostile(daemon, "uncut") as hostile:
         size = os.fstat(hostile.mailbox).st_size
         for length in (0, size - 1, size + 4096):
             with pytest.raises(PermissionError):
                 os.ftruncate(hostile.mailbox, length)
         with pytest.raises(PermissionError):
             os.pwrite(hostile.mailbox, b"x", size)
-        with batchd_client.push("live", daemon.address) as producer:
+        with batchd_client.push("uncut", daemon.address) as producer:
             producer.put(frame(1))
 
 
-def test_flags_of_a_hostile_descriptor_are_its_own(start_daemon):
+def test_flags_of_a_hostile_descriptor_are_its_own(daemon):
     """Appending is impossible in a sealed mailbox: it would keep everybody from writing if the descriptors were copies."""
-    daemon = start_daemon({"live": push_stream()})
-    with Hostile(daemon) as hostile:
+    with Hostile(daemon, "flagged") as hostile:
         fcntl.fcntl(hostile.mailbox, fcntl.F_SETFL, os.O_APPEND)
         with pytest.raises(PermissionError):
             os.pwrite(hostile.mailbox, b"x", 0)
-        with batchd_client.push("live", daemon.address) as producer:
+        with batchd_client.push("flagged", daemon.address) as producer:
             producer.put(frame(1))
 
 
-def test_a_stopped_producer_keeps_its_place_until_it_is_dead(start_daemon):
+def test_a_stopped_producer_keeps_its_place_until_it_is_dead(daemon):
     """It may be in the middle of its sample."""
-    daemon = start_daemon({"live": push_stream(capacity=8)})
     child = os.fork()
     if not child:
         try:
-            with Hostile(daemon) as hostile:
+            with Hostile(daemon, "stopped") as hostile:
                 hostile.ask()
                 signal.pause()
         finally:
             os._exit(0)
     try:
-        wait_until(lambda: daemon.stream_status("live")["live"]["lent_places"] == 1, "it has its place")
+        wait_until(lambda: daemon.stream_status("stopped")["live"]["lent_places"] == 1, "it has its place")
         os.kill(child, signal.SIGSTOP)
-        with batchd_client.push("live", daemon.address) as producer:
+        with batchd_client.push("stopped", daemon.address) as producer:
             assert [producer.put(frame(number)) for number in range(7)] == [True] * 7
-        assert daemon.stream_status("live")["live"]["lent_places"] == 1
+        assert daemon.stream_status("stopped")["live"]["lent_places"] == 1
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    wait_until(lambda: daemon.stream_status("live")["live"]["lent_places"] == 0, "its place is free")
+    wait_until(lambda: daemon.stream_status("stopped")["live"]["lent_places"] == 0, "its place is free")

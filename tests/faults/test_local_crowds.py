@@ -61,12 +61,14 @@ def ordinary_trainers(daemon):
     assert seen == [expected] * TRAINERS
 
 
-@pytest.fixture(params=LIMITS)
-def daemon(request, start_daemon, photos):
-    """A daemon that may have so many descriptors, and this process more."""
+@pytest.fixture(scope="module", params=LIMITS)
+def daemon(request, start_shared_daemon, photos):
+    """A daemon that may have so many descriptors, and this process more. The last test that has it kills a worker of it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, OUR_LIMIT), hard))
-    yield start_daemon({"photos": folder_stream(photos, batch_size=4)}, descriptors_max=request.param, memory="4 MiB")
+    yield start_shared_daemon(
+        {"photos": folder_stream(photos, batch_size=4)}, descriptors_max=request.param, memory="4 MiB"
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

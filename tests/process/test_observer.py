@@ -18,6 +18,7 @@ from support.commands import batchd as run_batchd
 from support.kernel import children_of, fork_servers_of, is_alive, is_stopped
 from support.network import free_port
 from support.observing import ANYWHERE, fetch, observer_of, place_of, scrape, written
+from support.seen import see
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S, wait_until
 
@@ -89,15 +90,13 @@ def test_metrics_agree_with_the_status_and_with_what_trainers_counted(start_daem
     assert metrics["trainers{transport=shared memory}"] == metrics["trainers{transport=tcp}"] == 1
 
 
-def test_what_a_stream_has_delivered_outlives_its_trainers(start_daemon, start_trainer):
+def test_what_a_stream_has_delivered_outlives_its_trainers(observed):
     """Their own numbers go with them."""
-    daemon = start_daemon(http=ANYWHERE)
-    trainer = start_trainer(daemon.address)
-    trainer.take()
-    trainer.quit()
-    wait_until(lambda: not daemon.stream_status()["subscriptions"], "the trainer is gone")
+    with batchd_client.connect(observed.address) as connection:
+        see(connection.stream("photos", epochs=1))
+    wait_until(lambda: not observed.stream_status()["subscriptions"], "the trainer is gone")
 
-    metrics = scrape(daemon)
+    metrics = scrape(observed)
 
     assert metrics["stream_delivered_samples_total{stream=photos}"] == SAMPLES
     assert not [name for name in metrics if name.startswith("trainer_")]
@@ -128,9 +127,9 @@ def test_a_daemon_with_no_worker_is_not_ready(start_daemon):
     assert fetch(daemon, "/healthz").status == 200
 
 
-def test_a_stopped_daemon_is_told_of_by_its_observer(start_daemon):
+def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
     """Its last numbers are still there, with their age; when it goes on, so does everything."""
-    daemon = start_daemon(http=ANYWHERE)
+    daemon = observed
     wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
     daemon.send(signal.SIGSTOP)
     wait_until(lambda: is_stopped(daemon.pid), "it is stopped")
@@ -163,7 +162,7 @@ def test_a_loop_that_hangs_is_told_of(start_daemon, start_trainer):
 
 
 def test_a_killed_observer_comes_back_and_no_trainer_notices(start_daemon, start_trainer):
-    """At the same address; who asked meanwhile is answered."""
+    """At the same address; who asked meanwhile is answered. It takes no trainer's place: ``sessions_max`` is for trainers."""
     daemon = start_daemon(http=ANYWHERE, sessions_max=1)
     trainer = start_trainer(daemon.address)
     victims = []
@@ -174,18 +173,10 @@ def test_a_killed_observer_comes_back_and_no_trainer_notices(start_daemon, start
         assert fetch(daemon, "/healthz").status == 200
 
     assert observer_of(daemon) not in victims
-    assert len(trainer.take()) == BATCHES
-    assert not daemon.log_lines("worker ended")
-
-
-def test_the_observer_takes_no_trainers_place(start_daemon, start_trainer):
-    """``sessions_max`` is for trainers."""
-    daemon = start_daemon(http=ANYWHERE, sessions_max=1)
-    wait_until(lambda: fetch(daemon, "/readyz").status == 200, "it is ready")
-
-    assert len(start_trainer(daemon.address).take()) == BATCHES
     with pytest.raises(batchd_client.BatchdClientError, match="sessions_max"):
         batchd_client.connect(daemon.address)
+    assert len(trainer.take()) == BATCHES
+    assert not daemon.log_lines("worker ended")
 
 
 def test_the_observer_ends_with_a_killed_daemon(start_daemon):
@@ -285,9 +276,9 @@ for path in ("/status.json", "/", "/history.json", "/metrics"):
 
 @as_root
 @pytest.mark.parametrize(("options", "status"), [({}, 403), ({"http_details": True}, 200)])
-def test_a_stranger_on_this_machine_sees_numbers_and_no_details(start_daemon, options, status):
+def test_a_stranger_on_this_machine_sees_numbers_and_no_details(observed, start_daemon, options, status):
     """The kernel says who he is; unless the configuration says that it does not matter."""
-    daemon = start_daemon(http=ANYWHERE, **options)
+    daemon = start_daemon(http=ANYWHERE, **options) if options else observed
     host, port = place_of(daemon)
     program = [sys.executable, "-I", "-S", "-c", ASK_AS, host, str(port), str(NOBODY)]
 

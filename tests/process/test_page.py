@@ -13,10 +13,12 @@ from support.settings import PIPELINE, folder_stream
 from support.waiting import wait_until
 
 
-@pytest.fixture
-def observed(start_daemon):
+@pytest.fixture(scope="module")
+def observed(start_shared_daemon, photos):
     """A daemon that is observed, and whose observer has something to say."""
-    return asked(start_daemon(http=ANYWHERE))
+    pipelines = {"photos": PIPELINE, "bgr": [PIPELINE[0] | {"color": "bgr"}, *PIPELINE[1:]]}
+    streams = {name: folder_stream(photos, pipeline=steps) for name, steps in pipelines.items()}
+    return asked(start_shared_daemon(streams, http=ANYWHERE))
 
 
 def drawn(daemon, stream: str = "photos"):
@@ -78,8 +80,9 @@ def peeked(daemon, folder, position: str) -> str:
     return (folder / "sheet.png").read_bytes().decode(errors="replace")
 
 
-def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_trainer, tmp_path):
+def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(start_daemon, start_trainer, tmp_path):
     """Which is another one than the first, and lies in the ring."""
+    observed = asked(start_daemon(http=ANYWHERE))
     start_trainer(observed.address).hold(1)
     start_trainer(observed.address).hold(3)
     wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "they are where they are")
@@ -92,15 +95,11 @@ def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_t
     assert sheet != peeked(observed, tmp_path, "0:0")
 
 
-def test_a_sheet_of_a_pipeline_that_decodes_to_bgr_has_the_right_colours(start_daemon, photos):
+def test_a_sheet_of_a_pipeline_that_decodes_to_bgr_has_the_right_colours(observed):
     """The same picture as of one that decodes to RGB."""
-    pipelines = {"rgb": PIPELINE, "bgr": [PIPELINE[0] | {"color": "bgr"}, *PIPELINE[1:]]}
-    daemon = start_daemon(
-        {name: folder_stream(photos, pipeline=steps) for name, steps in pipelines.items()}, http=ANYWHERE
-    )
-
-    assert [stream["bgr_fields"] for stream in daemon.status()["streams"]] == [[], ["image"]]
-    assert drawn(daemon, "bgr").text == drawn(daemon, "rgb").text
+    assert observed.stream_status("photos")["bgr_fields"] == []
+    assert observed.stream_status("bgr")["bgr_fields"] == ["image"]
+    assert drawn(observed, "bgr").text == drawn(observed, "photos").text
 
 
 def test_only_our_page_has_sheets_drawn(observed):
@@ -111,8 +110,9 @@ def test_only_our_page_has_sheets_drawn(observed):
         assert found == status
 
 
-def test_a_daemon_that_ends_while_a_sheet_is_drawn_leaves_nothing(observed):
+def test_a_daemon_that_ends_while_a_sheet_is_drawn_leaves_nothing(start_daemon):
     """Neither the child nor its folder."""
+    observed = asked(start_daemon(http=ANYWHERE))
     wait_until(lambda: fetch(observed, "/sheet.png?stream=photos").status in {200, 202}, "a sheet is drawn")
     observed.terminate()
 

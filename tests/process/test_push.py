@@ -31,6 +31,26 @@ from support.settings import folder_stream
 from support.waiting import PATIENCE_S, wait_until
 
 LIVE = {"live": push_stream()}
+STREAMS = {
+    **{name: push_stream() for name in ("order", "never", "stopped", "forked", "refused")},
+    **{name: push_stream(capacity=64) for name in ("mirrored", "saved", "far")},
+    "shared": push_stream(capacity=8),
+    "interrupted": push_stream(batch_size=1, capacity=2),
+    **{name: push_stream(when_full=name) for name in ("drop_oldest", "drop_newest")},
+    "images": {
+        **push_stream(2, fields={"image": "image", "label": "int32"}, sample_bytes_max="64KiB", capacity=16),
+        "pipeline": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}],
+        "max_bad_fraction": 1.0,
+    },
+    "peeked": push_stream(fields={"image": "uint8[6,8,3]", "label": "int64"}),
+}
+"""One for each test that does its daemon no harm."""
+
+
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """All of these, and a stream of files; over TCP too."""
+    return start_shared_daemon({**STREAMS, "photos": folder_stream(photos)}, tcp=f"127.0.0.1:{free_port()}")
 
 
 @contextmanager
@@ -55,35 +75,34 @@ def producing(address, stream, count, first=0):
     assert not failures
 
 
-def test_every_sample_arrives_once_and_in_order(start_daemon):
+def test_every_sample_arrives_once_and_in_order(daemon):
     """One producer, one trainer; far more samples than the mailbox holds."""
-    daemon = start_daemon(LIVE)
-    with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "live", 200):
-        assert read(connection.stream("live"), 50) == list(range(200))
-    live = wait_until(lambda: daemon.stream_status("live"), "there is a status")["live"]
+    with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "order", 200):
+        assert read(connection.stream("order"), 50) == list(range(200))
+    live = wait_until(lambda: daemon.stream_status("order"), "there is a status")["live"]
     assert (live["pushed_samples"], live["queued_samples"], live["lost_batches"]) == (200, 0, 0)
 
 
 @contextmanager
-def peeking(address, folder):
+def peeking(address, stream, folder):
     """``batchd peek`` on the live stream, begun and waiting for samples; it has ended in the end."""
-    command = [sys.executable, "-m", "batchd", "peek", "live", "--address", address, "-o", str(folder / "sheet.png")]
+    command = [sys.executable, "-m", "batchd", "peek", stream, "--address", address, "-o", str(folder / "sheet.png")]
     peek = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment()
     )
     try:
-        assert b"stream 'live' has no producers yet, and its next batch has 0 of 4 samples" in peek.stderr.readline()
+        said = f"stream '{stream}' has no producers yet, and its next batch has 0 of 4 samples"
+        assert said in peek.stderr.readline().decode()
         yield peek
     finally:
         peek.kill()
         peek.communicate()
 
 
-def test_peek_says_that_nobody_has_pushed_and_draws_what_comes(start_daemon, tmp_path):
+def test_peek_says_that_nobody_has_pushed_and_draws_what_comes(daemon, tmp_path):
     """It waits for the samples that it says it waits for."""
-    daemon = start_daemon({"live": push_stream(fields={"image": "uint8[6,8,3]", "label": "int64"})})
-    with peeking(daemon.address, tmp_path) as peek:
-        with batchd_client.push("live", daemon.address) as producer:
+    with peeking(daemon.address, "peeked", tmp_path) as peek:
+        with batchd_client.push("peeked", daemon.address) as producer:
             for number in range(4):
                 producer.put({"image": np.full((6, 8, 3), number, np.uint8), "label": number})
         out, err = peek.communicate(timeout=PATIENCE_S)
@@ -91,26 +110,24 @@ def test_peek_says_that_nobody_has_pushed_and_draws_what_comes(start_daemon, tmp
     assert b"sheet.png: epoch 0, step 0, 4 samples" in out
 
 
-def test_peek_that_waits_ends_with_ctrl_c(start_daemon, tmp_path):
+def test_peek_that_waits_ends_with_ctrl_c(daemon, tmp_path):
     """At once, without a traceback."""
-    daemon = start_daemon(LIVE)
-    with peeking(daemon.address, tmp_path) as peek:
+    with peeking(daemon.address, "never", tmp_path) as peek:
         peek.send_signal(signal.SIGINT)
         out, err = peek.communicate(timeout=PATIENCE_S)
     assert peek.returncode == 1
     assert (out, err.split()) == (b"", [b"Aborted!"])
 
 
-def test_two_producers_and_two_mirrored_trainers(start_daemon):
+def test_two_producers_and_two_mirrored_trainers(daemon):
     """Both trainers get the same batches, with every sample of both producers once."""
-    daemon = start_daemon({"live": push_stream(capacity=64)})
     with (
         batchd_client.connect(daemon.address) as one,
         batchd_client.connect(daemon.address) as other,
-        producing(daemon.address, "live", 120),
-        producing(daemon.address, "live", 120, first=1000),
+        producing(daemon.address, "mirrored", 120),
+        producing(daemon.address, "mirrored", 120, first=1000),
     ):
-        streams = one.stream("live"), other.stream("live")
+        streams = one.stream("mirrored"), other.stream("mirrored")
         seen = [[], []]
         for _ in range(60):
             for stream, found in zip(streams, seen, strict=True):
@@ -119,15 +136,14 @@ def test_two_producers_and_two_mirrored_trainers(start_daemon):
     assert sorted(seen[0]) == [*range(120), *range(1000, 1120)]
 
 
-def test_two_ranks_share_what_is_pushed(start_daemon):
+def test_two_ranks_share_what_is_pushed(daemon):
     """Each sample goes to one rank; no batch waits for the other's."""
-    daemon = start_daemon({"live": push_stream(capacity=8)})
     with (
         batchd_client.connect(daemon.address) as one,
         batchd_client.connect(daemon.address) as other,
-        producing(daemon.address, "live", 160),
+        producing(daemon.address, "shared", 160),
     ):
-        streams = one.stream("live", 0, 2), other.stream("live", 1, 2)
+        streams = one.stream("shared", 0, 2), other.stream("shared", 1, 2)
         seen = [number for _ in range(20) for stream in streams for number in read(stream, 1)]
     assert sorted(seen) == list(range(160))
 
@@ -171,16 +187,15 @@ def test_killed_producers_killed_workers_and_a_killed_trainer_lose_no_sample(sta
     assert daemon.stream_status("live")["live"]["lost_batches"] == 0
 
 
-def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(start_daemon):
+def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(daemon):
     """A put waits for room, up to its time-out, and says what to do."""
-    daemon = start_daemon(LIVE)
-    with batchd_client.push("live", daemon.address) as producer:
+    with batchd_client.push("stopped", daemon.address) as producer:
         assert all(producer.put(frame(number)) for number in range(producer.capacity))
         with pytest.raises(PushTimeout, match="32 in the mailbox"):
             producer.put(frame(99), timeout_s=0.05)
-        assert daemon.stream_status("live")["live"]["waiting_producers"] == 0
+        assert daemon.stream_status("stopped")["live"]["waiting_producers"] == 0
         with batchd_client.connect(daemon.address) as connection:
-            stream = connection.stream("live")
+            stream = connection.stream("stopped")
             assert read(stream, 1) == [0, 1, 2, 3]
             assert producer.put(frame(100))
             assert producer.statistics().pushed == 33
@@ -190,17 +205,16 @@ def test_a_stopped_trainer_makes_producers_wait_and_nothing_is_dropped(start_dae
     ("when_full", "counter", "kept"),
     [("drop_oldest", "dropped_oldest", range(8, 40)), ("drop_newest", "dropped_newest", range(32))],
 )
-def test_a_full_mailbox_drops_by_policy_and_counts(start_daemon, when_full, counter, kept):
+def test_a_full_mailbox_drops_by_policy_and_counts(daemon, when_full, counter, kept):
     """Nobody waits; a dropped sample is told to its producer where it is the one."""
-    daemon = start_daemon({"live": push_stream(when_full=when_full)})
-    with batchd_client.push("live", daemon.address) as producer:
+    with batchd_client.push(when_full, daemon.address) as producer:
         pushed = [producer.put(frame(number)) for number in range(40)]
         assert pushed.count(False) == (8 if when_full == "drop_newest" else 0)
         assert producer.statistics().dropped == pushed.count(False)
-    live = daemon.stream_status("live")["live"]
+    live = daemon.stream_status(when_full)["live"]
     assert live[counter] == 8
     with batchd_client.connect(daemon.address) as connection:
-        assert read(connection.stream("live"), 8) == list(kept)
+        assert read(connection.stream(when_full), 8) == list(kept)
     assert "8 dropped" in batchd("status", address=daemon.address).stdout
 
 
@@ -219,77 +233,66 @@ def test_a_daemon_restart_goes_on_with_what_is_pushed_from_then_on(start_daemon)
         assert (stream.epoch, stream.step) == (0, 4)
 
 
-def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(start_daemon):
+def test_a_saved_state_goes_on_at_its_position_or_behind_what_is_gone(daemon):
     """A live stream has no past: the position tells which samples were seen, not which can be had."""
-    daemon = start_daemon({"live": push_stream(capacity=64)})
-    with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "live", 200):
-        with closing(connection.stream("live")) as stream:
+    with batchd_client.connect(daemon.address) as connection, producing(daemon.address, "saved", 200):
+        with closing(connection.stream("saved")) as stream:
             state = stream.state_dict()
             seen = read(stream, 30)
             middle = stream.state_dict()
-        with closing(connection.stream("live", state=middle)) as stream:
+        with closing(connection.stream("saved", state=middle)) as stream:
             assert stream.step == 30
             seen += read(stream, 10)
         assert seen == list(range(160))
-        with closing(connection.stream("live", state=state)) as stream:
+        with closing(connection.stream("saved", state=state)) as stream:
             assert 0 < stream.step <= 40
             with pytest.raises(PositionInvalid):
                 stream.seek(0, stream.steps + 1)
             assert read(stream, 50 - stream.step)[-1] == 199
 
 
-def test_pushed_images_are_decoded_and_bad_ones_masked(start_daemon):
+def test_pushed_images_are_decoded_and_bad_ones_masked(daemon):
     """An image is decoded as one from a file; one that is none is masked and named."""
-    fields = {"image": "image", "label": "int32"}
-    stream = {
-        "source": {"type": "push", "fields": fields, "sample_bytes_max": "64KiB", "capacity": 16},
-        "batch_size": 2,
-        "pipeline": [{"op": "decode"}, {"op": "resize", "size": [8, 8]}],
-        "max_bad_fraction": 1.0,
-    }
-    daemon = start_daemon({"live": stream})
     picture = jpeg(np.full((16, 16, 3), 200, np.uint8))
-    with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
-        assert producer.fields == fields
+    with batchd_client.push("images", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
+        assert producer.fields == {"image": "image", "label": "int32"}
         producer.put({"image": picture, "label": 1})
         producer.put({"image": b"no image at all", "label": np.int32(2)})
         with pytest.raises(SampleInvalid, match="sample_bytes_max"):
             producer.put({"image": bytes(65 * 1024), "label": 1})
-        batch = next(iter(connection.stream("live")))
+        batch = next(iter(connection.stream("images")))
         assert batch["valid"].tolist() == [True, False]
         assert abs(batch["image"][0].astype(int) - 200).max() < 3
         assert batch["image"][1].max() == 0
         assert batch["index"].tolist() == [0, 1]
         batch.release()
-        (bad,) = connection.bad("live").samples
+        (bad,) = connection.bad("images").samples
         assert bad.path == "pushed sample 1"
 
 
-def test_who_pushes_into_what_is_no_live_stream_is_told_so(start_daemon, photos):
+def test_who_pushes_into_what_is_no_live_stream_is_told_so(daemon):
     """No such stream, one of files, and a daemon in the network."""
-    daemon = start_daemon({**LIVE, "photos": folder_stream(photos)})
-    with pytest.raises(StreamUnknown, match="live, photos"):
+    with pytest.raises(StreamUnknown, match=r"forked, .*photos"):
         batchd_client.push("life", daemon.address)
     with pytest.raises(StreamNotLive, match="photos"):
         batchd_client.push("photos", daemon.address)
     with pytest.raises(PushNotLocal, match="tcp://"):
-        batchd_client.push("live", "tcp://127.0.0.1:7070")
-    producer = batchd_client.push("live", daemon.address)
+        batchd_client.push("refused", "tcp://127.0.0.1:7070")
+    producer = batchd_client.push("refused", daemon.address)
     producer.close()
     producer.close()
     with pytest.raises(ProducerClosed):
         producer.put(frame(1))
 
 
-def test_a_trainer_in_the_network_reads_what_is_pushed(start_daemon):
+def test_a_trainer_in_the_network_reads_what_is_pushed(daemon):
     """Its batches come as bytes, like those of any stream; a mirror on the host gets the same."""
-    daemon = start_daemon({"live": push_stream(capacity=64)}, tcp=f"127.0.0.1:{free_port()}")
     with (
         batchd_client.connect(daemon.tcp_address) as remote,
         batchd_client.connect(daemon.address) as local,
-        producing(daemon.address, "live", 80),
+        producing(daemon.address, "far", 80),
     ):
-        streams = remote.stream("live"), local.stream("live")
+        streams = remote.stream("far"), local.stream("far")
         seen = [[], []]
         for _ in range(20):
             for stream, found in zip(streams, seen, strict=True):
@@ -297,26 +300,28 @@ def test_a_trainer_in_the_network_reads_what_is_pushed(start_daemon):
     assert seen == [list(range(80))] * 2
 
 
-def test_a_put_that_is_interrupted_leaves_the_producer_as_it_was(start_daemon):
+def test_a_put_that_is_interrupted_leaves_the_producer_as_it_was(daemon):
     """A signal ends the wait; the next put pushes its own sample, once."""
-    daemon = start_daemon({"live": push_stream(batch_size=1, capacity=2)})
-    with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
+    with (
+        batchd_client.push("interrupted", daemon.address) as producer,
+        batchd_client.connect(daemon.address) as connection,
+    ):
         assert producer.put(frame(0))
         assert producer.put(frame(1))
-        with interrupted_soon(daemon), pytest.raises(KeyboardInterrupt):
+        with interrupted_soon(daemon, "interrupted"), pytest.raises(KeyboardInterrupt):
             producer.put(frame(2))
-        stream = connection.stream("live")
+        stream = connection.stream("interrupted")
         assert read(stream, 1) == [0]
         assert producer.put(frame(3))
         assert read(stream, 2) == [1, 3]
 
 
 @contextmanager
-def interrupted_soon(daemon):
+def interrupted_soon(daemon, stream):
     """Once a producer waits, the main thread is interrupted as by Ctrl-C."""
 
     def interrupt():
-        wait_until(lambda: daemon.stream_status("live")["live"]["waiting_producers"], "a producer waits")
+        wait_until(lambda: daemon.stream_status(stream)["live"]["waiting_producers"], "a producer waits")
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -327,10 +332,9 @@ def interrupted_soon(daemon):
         thread.join()
 
 
-def test_a_forked_child_makes_a_producer_of_its_own(start_daemon):
+def test_a_forked_child_makes_a_producer_of_its_own(daemon):
     """That of its parent is not its to use, and goes on undisturbed."""
-    daemon = start_daemon(LIVE)
-    with batchd_client.push("live", daemon.address) as producer:
+    with batchd_client.push("forked", daemon.address) as producer:
         producer.put(frame(0))
         child = os.fork()
         if not child:
@@ -343,10 +347,12 @@ def test_a_forked_child_makes_a_producer_of_its_own(start_daemon):
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         assert producer.put(frame(2))
-    assert daemon.stream_status("live")["live"]["pushed_samples"] == 2
+    assert daemon.stream_status("forked")["live"]["pushed_samples"] == 2
 
 
-@pytest.mark.parametrize("when_full", ["block", "drop_oldest", "drop_newest"])
+@pytest.mark.parametrize(
+    "when_full", ["block", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("drop_oldest", "drop_newest"))]
+)
 def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
     """Producer and trainer go on with the next daemon, and no sample comes twice."""
     daemon = start_daemon({"live": push_stream(when_full=when_full)}, faults={"daemon.push.received": "kill@50"})
@@ -379,16 +385,15 @@ def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
         {"more": 1},
     ],
 )
-def test_a_sample_of_other_fields_is_refused_before_it_is_written(shared, changes):
+def test_a_sample_of_other_fields_is_refused_before_it_is_written(refused, changes):
     """With the field, what it is and what it has to be."""
     with pytest.raises(SampleInvalid, match=r"has to|cannot be"):
-        shared.put(frame(1) | changes)
-    assert shared.statistics().pushed == 0
+        refused.put(frame(1) | changes)
+    assert refused.statistics().pushed == 0
 
 
 @pytest.fixture(scope="module")
-def shared(start_shared_daemon):
+def refused(daemon):
     """A producer for tests that push nothing."""
-    daemon = start_shared_daemon(LIVE)
-    with batchd_client.push("live", daemon.address) as producer:
+    with batchd_client.push("refused", daemon.address) as producer:
         yield producer

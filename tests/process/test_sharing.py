@@ -10,37 +10,52 @@ from support.waiting import wait_until
 
 STEPS = 5
 """Forty samples in batches of eight."""
+KINDS = {
+    "lockstep": {"lag": "lockstep", "max_skew": 2},
+    "waits": {"lag": "lockstep", "max_skew": 2},
+    "apart": {"memory": 6 * SLOT_BYTES},
+    "plain": {},
+    "sixes": {"batch_size": 6},
+    "drops": {"batch_size": 3, "drop_last": True},
+    "still": {"shuffle": False, "pipeline": STILL_PIPELINE},
+    "sevens": {"shuffle": False, "pipeline": STILL_PIPELINE, "batch_size": 7},
+    "other": {"seed": 5, "pipeline": [*PIPELINE, {"op": "normalize"}, {"op": "layout"}]},
+    "ahead": {"batch_size": 4},
+    "once": {},
+}
+"""What is special about each stream. Where batches are counted, no two tests read the same one."""
 
 
-def test_mirror_trainers_in_lockstep_share_every_decoded_batch(start_daemon, photos):
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """All of them."""
+    return start_shared_daemon({name: folder_stream(photos, **kind) for name, kind in KINDS.items()})
+
+
+def test_mirror_trainers_in_lockstep_share_every_decoded_batch(daemon):
     """One runs ahead as far as it may, and still nothing is decoded twice."""
-    daemon = start_daemon({"photos": folder_stream(photos, lag="lockstep", max_skew=2)})
-    expected = Expected(daemon.config)
+    expected = Expected(daemon.config, "lockstep")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
-        first, second = (connection.stream("photos", epochs=2) for connection in (one, other))
+        first, second = (connection.stream("lockstep", epochs=2) for connection in (one, other))
         for epoch in range(2):
             for step in range(STEPS):
                 assert see(first, 1) == see(second, 1) == [expected.batch(epoch, step)]
-        status = daemon.stream_status()
+        status = daemon.stream_status("lockstep")
 
     assert status["decoded_batches"] == status["shared_batches"] == 2 * STEPS
     assert status["delivered_batches"] == 4 * STEPS
 
 
-def test_a_lockstep_trainer_waits_for_the_slowest(start_daemon, photos):
+def test_a_lockstep_trainer_waits_for_the_slowest(daemon):
     """The fast one stands at the allowed distance until the slow one has moved."""
-    daemon = start_daemon({"photos": folder_stream(photos, lag="lockstep", max_skew=2)})
-
     with batchd_client.connect(daemon.address) as early:
-        see(
-            early.stream("photos", epochs=1), 1
-        )  # the workers are up, so what does not come within a second is withheld
+        see(early.stream("waits", epochs=1), 1)  # the workers are up, so what does not come within a second is withheld
     with (
         batchd_client.connect(daemon.address, batch_timeout_s=1.0) as one,
         batchd_client.connect(daemon.address) as other,
     ):
-        fast, slow = (connection.stream("photos", epochs=1) for connection in (one, other))
+        fast, slow = (connection.stream("waits", epochs=1) for connection in (one, other))
         ahead = see(fast, 3)
         with pytest.raises(batchd_client.errors.BatchTimeout):
             see(fast, 1)
@@ -48,30 +63,28 @@ def test_a_lockstep_trainer_waits_for_the_slowest(start_daemon, photos):
         assert [batch.step for batch in see(fast, 1)] == [3]
 
 
-def test_trainers_far_apart_each_get_their_own(start_daemon, photos):
+def test_trainers_far_apart_each_get_their_own(daemon):
     """Nobody waits for the other: what the ring no longer holds is decoded once more, and is the same."""
-    daemon = start_daemon({"photos": folder_stream(photos, memory=6 * SLOT_BYTES)})
-    expected = Expected(daemon.config)
+    expected = Expected(daemon.config, "apart")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
-        first, second = (connection.stream("photos", epochs=2) for connection in (one, other))
+        first, second = (connection.stream("apart", epochs=2) for connection in (one, other))
         assert see(first) + see(first) == expected.epoch(0) + expected.epoch(1)
         assert see(second) + see(second) == expected.epoch(0) + expected.epoch(1)
-        status = daemon.stream_status()
+        status = daemon.stream_status("apart")
 
     assert 2 * STEPS < status["decoded_batches"] <= 4 * STEPS
     assert status["slots"] <= status["slots_max"] <= 6
 
 
-def test_a_trainer_that_stands_still_does_not_hold_others_up(start_daemon, photos):
+def test_a_trainer_that_stands_still_does_not_hold_others_up(daemon):
     """It keeps its claims and its batch; the other one reads three epochs meanwhile."""
-    daemon = start_daemon({"photos": folder_stream(photos)})
-    expected = Expected(daemon.config)
+    expected = Expected(daemon.config, "plain")
 
     with batchd_client.connect(daemon.address) as one, batchd_client.connect(daemon.address) as other:
-        still = iter(one.stream("photos", epochs=1))
+        still = iter(one.stream("plain", epochs=1))
         held = next(still)
-        moving = other.stream("photos", epochs=3)
+        moving = other.stream("plain", epochs=3)
         assert [see(moving) for _ in range(3)] == [expected.epoch(epoch) for epoch in range(3)]
         assert look_at(held) == expected.batch(0, 0)
         held.release()
@@ -79,53 +92,44 @@ def test_a_trainer_that_stands_still_does_not_hold_others_up(start_daemon, photo
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_together_read_every_sample_once(start_daemon, photos, world_size):
+def test_ranks_together_read_every_sample_once(daemon, world_size):
     """All ranks get equally many batches, whole ones or parts of the last round's."""
-    daemon = start_daemon({"photos": folder_stream(photos, batch_size=6)})
-
     with batchd_client.connect(daemon.address) as connection:
-        streams = [connection.stream("photos", rank, world_size, epochs=1) for rank in range(world_size)]
+        streams = [connection.stream("sixes", rank, world_size, epochs=1) for rank in range(world_size)]
         read = [see(stream) for stream in streams]
 
     assert {len(part) for part in read} == {len(streams[0])}
     assert samples(one for part in read for one in part) == list(range(40))
 
 
-def test_drop_last_leaves_out_what_makes_no_whole_round(start_daemon, photos):
+def test_drop_last_leaves_out_what_makes_no_whole_round(daemon):
     """With three ranks and thirteen whole batches, each rank gets four."""
-    daemon = start_daemon({"photos": folder_stream(photos, batch_size=3, drop_last=True)})
-    expected = Expected(daemon.config)
+    expected = Expected(daemon.config, "drops")
 
     with batchd_client.connect(daemon.address) as connection:
-        streams = [connection.stream("photos", rank, 3, epochs=1) for rank in range(3)]
+        streams = [connection.stream("drops", rank, 3, epochs=1) for rank in range(3)]
         read = [see(stream) for stream in streams]
 
     assert read == [expected.epoch(0, range(rank, 12, 3)) for rank in range(3)]
 
 
-def test_a_stream_that_never_changes_is_decoded_once_for_all_epochs(start_daemon, photos):
+def test_a_stream_that_never_changes_is_decoded_once_for_all_epochs(daemon):
     """Without shuffling and without chance every epoch has the same bytes, and a ring that holds them all keeps them."""
-    daemon = start_daemon({"photos": folder_stream(photos, shuffle=False, pipeline=STILL_PIPELINE)})
-    expected = Expected(daemon.config)
+    expected = Expected(daemon.config, "still")
 
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=4)
+        stream = connection.stream("still", epochs=4)
         for epoch in range(4):
             assert see(stream) == [one._replace(epoch=epoch) for one in expected.epoch(0)]
-        status = daemon.stream_status()
+        status = daemon.stream_status("still")
 
     assert status["decoded_batches"] == STEPS
     assert status["delivered_batches"] == 4 * STEPS
 
 
-def test_several_streams_share_the_workers(start_daemon, photos):
+def test_several_streams_share_the_workers(daemon):
     """Three streams of different kinds, read in turn and by one connection, each get what is theirs."""
-    streams = {
-        "train": folder_stream(photos),
-        "check": folder_stream(photos, shuffle=False, pipeline=STILL_PIPELINE, batch_size=7),
-        "plain": folder_stream(photos, seed=5, pipeline=[*PIPELINE, {"op": "normalize"}, {"op": "layout"}]),
-    }
-    daemon = start_daemon(streams, workers=2)
+    streams = ("plain", "sevens", "other")
 
     with batchd_client.connect(daemon.address) as connection:
         opened = {name: connection.stream(name, epochs=1) for name in streams}
@@ -146,25 +150,21 @@ def test_several_streams_share_the_workers(start_daemon, photos):
     assert status["daemon"]["worker_deaths"] == 0
 
 
-def test_a_window_is_how_far_ahead_batches_are_made_ready(start_daemon, photos):
+def test_a_window_is_how_far_ahead_batches_are_made_ready(daemon):
     """One that asks for six gets six ready without reading any; the daemon decodes no further."""
-    daemon = start_daemon({"photos": folder_stream(photos, batch_size=4)})
-
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", window=6)
+        stream = connection.stream("ahead", window=6)
         assert stream.window == 6
         wait_until(
-            lambda: daemon.stream_status()["subscriptions"][0]["ready_ahead"] == 6, "six batches are ready ahead"
+            lambda: daemon.stream_status("ahead")["subscriptions"][0]["ready_ahead"] == 6, "six batches are ready ahead"
         )
-        assert daemon.stream_status()["decoded_batches"] == 6
+        assert daemon.stream_status("ahead")["decoded_batches"] == 6
 
 
-def test_only_so_many_epochs_are_decoded_as_the_trainer_says(start_daemon):
+def test_only_so_many_epochs_are_decoded_as_the_trainer_says(daemon):
     """Prefetch does not run past the end of a training whose length is known."""
-    daemon = start_daemon()
-
     with batchd_client.connect(daemon.address) as connection:
-        stream = connection.stream("photos", epochs=1)
+        stream = connection.stream("once", epochs=1)
         assert len(see(stream)) == STEPS
         assert see(stream) == []
-        assert daemon.stream_status()["decoded_batches"] == STEPS
+        assert daemon.stream_status("once")["decoded_batches"] == STEPS

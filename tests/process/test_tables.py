@@ -40,27 +40,23 @@ def write_sources(folder):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_streams_without_steps_serve_what_the_files_hold(start_daemon, tmp_path, workers):
-    """Four kinds of source, no pipeline at all, the same batches over two epochs."""
-    streams = {name: {"source": source, "batch_size": 8} for name, source in write_sources(tmp_path).items()}
-    daemon = start_daemon(streams, workers=workers)
+def test_streams_serve_what_the_files_hold(start_daemon, tmp_path, workers):
+    """Four kinds of source, no pipeline at all, the same batches over two epochs; and pictures that need no decoding."""
+    tables = {name: {"source": source, "batch_size": 8} for name, source in write_sources(tmp_path).items()}
+    daemon = start_daemon({**tables, "pictures": pictures(tmp_path / "pictures.npy")}, workers=workers)
     expected = Expected(daemon.config, "npy")
     with batchd_client.connect(daemon.address) as connection:
-        for name in streams:
+        for name in tables:
             stream = connection.stream(name, epochs=2)
             assert [see(stream), see(stream)] == [expected.epoch(0), expected.epoch(1)], name
+        assert see(connection.stream("pictures", epochs=1)) == Expected(daemon.config, "pictures").epoch(0)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_pictures_in_an_array_are_cropped_without_being_decoded(start_daemon, tmp_path, workers):
-    """Steps on images take pixels as they are; the same bytes whatever the workers are."""
-    pixels = np.random.default_rng(1).integers(0, 256, (SAMPLES, 40, 48, 3), np.uint8)
-    np.save(tmp_path / "x.npy", pixels)
+def pictures(file):
+    """A stream of pixels in an array, which steps on images take as they are."""
+    np.save(file, np.random.default_rng(1).integers(0, 256, (SAMPLES, 40, 48, 3), np.uint8))
     steps = [{"op": "random_resized_crop", "size": [32, 32]}, {"op": "random_flip"}, {"op": "normalize"}]
-    source = {"type": "npy", "path": str(tmp_path / "x.npy")}
-    daemon = start_daemon({"photos": {"source": source, "batch_size": 8, "pipeline": steps}}, workers=workers)
-    with batchd_client.connect(daemon.address) as connection:
-        assert see(connection.stream("photos", epochs=1)) == Expected(daemon.config).epoch(0)
+    return {"source": {"type": "npy", "path": str(file)}, "batch_size": 8, "pipeline": steps}
 
 
 def test_an_array_that_is_cut_while_it_is_served_kills_no_worker(start_daemon, tmp_path):
