@@ -37,25 +37,25 @@ class Finding(NamedTuple):
 
 def forbidden_in(source: str) -> list[Finding]:
     """Everything in the text of a module that may not be there."""
-    tree = ast.parse(source)
-    names = dict(_imported_names(tree))
-    found = {finding for node in ast.walk(tree) for finding in _findings(node, names)} | set(_handed_on(tree, names))
+    nodes = list(ast.walk(ast.parse(source)))
+    names = dict(_imported_names(nodes))
+    found = {finding for node in nodes for finding in _findings(node, names)} | set(_handed_on(nodes, names))
     return sorted(found, key=lambda one: one.line)
 
 
-def _handed_on(tree: ast.Module, names: dict[str, str]) -> Iterator[Finding]:
+def _handed_on(nodes: list[ast.AST], names: dict[str, str]) -> Iterator[Finding]:
     """Whatever imports, mentioned and not called there: nobody sees what it is called with."""
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in called:
             full = _full_name(node, names)
             if full in IMPORTERS:
                 yield Finding(full, node.lineno)
 
 
-def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imported_names(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """Each name that an import binds anywhere, with the full name of what it stands for."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import():
                 for alias in node.names:
