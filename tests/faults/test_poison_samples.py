@@ -41,8 +41,15 @@ def worker_deaths(daemon):
     return [line["how"] for line in daemon.log_lines("worker ended")]
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 8, "auto"])
-@pytest.mark.parametrize("step", ["worker.sample.begin", "worker.sample.decoded"])
+@pytest.mark.parametrize(
+    ("step", "chunk_rows"),
+    [
+        ("worker.sample.begin", "auto"),
+        ("worker.sample.decoded", 8),
+        *(pytest.param("worker.sample.begin", rows, marks=pytest.mark.slow) for rows in (1, 8)),
+        *(pytest.param("worker.sample.decoded", rows, marks=pytest.mark.slow) for rows in (1, "auto")),
+    ],
+)
 def test_poison_sample_ends_two_workers_and_is_quarantined(start_daemon, step, chunk_rows):
     """By segmentation fault, wherever in its chunk it stands; all others are read, and another one takes its row."""
     daemon = start_daemon(chunk_rows=chunk_rows, lasting_faults={f"{step}:{POISON}": "segv"})
@@ -134,7 +141,7 @@ def memory_kills(group):
     return int((group / "memory.oom_control").read_text().split("oom_kill ")[1].split()[0])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, workers):
     """Twelve of forty, where only so many bad ones are too many as the configuration says: each ends two workers, no more."""
     poisons = set(range(1, 37, 3))

@@ -140,20 +140,6 @@ def test_a_reload_keeps_the_cache_of_a_source_that_stays(start_daemon, own_photo
     assert not [target for target in held if "batchd-cache" in target]
 
 
-@pytest.mark.parametrize("step", ["worker.cache.claimed", "worker.cache.written", "worker.cache.entered"])
-def test_workers_that_die_while_they_fill_a_cache_spoil_nothing(start_daemon, photos, step):
-    """Whatever they had begun is not there, and the rest is whole."""
-    daemon = start_daemon({"photos": folder_stream(photos, **CACHE)}, lasting_faults={step: "kill@6"})
-
-    epochs = read(daemon, epochs=3)
-
-    expected = Expected(daemon.config)
-    assert epochs == [expected.epoch(number) for number in range(3)]
-    status = daemon.status()
-    assert status["daemon"]["worker_deaths"] >= 2
-    assert status_of(daemon)["cache"]["held_samples"] == PHOTOS
-
-
 def on_disk(folder, **changes):
     """The keys of a stream with a cache in a folder."""
     return {"cache": "encoded", "cache_dir": str(folder), "cache_size": "16MiB", "memory": "1MiB", **changes}
@@ -238,20 +224,22 @@ def test_a_cache_that_is_damaged_while_it_is_in_use_is_read_around(start_daemon,
     assert daemon.log_lines("a record of a cache on disk is damaged")
 
 
-@pytest.mark.parametrize("step", ["worker.cache.claimed", "worker.cache.written", "worker.cache.entered"])
-def test_workers_that_die_while_they_fill_a_cache_on_disk_spoil_nothing(start_daemon, photos, disk, step):
-    """Neither for those that come after them, nor for the next daemon."""
-    daemon = start_daemon({"photos": folder_stream(photos, **on_disk(disk))}, lasting_faults={step: "kill@6"})
+@pytest.mark.parametrize("where", ["in memory", "on disk"])
+def test_workers_that_die_while_they_fill_a_cache_spoil_nothing(start_daemon, photos, disk, where):
+    """At every step: neither for those that come after them nor, on a disk, for the next daemon."""
+    deaths = {"worker.cache.claimed": "kill@7", "worker.cache.written": "kill@5", "worker.cache.entered": "kill@3"}
+    keys = CACHE if where == "in memory" else on_disk(disk)
+    daemon = start_daemon({"photos": folder_stream(photos, **keys)}, faults=deaths)
     expected = Expected(daemon.config)
     epochs = [expected.epoch(number) for number in range(3)]
 
     assert read(daemon, epochs=3) == epochs
-    status = daemon.status()
-    assert status["daemon"]["worker_deaths"] >= 2
+    assert len({daemon.wait_for_fault(step) for step in deaths}) == len(deaths)
     assert status_of(daemon)["cache"]["held_samples"] == PHOTOS
-    daemon.restart()
-    assert read(daemon, epochs=3) == epochs
-    assert status_of(daemon)["work"]["cache_misses"] == 0
+    if where == "on disk":
+        daemon.restart()
+        assert read(daemon, epochs=3) == epochs
+        assert status_of(daemon)["work"]["cache_misses"] == 0
 
 
 def test_a_second_daemon_does_not_fill_the_same_cache(start_daemon, photos, disk):

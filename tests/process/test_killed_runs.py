@@ -21,8 +21,8 @@ from support.waiting import PATIENCE_S, wait_until
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 CONFIGURATION = ["-c", str(ROOT / "pyproject.toml"), "-p", "conftest", "-p", "no:cacheprovider"]
-HAS_LANES = importlib.util.find_spec("xdist") is not None
-LANES = {"in one process": [], **({"in two lanes": ["-n", "2", "--dist", "loadfile"]} if HAS_LANES else {})}
+needs_lanes = pytest.mark.skipif(not importlib.util.find_spec("xdist"), reason="needs pytest-xdist")
+LANES = {"in one process": [], "in two lanes": ["-n", "2", "--dist", "loadfile"]}
 
 
 def pytest_with(*options):
@@ -121,11 +121,18 @@ def left_of(found):
 class TestKilled:
     """Of each run that is killed nothing is left soon after."""
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-    @pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
+    @pytest.mark.parametrize(
+        ("lanes", "number"),
+        [
+            ("in one process", signal.SIGKILL),
+            pytest.param("in one process", signal.SIGTERM, marks=pytest.mark.slow),  # as that of `make test`, below
+            pytest.param("in two lanes", signal.SIGKILL, marks=[needs_lanes, pytest.mark.slow]),
+            pytest.param("in two lanes", signal.SIGTERM, marks=needs_lanes),
+        ],
+    )
     def test_a_run_that_is_killed_leaves_nothing(self, begin, tmp_path, lanes, number):
         """No daemon, worker or trainer, no folder, no mount, and no network."""
-        run = begin(HOLDS_MUCH, pytest_with(*lanes))
+        run = begin(HOLDS_MUCH, pytest_with(*LANES[lanes]))
         found = found_by(run, tmp_path)
 
         run.send_signal(number)
@@ -134,7 +141,7 @@ class TestKilled:
         wait_until(lambda: not left_of(found), "nothing is left of the run")
         wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
 
-    @pytest.mark.skipif(not HAS_LANES, reason="needs pytest-xdist")
+    @needs_lanes
     def test_a_lane_that_is_killed_leaves_nothing(self, begin, tmp_path):
         """The run goes on without it, and says so."""
         run = begin(HOLDS_MUCH, pytest_with("-n", "1", "--max-worker-restart", "0"))
@@ -175,10 +182,12 @@ class TestKilled:
         assert kept in names
 
 
-@pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
+@pytest.mark.parametrize(
+    "lanes", [pytest.param("in one process", marks=pytest.mark.slow), pytest.param("in two lanes", marks=needs_lanes)]
+)
 def test_a_failure_is_named_when_it_happens(begin, tmp_path, lanes):
     """While other tests still run, which may take minutes."""
-    run = begin(FAILS_AND_WAITS, pytest_with(*lanes))
+    run = begin(FAILS_AND_WAITS, pytest_with(*LANES[lanes]))
 
     def is_named():
         return (

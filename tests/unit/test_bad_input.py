@@ -151,13 +151,13 @@ HELD = {"lmdb"}
 """Kinds that map their file, so that one which is cut under them ends the process; ``tests/process`` has what becomes of that."""
 
 
-PLACES = {"lmdb": 12, "video": 6}
-"""How many places of a file are tried, where it is not as many as elsewhere: its scan is a process of its own."""
-PLACES_USUAL = 150
+RARE = {"lmdb": 12, "video": 25}
+"""Of so many places of a file one is tried: its scan is a process of its own."""
+everywhere = pytest.mark.parametrize("tries", [50, pytest.param(1000, marks=pytest.mark.slow)])
 
 
-def places(data: bytes, made_by: str) -> range:
-    return range(0, len(data), max(1, len(data) // PLACES.get(made_by, PLACES_USUAL)))
+def places(data: bytes, made_by: str, tries: int) -> range:
+    return range(0, len(data), max(1, len(data) * RARE.get(made_by, 1) // tries))
 
 
 @pytest.fixture
@@ -247,20 +247,22 @@ def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
     assert outcome(source, file) == ("++-+" if isinstance(source, FolderSource | GlobSource) else "refused")
 
 
-def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, made_by: str) -> None:
+@everywhere
+def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, made_by: str, tries: int) -> None:
     """Every length that it may have; what is left is read, refused or bad."""
     source, file = made
     data = file.read_bytes()
-    for length in (*places(data, made_by), len(data) - 1):
+    for length in (*places(data, made_by, tries), len(data) - 1):
         file.write_bytes(data[:length])
         outcome(source, file)
 
 
-def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, made_by: str) -> None:
+@everywhere
+def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, made_by: str, tries: int) -> None:
     """At every few bytes of it, in two ways."""
     source, file = made
     data = file.read_bytes()
-    for place in places(data, made_by):
+    for place in places(data, made_by, tries):
         for mask in (0x01, 0xFF):
             file.write_bytes(data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :])
             outcome(source, file)

@@ -296,6 +296,8 @@ def nothing_more_than(before: list[int], place: str) -> None:
     wait_until(lambda: possessions() == before, f"there is no more than before, interrupted at {place}", seconds=10)
 
 
+LIFE_S = 0.008
+"""How long the life of a connection takes, about."""
 SWALLOWED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 """What is raised inside a finalizer goes no further; what an interrupt takes from its owner closes itself, and says so."""
 
@@ -315,7 +317,8 @@ def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -
 
 
 @SWALLOWED
-def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life) -> None:
+@pytest.mark.parametrize("moments", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, moments: int) -> None:
     """Real ones, also within system calls: ZeroMQ's threads end in one that a signal may cut off."""
     is_armed = False
 
@@ -327,10 +330,10 @@ def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life) -> 
     try:
         life()
         before = possessions()
-        for moment in range(1, 201):
+        for moment in range(1, moments + 1):
             is_armed = True
             try:
-                signal.setitimer(signal.ITIMER_REAL, moment * 4e-5)
+                signal.setitimer(signal.ITIMER_REAL, moment / moments * LIFE_S)
                 life()
                 is_armed = False
             except KeyboardInterrupt:

@@ -129,7 +129,7 @@ def test_a_worker_that_somebody_killed_makes_no_sample_guilty():
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 4])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_a_hundred_killed_workers_lose_nothing_and_make_nobody_guilty(seed, chunk_rows):
     """In one epoch, at any sample, often at the same one again: every batch comes, whole and in order."""
     world = DeadlyWorld(

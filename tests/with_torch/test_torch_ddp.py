@@ -19,7 +19,9 @@ NEVER = 0
 DEADLINE_S = 120.0
 
 
-@pytest.fixture(scope="module", params=[8, 3], ids=["batches of 8", "batches of 3"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(8, marks=pytest.mark.jobs), 3], ids=["batches of 8", "batches of 3"]
+)
 def daemon(request, start_shared_daemon, photos):
     """5 steps or 14 in an epoch: neither is a multiple of the ranks."""
     return start_shared_daemon({"photos": folder_stream(photos, batch_size=request.param)})
