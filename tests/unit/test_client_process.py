@@ -31,48 +31,25 @@ def run_program(text: str, *arguments: str, mode: str = "dev") -> subprocess.Com
 
 
 def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
-    """So it is light in every trainer, and safe from the server's dependencies."""
+    """So it is light in every trainer, safe from the server's dependencies, and may be followed by a fork."""
     done = run_program(
         """
-        import sys
-        before = set(sys.modules)
+        import os, sys
+        present = set(sys.modules)
+        import msgpack, numpy, zmq  # numpy's BLAS has threads of its own
+        before, threads = set(sys.modules), os.listdir("/proc/self/task")
         import batchd_client
-        loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-        print(*sorted(name for name in loaded - sys.stdlib_module_names if "cython" not in name))
+        print(os.listdir("/proc/self/task") == threads)
+        for known in (present, before):
+            print(*sorted({name.partition(".")[0] for name in set(sys.modules) - known}))
         """
     )
 
-    assert done.stdout.split() == ["batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"], done.stderr
-
-
-@pytest.mark.parametrize("module", ["asyncio", "multiprocessing", "concurrent", "http", "email", "unittest"])
-def test_import_adds_no_heavy_module_of_the_standard_library(module: str) -> None:
-    """Beyond what numpy, zmq and msgpack load themselves; this is what keeps the import short."""
-    done = run_program(
-        """
-        import sys
-        import msgpack, numpy, zmq
-        before = set(sys.modules)
-        import batchd_client
-        print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
-        """
-    )
-
-    assert module not in done.stdout.split()
-
-
-def test_import_starts_no_thread() -> None:
-    """A program may still fork after it."""
-    done = run_program(
-        """
-        import os, msgpack, numpy, zmq  # numpy's BLAS has threads of its own
-        before = os.listdir("/proc/self/task")
-        import batchd_client
-        print(os.listdir("/proc/self/task") == before)
-        """
-    )
-
-    assert done.stdout == "True\n", done.stderr
+    same_threads, loaded, by_us = (line.split() for line in done.stdout.splitlines())
+    assert same_threads == ["True"], done.stderr
+    others = [name for name in loaded if name not in sys.stdlib_module_names and "cython" not in name]
+    assert others == ["batchd_client", "batchd_wire", "msgpack", "numpy", "zmq"]
+    assert not {"asyncio", "multiprocessing", "concurrent", "http", "email", "unittest"}.intersection(by_us)
 
 
 def test_forked_child_is_told_to_connect_for_itself_and_the_parent_goes_on(fake) -> None:
