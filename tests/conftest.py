@@ -4,6 +4,7 @@ Hypothesis tries the same examples every time, unless ``--hypothesis-profile=lon
 oracle looks whether anything was left behind. Daemons and trainers that a test starts end with it, or with its module.
 """
 
+import gc
 import os
 import secrets
 import shutil
@@ -57,6 +58,7 @@ if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 ):  # shells begin what runs in the background so, and what we start would, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.dont_write_bytecode = False  # or each lane of each run would make anew what pytest makes of all these modules
 os.environ[RUN_VARIABLE] = f"{os.getpid()}-{secrets.token_hex(4)}"
 keep(os.environ[RUN_VARIABLE])
 LEAK_PATIENCE_S = PATIENCE_S / 4
@@ -99,6 +101,12 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, so the collector of garbage need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
