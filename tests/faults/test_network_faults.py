@@ -1,10 +1,8 @@
 """Two hosts, made of network namespaces, and a cable that is pulled: positions stay exact, and who has vanished is noticed."""
 
-import subprocess
-import sys
-
 import pytest
 
+from support.commands import batchd
 from support.expected import Expected
 from support.network import two_hosts
 from support.settings import folder_stream
@@ -34,14 +32,12 @@ def key(tmp_path):
 
 def new_key(keys, name, file):
     """Make a key as an operator does."""
-    command = [sys.executable, "-m", "batchd", "keys", "new", "--name", name, "--keys-dir", str(keys), "-o", str(file)]
-    subprocess.run(command, check=True, capture_output=True)
+    batchd("keys", "new", "--name", name, "--keys-dir", keys, "-o", file)
 
 
 def revoke(keys, name):
     """Revoke it as an operator does."""
-    command = [sys.executable, "-m", "batchd", "keys", "revoke", name, "--keys-dir", str(keys)]
-    subprocess.run(command, check=True, capture_output=True)
+    batchd("keys", "revoke", name, "--keys-dir", keys)
 
 
 @pytest.fixture

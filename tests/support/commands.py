@@ -1,28 +1,61 @@
 """Runs ``batchd`` commands as a person would. For tests of processes."""
 
+import io
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
+from batchd.cli.main import main
 from support.daemon_process import clean_environment
 from support.waiting import PATIENCE_S
+
+PROCESSES = {"serve", "prepare", "doctor", "top"}
+"""Commands that start processes, look at their own, or take signals."""
 
 
 def batchd(
     *arguments: str | Path, address: str | None = None, folder: Path | None = None, status: int = 0
 ) -> "subprocess.CompletedProcess[str]":
-    """Run ``batchd`` with these arguments, expect an exit status, and give what it wrote."""
+    """Run ``batchd`` with these arguments, expect an exit status, and give what it wrote.
+
+    Most commands run in this process: one of their own would import for longer than it works.
+    """
+    words = [*map(str, arguments)]
     environment = clean_environment() | ({"BATCHD_ADDRESS": address} if address else {})
-    done = subprocess.run(
-        [sys.executable, "-m", "batchd", *map(str, arguments)],
+    run = _in_a_process if PROCESSES.intersection(words) else _in_this_process
+    done = run(words, environment, folder or Path("/"))
+    assert done.returncode == status, f"batchd {arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def _in_a_process(words: list[str], environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "batchd", *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         env=environment,
-        cwd=folder or "/",
+        cwd=folder,
         check=False,
     )
-    assert done.returncode == status, f"batchd {arguments} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done
+
+
+def _in_this_process(words: list[str], environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    status = 0
+    with (
+        patch.dict("os.environ", environment, clear=True),
+        chdir(folder),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        try:
+            main(words)
+        except SystemExit as end:
+            status = end.code
+    said = (stream.detach().getvalue().decode() for stream in (output, errors))
+    return subprocess.CompletedProcess(words, status, *said)
