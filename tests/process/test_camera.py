@@ -38,16 +38,35 @@ def video(tmp_path_factory):
 PIXELS = f"uint8[{HEIGHT},{WIDTH},3]"
 
 
+STREAMS = {
+    "pixels": {"image": PIXELS, "time": "float64"},
+    "jpegs": {"image": "image", "time": "float64"},
+    "sigint": {"image": PIXELS},
+    "sigterm": {"image": PIXELS},
+    "slow": {"image": PIXELS},
+    "labelled": {"image": PIXELS, "label": "int64"},
+    "small": {"image": "uint8[9,9,3]"},
+}
+"""The fields of each live stream."""
+
+
 def camera_stream(**fields):
     """A live stream of these fields, four frames to a batch."""
     pipeline = [{"op": "decode"}, {"op": "resize", "size": [HEIGHT, WIDTH]}] if fields["image"] == "image" else []
-    more = {"sample_bytes_max": "1MiB"} if pipeline else {}
-    return {"camera": {**push_stream(fields=fields, **more), "pipeline": pipeline, "on_error": "mask"}}
+    more = {"sample_bytes_max": "64KiB"} if pipeline else {}
+    return {**push_stream(fields=fields, **more), "pipeline": pipeline, "on_error": "mask"}
 
 
-def start(daemon, *options):
+@pytest.fixture(scope="module")
+def daemon(start_shared_daemon, photos):
+    """Live streams, and one of files; no two tests push into the same one."""
+    live = {name: camera_stream(**fields) for name, fields in STREAMS.items()}
+    return start_shared_daemon({**live, "photos": folder_stream(photos)})
+
+
+def start(daemon, stream, *options):
     return subprocess.Popen(
-        [sys.executable, "-m", "batchd_client.camera", "camera", "--address", daemon.address, *map(str, options)],
+        [sys.executable, "-m", "batchd_client.camera", stream, "--address", daemon.address, *map(str, options)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,13 +87,12 @@ def reds(batch):
     return (image[..., 0].astype(float).mean(axis=(1, 2)) / 10 - 6).round().astype(int).tolist()
 
 
-@pytest.mark.parametrize("image", [PIXELS, "image"])
-def test_every_frame_of_a_file_arrives_once_and_in_order(image, start_daemon, video):
+@pytest.mark.parametrize("stream", ["pixels", "jpegs"])
+def test_every_frame_of_a_file_arrives_once_and_in_order(stream, daemon, video):
     """RGB, as pixels or as JPEG files, with the time where the stream has a field for it; then the program says what it did."""
-    daemon = start_daemon(camera_stream(image=image, time="float64"))
     with batchd_client.connect(daemon.address) as connection:
-        camera = start(daemon, "--device", video)
-        batches = list(islice(iter(connection.stream("camera")), FRAMES // 4))
+        camera = start(daemon, stream, "--device", video)
+        batches = list(islice(iter(connection.stream(stream)), FRAMES // 4))
         seen = [red for batch in batches for red in reds(batch)]
         times = [time for batch in batches for time in batch["time"].tolist()]
 
@@ -85,12 +103,12 @@ def test_every_frame_of_a_file_arrives_once_and_in_order(image, start_daemon, vi
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_file_begins_again_until_a_signal_comes(number, start_daemon, video):
+def test_a_file_begins_again_until_a_signal_comes(number, daemon, video):
     """And the program ends in peace."""
-    daemon = start_daemon(camera_stream(image=PIXELS))
+    stream = number.name.lower()
     with batchd_client.connect(daemon.address) as connection:
-        camera = start(daemon, "--device", video, "--loop", "--bgr")
-        batches = list(islice(iter(connection.stream("camera")), 2 * FRAMES // 4))
+        camera = start(daemon, stream, "--device", video, "--loop", "--bgr")
+        batches = list(islice(iter(connection.stream(stream)), 2 * FRAMES // 4))
         blues = [blue for batch in batches for blue in (batch["image"][..., 2].mean(axis=(1, 2)) / 10 - 6).round()]
         camera.send_signal(number)
         status, said, complaint = finish(camera)
@@ -100,62 +118,53 @@ def test_a_file_begins_again_until_a_signal_comes(number, start_daemon, video):
     assert re.fullmatch(r"\d+ frames pushed, 0 dropped\n", said)
 
 
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(
-    ("fields", "options", "message"),
+    "case",
     [
-        ({"image": PIXELS}, ["--device", "/nowhere.avi"], "there is no file /nowhere.avi; a camera is a number"),
-        ({"image": PIXELS}, ["--device", "97"], "camera 97 cannot be opened"),
-        ({"image": PIXELS}, ["--device", __file__], "cannot be opened"),
-        ({"image": PIXELS}, ["--field", "frame"], "the stream has no field 'frame': it has image"),
-        ({"image": PIXELS, "label": "int64"}, [], "a camera has nothing for the fields label of the stream"),
-        (
-            {"image": "uint8[9,9,3]"},
-            ["--device", "VIDEO"],
-            r"'image' is uint8\[48, 64, 3\], and has to be uint8\[9,9,3\]",
-        ),
+        ("slow", ["--device", "/nowhere.avi"], "there is no file /nowhere.avi; a camera is a number"),
+        ("slow", ["--device", "97"], "camera 97 cannot be opened"),
+        ("slow", ["--device", __file__], "cannot be opened"),
+        ("slow", ["--field", "frame"], "the stream has no field 'frame': it has image"),
+        ("labelled", [], "a camera has nothing for the fields label of the stream"),
+        ("small", ["--device", "VIDEO"], r"'image' is uint8\[48, 64, 3\], and has to be uint8\[9,9,3\]"),
+        ("photos", [], "the source of stream 'photos' is not of type \"push\""),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(fields, options, message, start_daemon, video):
+def test_what_cannot_be_is_said_in_one_line(case, daemon, video, capsys):
     """And the exit status is 1."""
-    daemon = start_daemon(camera_stream(**fields))
+    stream, options, message = case
+    words = [str(video) if option == "VIDEO" else option for option in options]
 
-    camera = start(daemon, *(video if option == "VIDEO" else option for option in options))
-    status, said, complaint = finish(camera)
-
-    assert (status, said) == (1, "")
+    assert camera_module.main([stream, "--address", daemon.address, *words]) == 1
+    said, complaint = capsys.readouterr()
+    assert said == ""
     assert re.search(message, complaint)
-    assert "Traceback" not in complaint
 
 
-def test_a_stream_that_is_not_live_takes_no_frames(start_daemon, photos):
-    """Its source is said to be another one."""
-    daemon = start_daemon({"camera": folder_stream(photos)})
-
-    status, _, complaint = finish(start(daemon))
-
-    assert status == 1
-    assert "the source of stream 'camera' is not of type \"push\"" in complaint
+@pytest.fixture
+def quiet(monkeypatch):
+    """The program is called in this process, whose signals are not its."""
+    monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
 
 
-def test_frames_come_no_faster_than_they_are_asked_for(start_daemon, video, monkeypatch):
+@pytest.mark.usefixtures("quiet")
+def test_frames_come_no_faster_than_they_are_asked_for(daemon, video, monkeypatch):
     """The program sleeps until the next one is due."""
     slept = []
     monkeypatch.setattr(camera_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
-    monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
-    daemon = start_daemon(camera_stream(image=PIXELS))
 
-    assert camera_module.main(["camera", "--address", daemon.address, "--device", str(video), "--fps", "10"]) == 0
+    assert camera_module.main(["slow", "--address", daemon.address, "--device", str(video), "--fps", "10"]) == 0
 
     assert len(slept) == FRAMES
     assert slept == sorted(slept), "nobody slept, so each is due later"
     assert 1.0 < slept[-1] <= (FRAMES - 1) / 10
 
 
-def test_without_opencv_the_program_says_what_to_install(start_daemon, monkeypatch, capsys):
+@pytest.mark.usefixtures("quiet")
+def test_without_opencv_the_program_says_what_to_install(daemon, monkeypatch, capsys):
     """The client itself does without it."""
     monkeypatch.setitem(sys.modules, "cv2", None)
-    monkeypatch.setattr(camera_module.signal, "signal", lambda *_: None)
-    daemon = start_daemon(camera_stream(image=PIXELS))
 
-    assert camera_module.main(["camera", "--address", daemon.address]) == 1
+    assert camera_module.main(["slow", "--address", daemon.address]) == 1
     assert "pip install opencv-python-headless" in capsys.readouterr().err
