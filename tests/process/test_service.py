@@ -72,9 +72,13 @@ def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
 
 
 def test_a_reload_tells_how_far_its_scan_is(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
-    """So it gets the time that it takes, from its first stream on."""
+    """So it gets the time that it takes, from its first stream on. Workers cannot speak for it: they do not know to whom."""
     daemon = start_daemon(environment=variables(manager))
     wait_until(lambda: manager.has_heard("READY=1"), "it is ready")
+    for worker in daemon.worker_pids():
+        names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")}
+        assert b"PATH" in names
+        assert not names & {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"}
     manager.history.clear()
     daemon.send(signal.SIGHUP)
     wait_until(lambda: manager.has_heard("READY=1"), "the reload is over")
@@ -82,15 +86,6 @@ def test_a_reload_tells_how_far_its_scan_is(manager: NotifySocket, start_daemon:
     reloading = next(number for number, message in enumerate(told) if message[0] == "RELOADING=1")
     scanning = told.index(["EXTEND_TIMEOUT_USEC=60000000", "STATUS=scanning photos: 0 samples so far"])
     assert reloading < scanning < told.index(["READY=1", "STATUS=nothing has changed"])
-
-
-def test_workers_cannot_speak_for_the_daemon(manager: NotifySocket, start_daemon: Callable[..., DaemonProcess]) -> None:
-    """They do not know where the service manager listens."""
-    daemon = start_daemon(environment=variables(manager))
-    for worker in daemon.worker_pids():
-        names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")}
-        assert b"PATH" in names
-        assert not names & {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"}
 
 
 def test_a_daemon_lives_without_its_service_manager(
