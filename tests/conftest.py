@@ -118,10 +118,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """A command that a test runs in its own process may say how the log looks: not to the next test."""
+def _as_before() -> Iterator[None]:
+    """A command that a test runs in its own process may say how the log looks, and how long servers may take: not to the next."""
     yield
     structlog.reset_defaults()
+    storage.use(StorageLimits())
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Runs ``batchd`` commands as a person would. For tests of processes."""
 
 import io
+import signal
 import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -11,8 +12,8 @@ from batchd.cli.main import main
 from support.daemon_process import clean_environment
 from support.waiting import PATIENCE_S
 
-PROCESSES = {"serve", "prepare", "doctor", "top"}
-"""Commands that start processes, look at their own, or take signals."""
+PROCESSES = {"serve", "doctor", "top"}
+"""Commands that serve, look at their own process, or want a terminal."""
 
 
 def batchd(
@@ -46,7 +47,7 @@ def _in_a_process(words: list[str], environment: dict[str, str], folder: Path) -
 
 def _in_this_process(words: list[str], environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    status = 0
+    status, at_sigterm = 0, signal.getsignal(signal.SIGTERM)
     with (
         patch.dict("os.environ", environment, clear=True),
         chdir(folder),
@@ -57,5 +58,7 @@ def _in_this_process(words: list[str], environment: dict[str, str], folder: Path
             main(words)
         except SystemExit as end:
             status = end.code
+        finally:
+            signal.signal(signal.SIGTERM, at_sigterm)
     said = (stream.detach().getvalue().decode() for stream in (output, errors))
     return subprocess.CompletedProcess(words, status, *said)
