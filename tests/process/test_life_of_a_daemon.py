@@ -121,7 +121,7 @@ def test_a_drained_daemon_leaves_trainers_where_they_are(start_daemon):
     assert seen == Expected(daemon.config).epoch(0)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [SIGNALS[0], pytest.param(SIGNALS[1], marks=pytest.mark.slow)])
 def test_the_second_signal_ends_at_once(start_daemon, number):
     """A worker is caught in a sample, so draining would take its whole time."""
     daemon = start_daemon(workers=2, faults={"worker.sample.read": "hang"}, drain_timeout_s=9.9)
