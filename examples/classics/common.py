@@ -247,6 +247,19 @@ def deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Ctrl-C in here is heard at the end: an interrupted ``start()`` does not say whether its thread runs."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for number in heard[:1]:
+        signal.raise_signal(number)
+
+
 def main(about: str, run: Callable[[Example], None]) -> int:
     """Run an example from the command line; the value is the exit status."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -5,7 +5,6 @@ Keras 3 has no GeneratorEnqueuer any more, so the old way is one in its manner, 
 
 import multiprocessing
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,19 @@ from typing import Any
 
 import cv2
 import numpy as np
-from common import BATCH_SIZE, WORKERS, Example, deaf_to_interrupts, endless, main, photographs, put, same, taken
+from common import (
+    BATCH_SIZE,
+    WORKERS,
+    Example,
+    deaf_to_interrupts,
+    endless,
+    interrupts_later,
+    main,
+    photographs,
+    put,
+    same,
+    taken,
+)
 
 SIDE = 224
 QUEUE_BATCHES = 10
@@ -81,13 +92,11 @@ def with_threads(folder: str) -> Iterator[Iterator[Any]]:
     stop, shared = threading.Event(), OneAtATime(batches(folder, np.random.default_rng(0)))
     runners = [threading.Thread(target=enqueue, args=(shared, filled, stop)) for _ in range(WORKERS)]
     with ExitStack() as ending:
-        # An interrupted start() does not say whether its thread runs.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        for runner in runners:
-            runner.start()
-            ending.callback(wait_for, runner)
-        ending.callback(stop.set)  # comes first at the end
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with interrupts_later():
+            for runner in runners:
+                runner.start()
+                ending.callback(wait_for, runner)
+            ending.callback(stop.set)  # comes first at the end
         yield taken(filled, runners)
 
 
