@@ -11,10 +11,14 @@
 """
 
 import atexit
-import sys
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
 
 try:
     import tensorflow as tf
@@ -34,6 +38,10 @@ from batchd_wire.fields import RAGGED
 
 __all__ = ["dataset", "share", "state_after"]
 
+Array = npt.NDArray[Any]
+FIRST, OVER = -1, -2
+"""Turns of no pass (see ``passes``): of an iteration that has not begun one, and of one without batches."""
+
 
 def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: bool = False) -> tf.data.Dataset:
     """Make a data set of a stream. Each iteration over it gives the rest of an epoch, and the next one the next epoch.
@@ -48,38 +56,58 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     """
     _end_with_the_program()
     columns = [_column(name, stream.schema[name]) for name in wanted(stream.schema, fields, as_dict=as_dict)]
+    empty = [array for one in columns for array in one.empty]
     passes = Passes(stream)
+    # TensorFlow never lets go of a function of Python, so only the data set holds the stream; within a graph there is none.
+    reachable = ref(passes) if tf.executing_eagerly() else lambda: passes
 
     def give(values: list[Any]) -> Any:
         return {one.name: value for one, value in zip(columns, values, strict=True)} if as_dict else tuple(values)
 
-    def batches() -> Iterator[Any]:
-        turn = passes.begin()
-        while (batch := passes.take(turn)) is not None:
-            with batch:
-                values = [one.read(batch) for one in columns]
-            yield give(values)
+    def take(turn: int) -> list[Any]:
+        passes = reachable()
+        if passes is None or turn == OVER:
+            return [OVER, False, *empty]
+        turn = passes.begin() if turn == FIRST else int(turn)
+        batch = passes.take(turn)
+        if batch is None:
+            return [turn, False, *empty]
+        with batch:
+            return [turn, True, *(array for one in columns for array in one.read(batch))]
 
-    rest = tf.data.Dataset.from_generator(batches, output_signature=give([one.spec for one in columns]))
+    def step(turn: Any, _: Any) -> Any:
+        turn, more, *arrays = tf.numpy_function(take, [turn], [tf.int64, tf.bool, *(array.dtype for array in empty)])
+        parts = iter(arrays)
+        return tf.ensure_shape(turn, []), (tf.ensure_shape(more, []), give([one.tensor(parts) for one in columns]))
+
+    def batches(turn: int) -> tf.data.Dataset:
+        steps = tf.data.Dataset.from_tensors(0).repeat().scan(np.int64(turn), _as_it_is(step))
+        taken = steps.take_while(_as_it_is(lambda more, _: more))
+        # Not by ``map``, which TensorFlow makes parallel by itself: then it would read ahead unasked.
+        return taken.scan(0, _as_it_is(lambda state, element: (state, element[1])))
+
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return _at_most(rest, len(stream)).with_options(options)
+    # Keras goes by the length, which is that of an infinite data set's first elements: ``assert_cardinality`` would end the
+    # training where there are fewer. What makes it infinite, as far as TensorFlow can tell, has no elements.
+    data = batches(FIRST).concatenate(batches(OVER).repeat()).take(len(stream)).with_options(options)
+    data._batchd_passes = passes  # noqa: SLF001
+    return data
 
 
 @cache
 def _end_with_the_program() -> None:
-    """Let go of a data set that an uncaught exception left half read, before the interpreter goes.
+    """Let go of the iterators of tf.data before the interpreter goes, wherever they are kept.
 
-    Its traceback would keep TensorFlow's iterator until there is no Python any more, for which the iterator's own end waits: any
-    ``from_generator`` hangs there.
+    One that reads ahead waits at its own end for its thread, and that thread waits for ever for a Python that has gone.
     """
-    atexit.register(_forget_last_exception)
+    atexit.register(_let_go_of_iterators)
 
 
-def _forget_last_exception() -> None:
-    for name in ("last_exc", "last_value", "last_traceback"):
-        if hasattr(sys, name):
-            setattr(sys, name, None)
+def _let_go_of_iterators() -> None:
+    for one in gc.get_objects():
+        if tf.data.Iterator in type(one).__mro__:
+            vars(one).clear()
 
 
 def state_after(stream: Stream, batches: int) -> StreamState:
@@ -100,38 +128,42 @@ def share(context: tf.distribute.InputContext) -> Share:
 
 
 class _Column(NamedTuple):
-    """One field of what the loop gets: its type for TensorFlow, and how it is read."""
+    """One field of what the loop gets: how it is read as arrays, what these are without a sample, and the tensor made of them."""
 
     name: str
-    spec: tf.TypeSpec
-    read: Callable[[Batch], Any]
+    read: Callable[[Batch], Sequence[Array]]
+    empty: tuple[Array, ...]
+    tensor: Callable[[Iterator[Any]], Any]
 
 
 def _column(name: str, schema: FieldSchema) -> _Column:
     """How a field becomes a tensor. Raises ``TensorsInvalid``."""
     try:
-        dtype = tf.dtypes.as_dtype(schema.dtype)
+        tf.dtypes.as_dtype(schema.dtype)
     except TypeError:
         raise TensorsInvalid(f"field {name!r} is {schema.dtype.name}, which TensorFlow does not have") from None
     axes = schema.varying.axes if schema.varying is not None else ()
     shape = [None, *(None if axis in axes else length for axis, length in enumerate(schema.shape))]
     if schema.varying is None or schema.varying.kind != RAGGED:
-        return _Column(name, tf.TensorSpec(shape, dtype), lambda batch: own(batch[name]))
+        empty = np.empty((0, *schema.shape), schema.dtype)
+        return _Column(
+            name, lambda batch: [own(batch[name])], (empty,), lambda parts: tf.ensure_shape(next(parts), shape)
+        )
     if axes != (0,):
         raise TensorsInvalid(
             f"field {name!r} is ragged in dimensions {', '.join(map(str, axes))} of its samples, and a RaggedTensor can be "
             "made where only their first one varies: let the step pad_batch take the place of ragged, or leave it out of fields="
         )
-    spec = tf.RaggedTensorSpec(shape, dtype, ragged_rank=1, row_splits_dtype=tf.int64)
     ragged_tensor: Any = tf.RaggedTensor  # whose types lack its constructors
-    return _Column(name, spec, lambda batch: ragged_tensor.from_row_splits(*batch.ragged(name).compact()))
+
+    def tensor(parts: Iterator[Any]) -> Any:
+        values, row_splits = tf.ensure_shape(next(parts), shape[1:]), tf.ensure_shape(next(parts), [None])
+        return ragged_tensor.from_row_splits(values, row_splits, validate=False)
+
+    empty = np.empty((0, *schema.shape[1:]), schema.dtype)
+    return _Column(name, lambda batch: batch.ragged(name).compact(), (empty, np.zeros(1, np.int64)), tensor)
 
 
-def _at_most(rest: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Let a data set say that it has so many elements, though it may have fewer; Keras goes by what it says.
-
-    ``assert_cardinality`` would end the training where there are fewer. Here an empty one comes behind it that is infinite as far
-    as TensorFlow can tell; so the whole is infinite too, and ``take`` makes of that the number.
-    """
-    nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=rest.element_spec)
-    return rest.concatenate(nothing.repeat()).take(length)
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have TensorFlow trace a function without rewriting it first."""
+    return tf.autograph.experimental.do_not_convert(function)

@@ -3,6 +3,7 @@
 python -m support.tensorflow_program NAME ADDRESS [MORE...]        (the name of a function here)
 """
 
+import gc
 import os
 import sys
 import threading
@@ -27,6 +28,22 @@ def exit_half_read(address):
     """End by the end of the script."""
     kept = half_read(address)
     say_last(batches=len(kept[1]))
+
+
+def exit_with_it_at_the_top(address):
+    """With the iterator in a variable of the module, as scripts without functions have it, and where nothing reads ahead."""
+    from batchd_client.tensorflow import dataset  # noqa: PLC0415
+
+    globals()["iterator"] = iterator = iter(dataset(batchd_client.connect(address).stream("photos")))
+    say_last(batches=len([next(iterator), next(iterator)]))
+
+
+def exit_in_a_cycle(address):
+    """With the iterator in a cycle that no collection has found."""
+    gc.disable()
+    kept = [half_read(address)]
+    kept.append(kept)
+    say_last(batches=len(kept[0][1]))
 
 
 def exit_by_an_exception(address):

@@ -1,5 +1,7 @@
 """The data set of tf.data against a real daemon: what it gives is what the bare client gives, as tensors that never change."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -175,6 +177,13 @@ def test_the_state_behind_what_the_loop_has_counted_is_exact(connection, done):
     resumed = dataset(again, as_dict=True)
     rest = numbers(resumed) if again.epoch == 0 else []
     assert seen + rest + numbers(resumed) == expected
+
+
+def test_a_data_set_may_be_made_within_a_function_of_tensorflow(connection):
+    """Then no object of the program keeps it."""
+    made = tf.data.Dataset.range(1).flat_map(lambda _: dataset(connection.stream("photos"), as_dict=True))
+    gc.collect()
+    assert numbers(made) == bare_numbers(connection, 1)
 
 
 def test_two_iterations_at_once_are_refused(connection):

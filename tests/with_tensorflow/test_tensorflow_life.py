@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 import batchd_client  # noqa: E402
 from batchd_client.keras import BatchdPyDataset, Progress  # noqa: E402
+from batchd_client.tensorflow import dataset  # noqa: E402
 from support.garbage import CYCLES, collected  # noqa: E402
 from support.programs import end, gone, start  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
@@ -37,7 +38,10 @@ def bare_numbers(daemon, epochs, state=None):
         return [batch["index"].tolist() for _ in range(claim.epoch, epochs) for batch in claim]
 
 
-@pytest.mark.parametrize("program", ["exit_half_read", "exit_while_it_waits", "exit_by_an_exception"])
+EXITS = ["exit_half_read", "exit_while_it_waits", "exit_with_it_at_the_top", "exit_in_a_cycle", "exit_by_an_exception"]
+
+
+@pytest.mark.parametrize("program", EXITS)
 def test_a_script_ends_at_once_with_a_data_set_half_read(daemon, program):
     """Whatever tf.data reads ahead meanwhile; and the daemon has its slots back."""
     said, status, errors = end(start("tensorflow_program", program, daemon), STILL_MAX_S)
@@ -63,13 +67,31 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_skipped(daemon, kind):
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_connection_in_a_cycle_with_a_data_set_of_keras_ends_with_it(daemon, tie):
-    """Half read. An iterator of tf.data is TensorFlow's to end."""
+    """Half read."""
 
     def make():
         connection = batchd_client.connect(daemon.address)
         stream = connection.stream("photos")
         data = BatchdPyDataset(stream)
         return connection, stream, data, data[0], Progress(stream)
+
+    collected(make, tie)
+    gone(daemon)
+
+
+@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
+@pytest.mark.parametrize(
+    "around", [lambda data: data, lambda data: data.repeat().prefetch(4)], ids=["plain", "prefetch"]
+)
+def test_a_connection_in_a_cycle_with_a_data_set_of_tensorflow_ends_with_it(daemon, around, tie):
+    """With an iterator that is half read, and may read ahead while it ends."""
+
+    def make():
+        connection = batchd_client.connect(daemon.address)
+        stream = connection.stream("photos")
+        data = around(dataset(stream))
+        batches = iter(data)
+        return connection, stream, data, batches, next(batches)
 
     collected(make, tie)
     gone(daemon)
