@@ -41,6 +41,8 @@ LOGGED = frozenset({"configuration not reloaded", "worker not started"})
 LINE_BYTES_MAX = 4096
 GOING = frozenset({"StreamUnknown", "StreamRemoved", "StreamChanged"})
 """What visitors of ``extra`` may be told."""
+SETTLED_S = 5.0
+"""How long the count of descriptors stays the same before it is final."""
 
 
 class Run:
@@ -274,7 +276,7 @@ class Run:
                 odd = {name: stream[name] for name in ("leased_slots", "bad_samples", "quarantined_samples", "stopped")}
                 if any(odd.values()) or stream["subscriptions"]:
                     self.wrong(f"in stream {stream['name']} is left {odd}, claims {stream['subscriptions']}")
-        before = descriptor_count(daemon.pid)
+        before = _settled_descriptor_count(daemon.pid)
         self._selector.unregister(daemon.output)
         daemon.kill()
         daemon.start()
@@ -296,3 +298,17 @@ class Run:
                 said = json.loads(line)
                 if said["level"] in {"error", "critical"} and said["event"] not in LOGGED:
                     self.wrong(f"the daemon's log: {line[:1000]}")
+
+
+def _settled_descriptor_count(pid: int) -> int:
+    """How many descriptors it has once none has come or gone for a while: what a reload or a restart replaces goes later."""
+    count, since = descriptor_count(pid), time.monotonic()
+
+    def has_settled() -> bool:
+        nonlocal count, since
+        if (now := descriptor_count(pid)) != count:
+            count, since = now, time.monotonic()
+        return time.monotonic() - since > SETTLED_S
+
+    wait_until(has_settled, "the daemon's descriptors stay the same", every_s=0.1)
+    return count
