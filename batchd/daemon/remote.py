@@ -11,6 +11,7 @@ Invariant: a slot that is being sent is not written: its lease ends by ``BatchSe
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from secrets import token_bytes
@@ -174,7 +175,7 @@ class RemoteSessions:
         if session is not None:
             if isinstance(message, Refused) and message.request:
                 session.refused(message.request)
-            self._send(session, [message.encode(session.version)])
+            self._send(session, message)
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send the rows of a lease. ``BatchSent`` follows, also where the trainer is gone."""
@@ -209,7 +210,7 @@ class RemoteSessions:
             session.sent_bytes += sent_bytes
             self.sent_bytes += sent_bytes
             over = connections[(grant.sequence + part) % len(connections)]
-            self._send(session, [parcel.encode(session.version), *frames], over)
+            self._send(session, parcel, over, frames)
             if session.number not in self:
                 return
 
@@ -228,9 +229,7 @@ class RemoteSessions:
             return
         for session in self.everybody():
             if session.key is None or not self._keys.holds(session.key.name, session.key.public):
-                self._send(
-                    session, [Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked").encode(session.version)]
-                )
+                self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
                 self._end(session, "its key has been revoked")
 
     def _end_adrift(self) -> None:
@@ -248,10 +247,18 @@ class RemoteSessions:
             if session.ticks_adrift > 1:
                 self._end(session, "")
 
-    def _send(self, session: RemoteSession, frames: list[bytes | memoryview], over: Connection | None = None) -> None:
+    def _send(
+        self,
+        session: RemoteSession,
+        message: Message,
+        over: Connection | None = None,
+        pieces: Sequence[bytes | memoryview] = (),
+    ) -> None:
+        """Send a message, and the pieces of rows behind it, over the first connection where no other is named."""
         routing = (over or session.connections[0]).routing
         try:
-            self.router.send_multipart([routing, *frames], zmq.NOBLOCK, copy=False)
+            frames = [routing, message.encode(session.version), *pieces]
+            self.router.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._end(session, f"it left {REMOTE_UNREAD_MAX} messages unread")
         except zmq.ZMQError as error:
@@ -379,7 +386,7 @@ class RemoteSessions:
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
         speak = _log.info if self._ration.allows(peer_network(host)) else _log.debug
         speak("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
-        self._send(session, [Greeted(__version__, ipc_address, session.secret).encode(session.version)])
+        self._send(session, Greeted(__version__, ipc_address, session.secret))
         failpoints.passing("daemon.remote.greeted")
 
     def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
@@ -397,7 +404,7 @@ class RemoteSessions:
         if text:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
             return
-        self._send(session, [Joined().encode(session.version)], self._connect(session, routing, frame))
+        self._send(session, Joined(), self._connect(session, routing, frame))
 
     def _clear_descriptor(self, frame: zmq.Frame) -> None:
         """End what had this descriptor before a new connection, now and not when the news of it would end its new session."""
@@ -432,18 +439,18 @@ class RemoteSessions:
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
         if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
-            self._send(session, [Refused(message.request, 0, ErrorCode.KEY_REFUSED, text).encode(session.version)])
+            self._send(session, Refused(message.request, 0, ErrorCode.KEY_REFUSED, text))
             return
         if isinstance(message, Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
             text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
-            self._send(session, [Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text).encode(session.version)])
+            self._send(session, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
             return
         if isinstance(message, AskStatus | AskBad):
             if not session.may_ask():
                 text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
-                self._send(session, [Refused(message.request, 0, ErrorCode.TOO_OFTEN, text).encode(session.version)])
+                self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
                 return
-            self._send(session, [self._without_secrets(session, self._desk.answer(message)).encode(session.version)])
+            self._send(session, self._without_secrets(session, self._desk.answer(message)))
             return
         event = event_of(session.number, message, self._desk.numbers, is_remote=True)
         if event is None:

@@ -27,10 +27,10 @@ class Workers(Protocol):
         """Send a message without waiting. A worker that does not read is killed."""
 
     def kill(self, number: int, reason: str) -> None:
-        """End a worker that does not do what it should."""
+        """End a worker that hangs or breaks the protocol."""
 
     def dismiss(self, number: int) -> None:
-        """Have a worker end that has nothing in hand."""
+        """Tell a worker that has nothing in hand to end."""
 
     def note(self, number: int) -> Note | None:
         """What the worker says it has in hand; None for a worker that is gone."""

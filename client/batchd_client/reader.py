@@ -152,7 +152,7 @@ class Reader:
                 text = crowded(self.claim.stream, self.claim.world_size, terms.steps, terms.samples)
                 if text is not None:
                     tell_once(text, logging.WARNING)
-                if subscription.positions.start != position != BEGINNING:
+                if subscription.counter.start != position != BEGINNING:
                     _log.info(
                         "stream %r is live: it goes on at %s, not %s",
                         self.claim.stream,
@@ -293,10 +293,10 @@ class Reader:
     ) -> SlotMemory | ReceiveBuffer:
         """Find the memory that a handle names, believing nothing that can be checked."""
         due, layout = subscription.leased, subscription.terms.layout
-        if handle.sequence != due or not subscription.positions.expects(due, handle.epoch, handle.step):
+        if handle.sequence != due or not subscription.counter.expects(due, handle.epoch, handle.step):
             raise ProtocolError(
                 f"batch number {handle.sequence} (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r} "
-                f"came where number {due}, from {subscription.positions.position(due)} on, was due"
+                f"came where number {due}, from {subscription.counter.position(due)} on, was due"
             )
         if handle.first + handle.count > layout.rows:
             raise ProtocolError(f"rows {handle.first}+{handle.count} of a slot that has {layout.rows}")

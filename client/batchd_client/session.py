@@ -381,7 +381,7 @@ class Session:
         if subscription is not None:
             subscription.refusal = refused
         elif refused.subscription:
-            return  # given up meanwhile: what became of it since concerns nothing here
+            return  # the subscription was given up before: its refusal changes nothing here
         elif refused.error == ErrorCode.TOO_OFTEN:
             raise DaemonBusy(f"the daemon says: {refused.text}")
         else:

@@ -144,7 +144,7 @@ class Stream(Unique):
     def left(self) -> int:
         """How many batches the rest of the current epoch has for this rank: what the next ``for`` gives."""
         subscription = self._reader.subscription
-        return subscription.positions.left(subscription.taken)
+        return subscription.counter.left(subscription.taken)
 
     def state_dict(self) -> StreamState:
         """What a checkpoint needs to go on exactly here: the batch in hand counts as done. JSON-able, about a hundred bytes.

@@ -82,6 +82,7 @@ class Subscription:
         "announced_s",
         "arrivals",
         "checksums",
+        "counter",
         "ended",
         "fields",
         "handles",
@@ -90,7 +91,6 @@ class Subscription:
         "number",
         "outstanding",
         "owner",
-        "positions",
         "received",
         "refusal",
         "taken",
@@ -107,7 +107,7 @@ class Subscription:
         self.number = admitted.subscription
         self.window = admitted.window
         self.terms = _terms(admitted)
-        self.positions = PositionCounter(
+        self.counter = PositionCounter(
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
         self.fields: dict[str, FieldView] = field_views(self.terms.layout)
@@ -135,7 +135,7 @@ class Subscription:
     @property
     def position(self) -> Position:
         """The position of the next batch that the user's loop gets."""
-        return self.positions.position(self.taken)
+        return self.counter.position(self.taken)
 
     @property
     def held(self) -> int:

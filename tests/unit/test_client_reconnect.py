@@ -174,6 +174,23 @@ def test_a_program_that_connects_lets_go_of_what_it_has_of_a_dead_daemon(fake, d
         connecting.result().close()
 
 
+def restart_draining(fake, times) -> list[Hello]:
+    """Restart the daemon as one that refuses so many sessions first, because it drains; those that it has refused so far."""
+    refused: list[Hello] = []
+
+    def drain(session, message) -> bool:
+        if isinstance(message, Hello) and len(refused) < times:
+            refused.append(message)
+            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "draining"))
+            return True
+        return False
+
+    fake.kill()
+    fake.answer = drain
+    fake.start()
+    return refused
+
+
 @pytest.mark.parametrize("error", [OSError("no descriptor"), MemoryError(), RuntimeError("CUDA")], ids=repr)
 @pytest.mark.parametrize("fails", ["check_link", "let_go"])
 def test_an_error_of_one_connection_stays_out_of_another_ones_connect(fake, daemon, error, fails) -> None:
@@ -183,23 +200,14 @@ def test_an_error_of_one_connection_stays_out_of_another_ones_connect(fake, daem
         if not connected:
             raise error
 
-    stream, connected, refused = daemon.stream("photos"), [], []
+    stream, connected = daemon.stream("photos"), []
     next(iter(stream))
     keeper = Keeper(fail if fails == "let_go" else list)
     stream.when_lost(keeper.let_go)
     if fails == "check_link":
         daemon._connection.session.check_link = fail
 
-    def drain(session, message) -> bool:
-        if isinstance(message, Hello) and not refused:
-            refused.append(message)
-            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "draining"))
-            return True
-        return False
-
-    fake.kill()
-    fake.answer = drain
-    fake.start()
+    refused = restart_draining(fake, times=1)
     batchd_client.connect(fake.address).close()
     connected.append(True)
 
@@ -330,18 +338,7 @@ def test_daemon_that_no_longer_wants_the_session_is_asked_for_another(fake, daem
 def test_draining_daemon_is_tried_again_until_another_serves(fake, daemon) -> None:
     """It refuses on the lifeline while it finishes; the next one welcomes."""
     stream = daemon.stream("photos")
-    refused = []
-
-    def drain(session, message) -> bool:
-        if isinstance(message, Hello) and len(refused) < 3:
-            refused.append(message)
-            send_message(session.lifeline, Refused(0, 0, ErrorCode.DRAINING, "draining"))
-            return True
-        return False
-
-    fake.kill()
-    fake.answer = drain
-    fake.start()
+    refused = restart_draining(fake, times=3)
 
     assert len(list(stream)) == 5
     assert len(refused) == 3
