@@ -24,8 +24,8 @@ def rounds_of(plan: Plan, world_size: int, base: int) -> list[list[tuple[int, in
 
 
 def rows_of(plan: Plan, step: int) -> int:
-    """Count the samples of a batch one by one."""
-    return sum(step * plan.batch_size <= place < (step + 1) * plan.batch_size for place in range(plan.samples))
+    """Count the samples of a batch, of which the last one may have fewer."""
+    return len(range(plan.samples)[step * plan.batch_size : (step + 1) * plan.batch_size])
 
 
 def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None) -> Iterator[Share]:
