@@ -12,7 +12,6 @@ from click.shell_completion import CompletionItem
 from batchd.attach.find import find_daemon
 from batchd.attach.session import Attachment
 from batchd.cli.options import DEFAULT_CONFIG_FILE
-from batchd.config.load import read_config
 from batchd.errors import BatchdError
 from batchd_wire.messages import AskStatus, Status
 
@@ -32,6 +31,8 @@ def running_streams(context: click.Context, _argument: click.Parameter, incomple
 
 def configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Name the streams in the configuration that the line means; those that are right, where others are wrong."""
+    from batchd.config.load import read_config  # noqa: PLC0415  other commands that name a stream read no configuration
+
     try:
         streams = read_config(context.params.get("config_file") or DEFAULT_CONFIG_FILE).data.get("streams")
     except BatchdError:
