@@ -213,9 +213,8 @@ def test_the_log_says_once_what_workers_decode_with(daemon):
     assert line["level"] == "info"
 
 
-def test_what_check_passes_serves_and_what_it_refuses_does_not(start_daemon, tmp_path):
+def test_what_check_passes_serves_and_what_it_refuses_does_not(daemon, tmp_path):
     """The printed default configuration, with a source of one's own, is good for both."""
-    daemon = start_daemon()
     checked = batchd("check", daemon.config).stdout
     assert f"{daemon.config} is fine: 2 workers" in checked
 
