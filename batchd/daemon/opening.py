@@ -38,6 +38,7 @@ from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.speech import Desk
 from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.worker_interface import Workers
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX
@@ -130,12 +131,13 @@ class Opening:
             path, _colon, text = str(error).partition(": ")
             raise ConfigInvalid([Problem(path, text)]) from None
 
-    def state(self, streams: dict[int, ServedStream]) -> DaemonState:
+    def state(self, streams: dict[int, ServedStream], workers: Workers) -> DaemonState:
         """What decides."""
         rows = self._daemon.chunk_rows
         return DaemonState(
             [stream.spec for stream in streams.values()],
             self._daemon.worker_count(),
+            workers.kind,
             sample_timeout_s=self._daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if rows == "auto" else rows,
         )

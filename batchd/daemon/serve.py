@@ -90,7 +90,7 @@ def _serve(config: Config, options: ServeOptions) -> None:
         rings = opening.rings(service.waiting)
         memory = opening.memory(rings)
         streams = opening.streams(rings, _both(options.progress, service.scanned))
-        state = opening.state(streams)
+        state = opening.state(streams, workers)
         loop = Loop(state, streams, memory, opening.watch)
         workers.enqueue = loop.enqueue
         clerk = Clerk(state, streams, memory, workers, observer, started_s)

@@ -21,6 +21,7 @@ from time import monotonic
 import structlog
 
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
+from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.forks import ForkServer, describe
 from batchd.daemon.launch import Launched
@@ -80,6 +81,7 @@ class _Process:
 class WorkerProcesses:
     """Starts workers and speaks with them. ``enqueue`` takes the events, from the moment when ``watch`` is dispatched."""
 
+    kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
     enqueue: Callable[[Event], None]
 
     def __init__(self, watch: Watch, launched: Launched | None = None) -> None:
