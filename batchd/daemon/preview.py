@@ -23,7 +23,7 @@ from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.cache_file import file_problem
 from batchd.daemon.cache_memory import cache_spec, memory_problem, needed_bytes
 from batchd.daemon.memory import available_bytes, shortage
-from batchd.daemon.observer import open_door
+from batchd.daemon.observer import open_http
 from batchd.daemon.reserve import plan_descriptors
 from batchd.daemon.rings import RingSize
 from batchd.daemon.runtime import directory_problem, has_daemon
@@ -70,7 +70,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
     problems = [problem for problem in found if problem is not None]
     if "http" in config.daemon.model_fields_set:
         try:
-            open_door(config.daemon, is_embedded=False).close()
+            open_http(config.daemon, is_embedded=False).close()
         except ConfigInvalid as error:
             problems += error.problems
     return problems
