@@ -26,7 +26,7 @@ from batchd.daemon.rescan import Errand
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
-from batchd.orders.worker import CHUNK_ROWS_MAX, ServeStream, UseStorage
+from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
 from batchd_wire.fields import layout_from_wire
@@ -173,7 +173,7 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
     told = ServeStream(**facts["told"])
     stream = ServedStream(
         spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),
-        told=replace(told, stream=number),
+        told=replace(told, stream=number, recipe=SampleRecipe(*told.recipe)),
         layout=layout_from_wire(told.layout),
         signature=facts["signature"],
         index_descriptor=index,
@@ -193,9 +193,9 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
 def code_in(streams: Iterable[ServedStream]) -> Code:
     """The modules that workers import for these streams."""
     return {
-        name: (str(digest), tuple(stream.told.python_path))
+        name: (digest, tuple(stream.told.recipe.python_path))
         for stream in streams
-        for name, digest in stream.told.modules.items()
+        for name, digest in stream.told.recipe.modules
     }
 
 

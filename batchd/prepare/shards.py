@@ -24,11 +24,10 @@ from batchd.orders.prepare import (
     ShardWritten,
     WriteShard,
 )
-from batchd.orders.worker import HOPELESS_BYTES_MAX, PATH_BYTES_MAX, REASON_BYTES_MAX
+from batchd.orders.worker import HOPELESS_BYTES_MAX, PATH_BYTES_MAX, REASON_BYTES_MAX, SampleRecipe
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.record_length import record_bytes_max
 from batchd.pipeline.step_files import changed_file
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
@@ -125,14 +124,15 @@ class _Stream:
 
     def __init__(self, told: PrepareStream, index: SourceIndex) -> None:
         storage.use(StorageLimits.from_wire(told.storage))
-        steps = [step_from_plain(step) for step in told.steps]
-        source = source_from_plain(told.source)
-        columns = [parse_column(name, text) for name, text in told.columns]
-        expect(told.python_path, {name: str(digest) for name, digest in told.modules.items()})
+        recipe = SampleRecipe(*told.recipe)
+        steps = [step_from_plain(step) for step in recipe.steps]
+        source = source_from_plain(recipe.source)
+        columns = [parse_column(name, text) for name, text in recipe.columns]
+        expect(recipe.python_path, dict(recipe.modules))
         is_bgr = any(isinstance(step, Decode) and step.color == "bgr" for step in steps)
         self.folder = Path(told.folder)
-        self.reader = kind_of(source).open(source, index, record_bytes_max(steps))
-        self.pipeline = Pipeline(columns, steps, told.seed, has_rows=False)
+        self.reader = kind_of(source).open(source, index, recipe.record_bytes_max)
+        self.pipeline = Pipeline(columns, steps, recipe.seed, has_rows=False)
         self._encoder = MemberEncoder(
             self.pipeline.columns, told.image_format, told.quality, is_bgr=is_bgr, is_seekable=told.is_seekable
         )
@@ -147,13 +147,14 @@ class _Stream:
 
 def _stream_or_problem(told: PrepareStream, index: SourceIndex) -> "_Stream | str":
     """What is to be done, or why it cannot be: a function of somebody's own cannot be had, or a file of a step has changed."""
+    files = SampleRecipe(*told.recipe).files
     problem: str | None
     try:
         stream = _Stream(told, index)
     except (FunctionUnusable, StepInvalid) as error:
-        problem = changed_file(told.files) or str(error)
+        problem = changed_file(files) or str(error)
     else:
-        problem = changed_file(told.files)
+        problem = changed_file(files)
         if problem is None:
             return stream
     return _shorten(problem, HOPELESS_BYTES_MAX)

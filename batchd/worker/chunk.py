@@ -33,13 +33,12 @@ from batchd.orders.worker import (
     REASON_BYTES_MAX,
     ChunkFilled,
     FillChunk,
+    SampleRecipe,
     ServeStream,
 )
-from batchd.pipeline.cut import cropped_files, cut_of
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.record_length import record_bytes_max
 from batchd.pipeline.seekable import made_seekable
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
@@ -72,16 +71,17 @@ class ServedStream:
     """
 
     def __init__(self, told: ServeStream, index_descriptor: int, others: list[int], note: Note) -> None:
-        steps = [step_from_plain(step) for step in told.steps]
+        recipe = SampleRecipe(*told.recipe)
+        steps = [step_from_plain(step) for step in recipe.steps]
         storage.use(StorageLimits.from_wire(told.storage))
-        source = source_from_plain(told.source)
-        columns = [parse_column(name, text) for name, text in told.columns]
+        source = source_from_plain(recipe.source)
+        columns = [parse_column(name, text) for name, text in recipe.columns]
         index = SourceIndex.from_descriptor(index_descriptor)
-        expect(told.python_path, {name: str(digest) for name, digest in told.modules.items()})
+        expect(recipe.python_path, dict(recipe.modules))
         self.layout = layout_from_wire(told.layout)
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
-        self._plan = Plan(told.samples, told.batch_size, told.seed, told.shuffle, drop_last=False)
+        self._plan = Plan(told.samples, told.batch_size, recipe.seed, told.shuffle, drop_last=False)
         self._rows = PlannedRows(self._plan)
         self._on_error = told.on_error
         self._is_live = source.is_live
@@ -94,30 +94,29 @@ class ServedStream:
         self._maker: Pipeline | None = None
         """Makes what a cache of decoded samples keeps."""
         try:
-            reader = kind_of(source).open(source, index, record_bytes_max(steps))
+            reader = kind_of(source).open(source, index, recipe.record_bytes_max)
             self._opened.append(reader)
             self._reads_ahead = isinstance(reader, ReadsAhead)
             self._mailbox = _attached(reader, others)
             laps = self._stopwatch.laps
-            cut = cut_of(steps) if told.cache == "decoded" else 0
+            cut = recipe.cut
             if told.cache != "off":
                 cache = open_cache(others)
                 self._opened.append(cache)
-                files = cropped_files(steps) if told.cache == "seekable" else {}
-                rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in files.items()}
+                rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in recipe.rewritten}
                 self._cached = CachedReader(reader, cache, keeps_made=cut > 0, rewriters=rewriters)
                 self._keeping = laps.part(KEEP_PART)
             if cut:
-                self._maker = Pipeline(columns, steps[:cut], told.seed, has_rows=False, laps=laps)
+                self._maker = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, laps=laps)
                 columns = list(self._maker.columns.values())
             self._reader: Reader = self._cached or reader
-            self._pipeline = Pipeline(columns, steps[cut:], told.seed, laps=laps)
+            self._pipeline = Pipeline(columns, steps[cut:], recipe.seed, laps=laps)
         except FunctionUnusable as error:
             self._hopeless = str(error)
         except StepInvalid as error:
-            self._hopeless = changed_file(told.files) or str(error)
+            self._hopeless = changed_file(recipe.files) or str(error)
         else:
-            self._hopeless = changed_file(told.files)
+            self._hopeless = changed_file(recipe.files)
 
     def close(self) -> None:
         """Give back what is open; no order comes any more."""

@@ -10,10 +10,12 @@ import pytest
 from batchd.config.columns import Column
 from batchd.config.file_sources import FolderSource
 from batchd.config.load import load_config
-from batchd.config.sources import source_to_plain
-from batchd.config.steps import step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.config.tree import StreamConfig
+from batchd.daemon.stream_plan import StreamPlan
+from batchd.functions.named import StreamCode
 from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
+from batchd.pipeline.cut import plan_pipeline
 from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
 from batchd.sources.index import SourceIndex
@@ -143,23 +145,21 @@ def worker(monkeypatch):
     index = SourceIndex.build(len(TEXTS), {}, {}, {})
 
     def start(steps, digests):
+        config = StreamConfig(source=FolderSource(path=Path("/texts")), pipeline=tuple(steps), batch_size=ROWS)
+        files = {Path(path): digest for path, digest in digests}
+        pipeline = plan_pipeline(config.pipeline)
+        plan = StreamPlan("texts", config, tuple(TEXT), pipeline, files, StreamCode(), runs_own_code=False)
         layout = place_fields(sample_fields(TEXT, steps, "fail"), ROWS)
         told = ServeStream(
             stream=1,
             name="texts",
-            seed=0,
+            recipe=plan.recipe(),
             samples=len(TEXTS),
             batch_size=ROWS,
             shuffle=False,
             on_error="fail",
-            source=source_to_plain(FolderSource(path=Path("/texts"))),
-            columns=[("text", "text")],
-            steps=[step_to_plain(step) for step in steps],
-            files=digests,
             storage=(5000, 3, 24000),
             layout=layout.to_wire(),
-            python_path=[],
-            modules={},
             cache="off",
         )
         descriptor = index.to_memfd()
