@@ -165,7 +165,7 @@ def _check_source(work: Work, output: Output) -> None:
             f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
         )
         raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
-    problems = code_problems(source, work.config.pipeline, work.python_path)
+    problems = code_problems([((), source)], dict(enumerate(work.config.pipeline)), work.python_path)
     if problems:
         where = ("streams", work.name)
         raise ConfigInvalid([Problem(path_text((*where, *key)), text) for key, text in problems])
