@@ -19,7 +19,7 @@ from batchd.pipeline.cut import plan_pipeline
 from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
 from batchd.sources.index import SourceIndex
-from batchd.worker import chunk
+from batchd.worker import chunk, sample_maker
 from batchd.worker.note import Note
 from batchd_wire.fields import place_fields
 from support.steps import check_steps
@@ -134,11 +134,14 @@ class TextsKind:
     def name(self, sample):
         return f"text {sample}"
 
+    def close(self):
+        pass
+
 
 @pytest.fixture
 def worker(monkeypatch):
     """A function that makes what a worker has of a stream with these steps, as the daemon told it of them."""
-    monkeypatch.setattr(chunk, "kind_of", lambda _source: TextsKind())
+    monkeypatch.setattr(sample_maker, "kind_of", lambda _source: TextsKind())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
     note = Note(descriptor)
