@@ -17,6 +17,9 @@ and the daemon bisects: a sample for which there is no memory even alone is a ba
 
 from contextlib import ExitStack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchd import failpoints
 from batchd.core.plan import Plan
 from batchd.functions.load import FunctionUnusable
@@ -37,15 +40,14 @@ from batchd.sources import storage
 from batchd.sources.index import SourceIndex
 from batchd.sources.storage import StorageLimits
 from batchd.worker.note import Note
-from batchd.worker.planned_rows import PlannedRows
-from batchd.worker.run_queue import RunQueue
 from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
 from batchd.worker.slots import Arrays
-from batchd.worker.stopwatch import Stopwatch
+from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.position import Position
 
+ROWS_AHEAD = 256
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
@@ -149,3 +151,26 @@ class ServedStream:
         if VALID in fields:
             fields[VALID][...] = False
         return self._on_error != "substitute"
+
+
+class PlannedRows:
+    """Which samples stand in the rows of an order.
+
+    To work out twenty of them costs as much as two hundred, since nearly all of it is the way into NumPy and back. So the rows
+    behind those of an order are worked out with it: the next order is mostly about them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._position = Position(-1, -1)
+        self._first = 0
+        self._samples: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def samples(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
+        """The sample indices of rows ``first`` to ``first + count`` of a position: int64 ``[count]``, not to be written to."""
+        start = first - self._first
+        if position != self._position or start < 0 or start + count > len(self._samples):
+            rows = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))
+            self._position, self._first, start = position, first, 0
+            self._samples = self._plan.indices(position, first, rows)
+        return self._samples[start : start + count]
