@@ -19,8 +19,19 @@ from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
-from batchd_wire.messages import TO_TRAINER, TO_TRAINER_LIFELINE, Hello, Open, Opened, Refused, Welcome
+from batchd_wire.messages import (
+    TO_TRAINER,
+    TO_TRAINER_LIFELINE,
+    AskStatus,
+    Hello,
+    Open,
+    Opened,
+    Refused,
+    Status,
+    Welcome,
+)
 from batchd_wire.runtime import ADDRESS_VARIABLE, RuntimeDirectory
+from batchd_wire.status import DaemonStatus, read_status
 
 ANSWER_TIMEOUT_S = 10.0
 LOOK_EVERY_S = 1.0
@@ -70,6 +81,10 @@ class Attachment:
         if not isinstance(reply, answer):
             raise BatchdError(f"the daemon answered {type(question).__name__} with {type(reply).__name__}")
         return reply
+
+    def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> DaemonStatus:
+        """Ask what the daemon does. Raises as ``ask`` does."""
+        return read_status(self.ask(AskStatus(1), Status, timeout_s).status)
 
     def _open(self) -> None:
         try:

@@ -9,7 +9,6 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from batchd_wire.messages import (
     Subscribed,
 )
 from batchd_wire.slot import holds_generation
+from batchd_wire.status import read_status
 from batchd_wire.views import checked_sizes, row_views, slot_arrays
 from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
 
@@ -93,7 +93,7 @@ class Peephole(Attachment):
             fingerprint=None,
             is_spectator=True,
         )
-        bgr_fields = _bgr_fields(self.ask(AskStatus(3), Status).status, stream)
+        bgr_fields = next((one.bgr_fields for one in self.status().streams if one.name == stream), ())
         told = self.ask(subscribe, Subscribed)
         self.dealer.send(Pull(told.subscription, 0, True, 0, []).encode())
         handle = self._first_handle(stream, say)
@@ -115,7 +115,7 @@ class Peephole(Attachment):
             self.dealer.send(AskStatus(2).encode())
             reply = self.reply(deadline - monotonic())
         if isinstance(reply, Status):
-            missing = missing_samples(reply.status, stream)
+            missing = missing_samples(read_status(reply.status), stream)
             if missing is not None:
                 say(f"waiting for samples: {missing}")
             reply = self.reply(deadline - monotonic())
@@ -139,9 +139,3 @@ class Peephole(Attachment):
             if isinstance(message, SlotShared) and message.slot == slot and maps:
                 return maps[0]
         raise BatchdError(f"the memory of slot {slot} did not come within {ANSWER_TIMEOUT_S:g} s")
-
-
-def _bgr_fields(status: Any, stream: str) -> Sequence[str]:
-    """Which images of a stream are blue first, as the status has it; none where it has no word of that."""
-    streams = status.get("streams", [])
-    return next((one.get("bgr_fields", []) for one in streams if one["name"] == stream), [])

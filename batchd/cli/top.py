@@ -25,7 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from batchd.attach.find import find_daemon
-from batchd.attach.session import ANSWER_TIMEOUT_S, Attachment
+from batchd.attach.session import Attachment
 from batchd.cli.duration import duration
 from batchd.cli.frame import frame
 from batchd.cli.options import address_option
@@ -33,6 +33,7 @@ from batchd.cli.status import PIPED_COLUMNS
 from batchd.diagnosis.overview import Looks
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_wire.messages import AskStatus, Status
+from batchd_wire.status import read_status
 
 INTERVAL_S = 1.0
 SILENT_S = 2.0
@@ -113,7 +114,7 @@ class Source:
         if not isinstance(reply, Status):
             return False
         self._asked_s, self.notice = None, ""
-        self.looks.add(reply.status)
+        self.looks.add(read_status(reply.status))
         return True
 
     def _try_again(self) -> None:
@@ -142,9 +143,9 @@ def _has_ended(lifeline: socket.socket) -> bool:
 def _print_once(address: str | None, interval_s: float) -> None:
     looks = Looks()
     with Attachment(find_daemon(address)) as attachment:
-        looks.add(attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status)
+        looks.add(attachment.status())
         select.select([], [], [], interval_s)
-        looks.add(attachment.ask(AskStatus(2), Status, ANSWER_TIMEOUT_S).status)
+        looks.add(attachment.status())
     console = _console(None if sys.stdout.isatty() else PIPED_COLUMNS)
     console.print(_drawn(looks, console.width, None, ""))
 

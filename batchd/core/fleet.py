@@ -16,8 +16,8 @@ from enum import Enum
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.ring import Slot
-from batchd.core.statistics import WorkerStatistics
 from batchd_wire.position import Position
+from batchd_wire.status import WorkerStatistics
 
 ORDERS_MAX = 2
 """One in hand and one that is there when it is done, so that no worker waits for the daemon."""

@@ -1,8 +1,8 @@
 """Answers people's questions: status, bad samples, and what became of a reload. DAEMON process."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from batchd import __version__
@@ -14,11 +14,11 @@ from batchd.daemon.reload import Reloader
 from batchd.daemon.remote import RemoteSessions
 from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.status import plain_status
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
 from batchd_wire.codec import ITEMS_MAX, Message
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
+from batchd_wire.status import DaemonFacts, DaemonStatus, plain_status
 
 BAD_SHOWN_MAX = 1_000
 
@@ -43,34 +43,45 @@ class Clerk:
         assert self.reloader is not None
         self.reloader.ask(session, request)
 
-    def answer(self, question: AskStatus | AskBad) -> Message:
-        """Answer at once, from what is known."""
+    def answer(self, question: AskStatus | AskBad, may_read: Callable[[str], bool]) -> Message:
+        """Answer at once, from what is known. Streams that the asking session may not read are left out of a status."""
         if isinstance(question, AskBad):
             return self._bad(question)
+        status = self._status(monotonic())
+        shown = tuple(stream for stream in status.streams if may_read(stream.name))
+        return Status(question.request, plain_status(replace(status, streams=shown)))
+
+    def _status(self, now: float) -> DaemonStatus:
+        """Join what the core counts and what the daemon knows of its processes and connections."""
         assert self.sessions is not None
         assert self.reloader is not None
-        outcome = self.reloader.outcome
-        now = monotonic()
-        daemon: dict[str, object] = {
-            "version": __version__,
-            "pid": os.getpid(),
-            "uptime_s": now - self.started_s,
-            "memory_bytes": self.memory.total_bytes,
-            "cpus": self.cpus,
-            "decoders": self.workers.decoders,
-            "reloading": self.reloader.is_reading,
-            "reload": asdict(outcome) if outcome is not None else None,
-            "http": self.observer.address,
-            "local": self.sessions.counts(),
-        }
-        if self.remote is not None:
-            daemon["tcp"] = self.remote.counts()
-        trainers = self.sessions.everybody() + (self.remote.everybody() if self.remote is not None else [])
-        caches = {
-            number: asdict(one.cache.statistics()) for number, one in self.streams.items() if one.cache is not None
-        }
-        status = plain_status(self.state.statistics(now), daemon, trainers, self.workers.pids(), caches)
-        return Status(question.request, status)
+        counts, pids = self.state.statistics(now), self.workers.pids()
+        caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
+        remote = self.remote
+        return DaemonStatus(
+            daemon=DaemonFacts(
+                version=__version__,
+                pid=os.getpid(),
+                uptime_s=now - self.started_s,
+                memory_bytes=self.memory.total_bytes,
+                cpus=self.cpus,
+                decoders=self.workers.decoders,
+                reloading=self.reloader.is_reading,
+                reload=self.reloader.outcome,
+                http=self.observer.address,
+                local=self.sessions.counts(),
+                tcp=remote.counts() if remote is not None else None,
+                worker_deaths=counts.worker_deaths,
+                draining=counts.draining,
+                ending_slots=counts.ending_slots,
+            ),
+            workers=tuple(replace(worker, pid=pids.get(worker.number)) for worker in counts.workers),
+            trainers=(
+                *(one.statistics() for one in self.sessions.everybody()),
+                *(one.statistics(now) for one in (remote.everybody() if remote is not None else [])),
+            ),
+            streams=tuple(replace(stream, cache=caches.get(stream.number)) for stream in counts.streams),
+        )
 
     def _bad(self, question: AskBad) -> Message:
         number = self.state.numbers.get(question.stream)

@@ -57,12 +57,12 @@ from batchd_wire.messages import (
     Parcel,
     Pull,
     Refused,
-    Status,
     Subscribe,
     Unsubscribe,
 )
 from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
+from batchd_wire.status import TcpCounts
 from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 from batchd_wire.wording import counted
 
@@ -146,15 +146,11 @@ class RemoteSessions:
         self.context.destroy(linger=0)
         self._doorstep.close()
 
-    def counts(self) -> dict[str, object]:
+    def counts(self) -> TcpCounts:
         """Connections of all kinds, for people."""
-        return {
-            "connections": len(self._doorstep),
-            "strangers": len(self._doorstep.strangers()),
-            "closed": self._doorstep.closed,
-            "failed_handshakes": self.failed_handshakes,
-            "sent_bytes": self.sent_bytes,
-        }
+        doorstep = self._doorstep
+        strangers = len(doorstep.strangers())
+        return TcpCounts(len(doorstep), strangers, doorstep.closed, self.failed_handshakes, self.sent_bytes)
 
     def __contains__(self, number: int) -> bool:
         return number in self._register
@@ -450,7 +446,7 @@ class RemoteSessions:
                 text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
                 self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
                 return
-            self._send(session, self._without_secrets(session, self._desk.answer(message)))
+            self._send(session, self._desk.answer(message, session.may_read))
             return
         event = event_of(session.number, message, self._desk.numbers, is_remote=True)
         if event is None:
@@ -466,15 +462,6 @@ class RemoteSessions:
             elif isinstance(message, Pull) and message.subscription in session.claims:
                 session.claims[message.subscription].is_known = True
             self._enqueue(event)
-
-    def _without_secrets(self, session: RemoteSession, answer: Message) -> Message:
-        """A key that opens some streams shows no others."""
-        if isinstance(answer, Status) and session.key is not None and session.key.streams is not None:
-            streams = answer.status["streams"]
-            assert isinstance(streams, list)
-            shown = [stream for stream in streams if session.may_read(stream["name"])]
-            return Status(answer.request, answer.status | {"streams": shown})
-        return answer
 
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
         """Answer nonsense with its number; say so in the log, but not for each."""

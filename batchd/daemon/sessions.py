@@ -51,6 +51,7 @@ from batchd_wire.messages import (
     SlotShared,
     Welcome,
 )
+from batchd_wire.status import LocalCounts, TrainerStatistics
 
 _log = structlog.get_logger()
 
@@ -80,6 +81,10 @@ class Session:
     """Of the protocol, as it said in ``Hello``."""
     is_ours: bool = False
     """It is the daemon's own observer, which is no trainer."""
+
+    def statistics(self) -> TrainerStatistics:
+        """Who it is, for people."""
+        return TrainerStatistics(self.number, self.name, self.pid, self.user, "shared memory")
 
 
 class Sessions:
@@ -142,13 +147,10 @@ class Sessions:
             )
         self._is_found = is_found
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> LocalCounts:
         """Connections of both kinds, for people."""
-        return {
-            "connections": len(self._by_number) + len(self._connections),
-            "strangers": len(self._silent) + len(self._unknown),
-            "closed": self.closed,
-        }
+        strangers = len(self._silent) + len(self._unknown)
+        return LocalCounts(len(self._by_number) + len(self._connections), strangers, self.closed)
 
     def _open_to_group(self, path: Path) -> None:
         """Let the directory's group connect; a socket has the daemon's own group at first."""
@@ -465,7 +467,7 @@ class Sessions:
         if event is not None:
             self._enqueue(event)
         elif isinstance(message, AskStatus | AskBad):
-            self.send(session.number, self._desk.answer(message))
+            self.send(session.number, self._desk.answer(message, lambda _stream: True))
         elif isinstance(message, AskReload):
             self._ask_reload(session, message)
         else:

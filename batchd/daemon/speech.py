@@ -67,7 +67,7 @@ class Desk:
     """Where what trainers say goes: events to the core, questions of people to ``answer``, which answers at once."""
 
     enqueue: Callable[[Event], None]
-    answer: Callable[[AskStatus | AskBad], Message]
+    answer: Callable[[AskStatus | AskBad, Callable[[str], bool]], Message]
     numbers: Numbers
     reload: Callable[[int, int], None] = field(default=lambda _session, _request: None)
     """Told the session and the request of who wants the configuration to be read again; answers later."""

@@ -9,12 +9,11 @@ before its question was asked.
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from threading import Condition
 from time import monotonic
-from typing import Any
 
 import zmq
 
@@ -22,6 +21,7 @@ from batchd.attach.session import Attachment
 from batchd.errors import BatchdError
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.runtime import RuntimeDirectory
+from batchd_wire.status import DaemonStatus, read_status
 
 INTERVAL_S = 1.0
 SPACING_S = 0.1
@@ -33,9 +33,10 @@ STALL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the daemon said: ``status`` is what ``batchd status --json`` prints. Times are of the monotonic clock."""
+    """What the daemon said; ``plain`` is what ``batchd status --json`` prints. Times are of the monotonic clock."""
 
-    status: Any
+    status: DaemonStatus
+    plain: Mapping[str, object]
     asked_s: float
     came_s: float
 
@@ -43,7 +44,7 @@ class Answer:
 class Inquiry:
     """``run`` is called by one thread, everything else by any. ``told`` gets every status, in the thread that asks."""
 
-    def __init__(self, told: Callable[[Any], None] = lambda _status: None) -> None:
+    def __init__(self, told: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
         self._told = told
         self._bad_wanted: dict[str, float] = {}
         self._bad: dict[str, tuple[float, BadSamples]] = {}
@@ -157,11 +158,13 @@ class Inquiry:
         if reply is None:
             self._bad_asked = bad_asked
             return
+        answer = None
         if isinstance(reply, Status):
-            self._told(reply.status)
+            answer = Answer(read_status(reply.status), reply.status, self._asked_s, monotonic())
+            self._told(answer.status)
         with self._changed:
-            if isinstance(reply, Status):
-                self._latest = Answer(reply.status, self._asked_s, monotonic())
+            if answer is not None:
+                self._latest = answer
             elif isinstance(reply, BadSamples) and bad_asked is not None:
                 self._keep_bad(bad_asked, reply)
             else:

@@ -39,6 +39,7 @@ from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.slot import UNFINISHED, holds_generation
+from batchd_wire.status import read_status
 from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
 from batchd_wire.wording import counted
 
@@ -214,7 +215,8 @@ class Reader:
     def _tell(self, session: Session, deadline: float) -> None:
         """Log what the first batch waits for, where that is samples which nobody has pushed yet."""
         with suppress(DaemonUnavailable):  # a daemon that does not answer is spoken of when the batch is overdue
-            missing = missing_samples(session.request(AskStatus, Status, deadline).status, self.claim.stream)
+            status = read_status(session.request(AskStatus, Status, deadline).status)
+            missing = missing_samples(status, self.claim.stream)
             if missing is not None:
                 _log.warning("waiting for samples: %s", missing)
 

@@ -12,6 +12,7 @@ from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
 from batchd_wire.messages import AskStatus, Status, Subscribe
+from batchd_wire.status import read_status
 from batchd_wire.waiting import missing_samples
 from support.fake_daemon import FakeDaemon
 
@@ -63,7 +64,7 @@ def fake(tmp_path):
 )
 def test_what_is_missing_is_counted(live, text) -> None:
     """With what to do."""
-    told = missing_samples(status(**live), "photos")
+    told = missing_samples(read_status(status(**live)), "photos")
 
     assert told is not None
     assert text in told
@@ -79,13 +80,12 @@ def test_what_is_missing_is_counted(live, text) -> None:
         {"streams": [{"name": "photos", "batch_size": 4, "live": None}]},
         {"streams": [{"name": "photos", "batch_size": "4", "live": {"producers": 0}}]},
         status(queued_samples=4),
-        status(queued_samples=None),
         {"streams": [{**status()["streams"][0], "name": "other"}]},
     ],
 )
 def test_nothing_is_said_where_samples_are_not_what_is_missing(said) -> None:
     """Nor where a daemon talks nonsense."""
-    assert missing_samples(said, "photos") is None
+    assert missing_samples(read_status(said), "photos") is None
 
 
 def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
