@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from batchd import __version__
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.logs import escaped
 from batchd.cli.options import address_option, config_options
 from batchd.config.load import load_config
@@ -25,6 +24,7 @@ from batchd.doctor.finding import Finding, Level
 from batchd.doctor.machine import Machine, Running
 from batchd.doctor.surroundings import check_daemon
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
+from batchd_client.asking import ask_status
 from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
@@ -88,8 +88,8 @@ def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patien
 def _ask_daemon(address: str | None) -> tuple[DaemonStatus | None, str]:
     """The status of the daemon of this host; None where there is none, and why."""
     try:
-        with Attachment(find_daemon(address)) as attachment:
-            return attachment.status(ANSWER_TIMEOUT_S), ""
+        with running_daemon(address) as session:
+            return ask_status(session, ANSWER_TIMEOUT_S), ""
     except BatchdError as error:
         return None, str(error)
 

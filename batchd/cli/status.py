@@ -3,16 +3,17 @@
 import json
 import sys
 from datetime import UTC, datetime
+from time import monotonic
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.duration import duration
 from batchd.cli.options import address_option
 from batchd.config.sizes import round_bytes
+from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskStatus, Status
 from batchd_wire.status import (
     CacheStatistics,
@@ -39,8 +40,8 @@ def command(address: str | None, as_json: bool) -> None:
 
     Totals count from the daemon's start. Exit code 3 where no daemon answers.
     """
-    with Attachment(find_daemon(address)) as attachment:
-        plain = attachment.ask(AskStatus(1), Status).status
+    with running_daemon(address) as session:
+        plain = session.request(AskStatus, Status, monotonic() + ANSWER_TIMEOUT_S).status
     if as_json:
         click.echo(json.dumps(plain, indent=2))
         return

@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 import click
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
 from batchd.diagnosis.readings import Reading, compare
 from batchd.diagnosis.verdicts import Verdict, judge
 from batchd.errors import BatchdError
+from batchd_client.asking import ask_status
 from batchd_wire.status import DaemonStatus
 
 SECONDS = 5.0
@@ -51,12 +51,12 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
 
 def _look_twice(address: str | None, seconds: float) -> tuple[DaemonStatus, DaemonStatus]:
     """The daemon's status, twice, so many seconds apart."""
-    with Attachment(find_daemon(address)) as attachment:
-        before = attachment.status()
+    with running_daemon(address) as session:
+        before = ask_status(session)
         if sys.stderr.isatty():
             click.echo(f"looking for {seconds:g} s", err=True)
         time.sleep(seconds)
-        return before, attachment.status()
+        return before, ask_status(session)
 
 
 def _lines(verdicts: list[Verdict], status: DaemonStatus, stream: str | None, reading: Reading) -> list[str]:

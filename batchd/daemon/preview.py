@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.attach.threads import CONTEXT_THREADS, check_threads
 from batchd.config.call_steps import Call
 from batchd.config.lines import KeyPath
 from batchd.config.problems import path_text
@@ -34,6 +33,7 @@ from batchd.pipeline.cut import steps_of
 from batchd.pipeline.step_files import digests_of
 from batchd.sources.index import SourceIndex
 from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"

@@ -4,6 +4,7 @@ import logging
 import os
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
+from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
@@ -25,6 +26,30 @@ def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
     return (
         f"an epoch of stream {stream!r} has {counted(batches, 'batch')} for {ranks} ranks: they share batches, so each gets "
         f"fewer samples than batch_size{twice}; use a smaller batch_size or fewer ranks"
+    )
+
+
+def missing_samples(status: DaemonStatus, stream: str) -> str | None:
+    """Say how far the next batch of ``stream`` is; None where it is not samples that are missing."""
+    for one in status.streams:
+        if one.name == stream and one.live is not None:
+            had = one.live.queued_samples + one.live.bound_samples
+            if had < one.batch_size:
+                who = _producers(one.live.producers, one.live.pushed_samples)
+                next_batch = f"its next batch has {had} of {counted(one.batch_size, 'sample')}"
+                return f"stream {stream!r} has {who}, and {next_batch}; {_remedy(stream)}"
+    return None
+
+
+def _producers(count: int, pushed: int) -> str:
+    if count:
+        return counted(count, "producer")
+    return "no producers just now" if pushed else "no producers yet"
+
+
+def _remedy(stream: str) -> str:
+    return (
+        f"programs on the daemon's host push them with batchd_client.push({stream!r}), and `batchd status` counts them"
     )
 
 

@@ -11,9 +11,9 @@ from batchd.cli import peephole
 from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
+from batchd_client.hints import missing_samples
 from batchd_wire.messages import AskStatus, Status, Subscribe
 from batchd_wire.status import read_status
-from batchd_wire.waiting import missing_samples
 from support.fake_daemon import FakeDaemon
 
 NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 samples"
@@ -22,8 +22,7 @@ NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch):
     """Nobody waits for a whole second before he is told."""
-    for module in (peephole, batchd_client.reader):
-        monkeypatch.setattr(module, "SILENCE_MAX_S", 0.05)
+    monkeypatch.setattr(batchd_client.reader, "SILENCE_MAX_S", 0.05)
 
 
 def status(**live):
@@ -107,7 +106,8 @@ def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:
     result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address])
 
     assert isinstance(result.exception, BatchdError)
-    assert str(result.exception).startswith(f"no batch came within 0.2 s: {NONE_YET}")
+    assert "within 0.2 s: the daemon" in str(result.exception)
+    assert f"holds 0 batches of the stream; {NONE_YET}" in str(result.exception)
 
 
 def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> None:
