@@ -64,8 +64,7 @@ class _Echo(logging.Handler):
 def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch:
     """Wait for a batch of the stream and copy it, as a trainer that begins there would get it. Raises ``BatchdError``."""
     with running_daemon(address) as session:
-        bgr_fields = next((one.bgr_fields for one in ask_status(session).streams if one.name == stream), ())
-        found = session.address
+        known, found = ask_status(session).stream(stream), session.address
     log, echo = logging.getLogger("batchd_client"), _Echo(logging.WARNING)
     log.addHandler(echo)
     try:
@@ -78,6 +77,7 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
             rooms = {name: (room := batch.room(name))._replace(array=room.array.copy()) for name in batch}
             arrays = {name: room.array for name, room in rooms.items()}
             varying = {name: room for name, room in rooms.items() if room.varying is not None}
+            bgr_fields = known.bgr_fields if known is not None else ()
             return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields)
     finally:
         log.removeHandler(echo)

@@ -254,7 +254,7 @@ def _trainers(after: DaemonStatus, reading: Reading | None, memory: Memory) -> l
 
 
 def _judged(reading: Reading) -> dict[Claim, tuple[TrainerReading, Verdict]]:
-    return {(one.stream.name, one.number): (one, verdict) for one, verdict in judged(reading)}
+    return {(one.stream.name, one.now.number): (one, verdict) for one, verdict in judged(reading)}
 
 
 def _trainer(

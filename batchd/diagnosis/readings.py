@@ -8,13 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from batchd.orders.worker import BAD_PART, READ_PART
-from batchd_wire.status import (
-    CacheStatistics,
-    DaemonStatus,
-    StreamStatistics,
-    SubscriptionStatistics,
-    TrainerStatistics,
-)
+from batchd_wire.status import DaemonStatus, StreamStatistics, SubscriptionStatistics, TrainerStatistics
 
 OWN_PART = "call"
 """The step that is somebody's own function."""
@@ -78,58 +72,39 @@ class WorkReading:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReading:
-    """A stream's cache, as it is at the second look. ``is_growing``: samples have come in since the first."""
-
-    held_samples: int
-    used_bytes: int
-    budget_bytes: int
-    is_growing: bool
-    is_on_disk: bool = False
-    kind: str = "encoded"
-
-
-@dataclass(frozen=True, slots=True)
 class StreamReading:
-    """One stream. Batches of ``batch_size`` samples; its ring has ``slots``, of at most ``slots_max``.
+    """One stream. ``now``: as it is at the second look. ``cache_grows``: samples have come into its cache since the first."""
 
-    ``own_source``: what workers read from is somebody's own code. ``samples``: of an epoch; None where it is live.
-    """
-
-    name: str
-    own_source: bool
-    batch_size: int
-    slots: int
-    slots_max: int
-    stopped: str | None
+    now: StreamStatistics
     work: WorkReading
-    samples: int | None = None
-    cache: CacheReading | None = None
+    cache_grows: bool
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self.now.name
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerReading:
-    """One trainer's claim on a stream: what it got in the meantime, and how it stands.
+    """One trainer's claim on a stream: as it is at the second look (``now``, ``who``), and what it got since the first.
 
-    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both looks. ``sent_bytes_per_s`` is None for one
-    on this host. ``number`` is the subscription's.
+    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both looks.
     """
 
-    number: int
-    name: str
-    rank: int
-    world_size: int
+    now: SubscriptionStatistics
+    who: TrainerStatistics
     stream: StreamReading
     seconds: float
     waits_s: Mapping[str, float]
     short_of_memory_s: float
     batches: int
-    window: int
     ready_ahead: int
-    held_slots: int
-    is_waiting: bool
-    is_at_end: bool
-    sent_bytes_per_s: float | None
+
+    @property
+    def name(self) -> str:
+        """The trainer's."""
+        return self.who.name
 
     @property
     def wait_s(self) -> float:
@@ -211,26 +186,8 @@ def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deat
 
 
 def _stream(before: StreamStatistics, after: StreamStatistics) -> StreamReading:
-    return StreamReading(
-        name=after.name,
-        own_source=after.own_source,
-        batch_size=after.batch_size,
-        slots=after.slots,
-        slots_max=after.slots_max,
-        stopped=after.stopped,
-        work=_work(before, after),
-        samples=after.samples if after.live is None else None,
-        cache=_cache(before.cache, after.cache),
-    )
-
-
-def _cache(before: CacheStatistics | None, after: CacheStatistics | None) -> CacheReading | None:
-    if before is None or after is None:
-        return None
-    is_growing = after.held_samples > before.held_samples
-    is_on_disk = after.folder is not None
-    held_samples, used_bytes = after.held_samples, after.used_bytes
-    return CacheReading(held_samples, used_bytes, after.budget_bytes, is_growing, is_on_disk, after.kind)
+    cached = [one.cache.held_samples if one.cache is not None else 0 for one in (before, after)]
+    return StreamReading(after, _work(before, after), cache_grows=cached[1] > cached[0])
 
 
 def _work(before: StreamStatistics, after: StreamStatistics) -> WorkReading:
@@ -269,19 +226,12 @@ def _trainer(
     waited_before = asdict(before.waits)
     waits = {cause.removesuffix("_s"): total - waited_before[cause] for cause, total in asdict(after.waits).items()}
     return TrainerReading(
-        number=after.number,
-        name=who.name,
-        rank=after.rank,
-        world_size=after.world_size,
+        now=after,
+        who=who,
         stream=stream,
         seconds=seconds,
         waits_s=waits,
         short_of_memory_s=after.short_of_memory_s - before.short_of_memory_s,
         batches=after.consumed_batches - before.consumed_batches,
-        window=after.window,
         ready_ahead=min(before.ready_ahead, after.ready_ahead),
-        held_slots=after.held_slots,
-        is_waiting=after.waiting,
-        is_at_end=after.epoch is None,
-        sent_bytes_per_s=who.sent_bytes_per_s,
     )

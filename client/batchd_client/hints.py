@@ -31,25 +31,15 @@ def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
 
 def missing_samples(status: DaemonStatus, stream: str) -> str | None:
     """Say how far the next batch of ``stream`` is; None where it is not samples that are missing."""
-    for one in status.streams:
-        if one.name == stream and one.live is not None:
-            had = one.live.queued_samples + one.live.bound_samples
-            if had < one.batch_size:
-                who = _producers(one.live.producers, one.live.pushed_samples)
-                next_batch = f"its next batch has {had} of {counted(one.batch_size, 'sample')}"
-                return f"stream {stream!r} has {who}, and {next_batch}; {_remedy(stream)}"
-    return None
-
-
-def _producers(count: int, pushed: int) -> str:
-    if count:
-        return counted(count, "producer")
-    return "no producers just now" if pushed else "no producers yet"
-
-
-def _remedy(stream: str) -> str:
+    one = status.stream(stream)
+    if one is None or one.live is None or one.live.queued_samples + one.live.bound_samples >= one.batch_size:
+        return None
+    nobody = "no producers just now" if one.live.pushed_samples else "no producers yet"
+    who = counted(one.live.producers, "producer") if one.live.producers else nobody
+    had = f"{one.live.queued_samples + one.live.bound_samples} of {counted(one.batch_size, 'sample')}"
     return (
-        f"programs on the daemon's host push them with batchd_client.push({stream!r}), and `batchd status` counts them"
+        f"stream {stream!r} has {who}, and its next batch has {had}; programs on the daemon's host push them with "
+        f"batchd_client.push({stream!r}), and `batchd status` counts them"
     )
 
 

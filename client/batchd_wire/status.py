@@ -302,6 +302,10 @@ class DaemonStatus:
     trainers: tuple[TrainerStatistics, ...]
     streams: tuple[StreamStatistics, ...]
 
+    def stream(self, name: str) -> StreamStatistics | None:
+        """Find a stream by its name."""
+        return next((stream for stream in self.streams if stream.name == name), None)
+
 
 def plain_status(status: DaemonStatus) -> dict[str, object]:
     """Make the maps of the wire and of ``batchd status --json``; without the key ``daemon.tcp`` where there is no TCP."""
