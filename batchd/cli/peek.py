@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
-from batchd.attach.find import find_daemon
 from batchd.cli.complete import running_streams
 from batchd.cli.options import address_option
-from batchd.cli.peephole import Peephole
+from batchd.cli.peephole import peek
 from batchd.cli.table import batch_table
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted
@@ -55,8 +54,7 @@ def command(  # noqa: PLR0917  one for each option
     """Draw a batch of STREAM with its labels; where it has no images, print its fields and first samples."""
     from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
-    with Peephole(find_daemon(address)) as attachment:
-        batch = attachment.peek(stream, _say, *position)
+    batch = peek(address, stream, *position)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)
     if field is not None and field not in images:
@@ -71,7 +69,3 @@ def command(  # noqa: PLR0917  one for each option
     drawn = field or images[0]
     write_sheet(batch, output, drawn, is_bgr=bgr or drawn in batch.bgr_fields)
     click.echo(f"{output}: {where}")
-
-
-def _say(text: str) -> None:
-    click.echo(f"batchd: {text}", err=True)

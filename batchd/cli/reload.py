@@ -5,8 +5,7 @@ from math import inf
 
 import click
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
 from batchd_wire.messages import AskReload, Reloaded
 
@@ -20,8 +19,8 @@ def command(address: str | None) -> None:
     all of it is printed, as `batchd check` does; the exit code is then 2, or 5 where only the memory is too small. Only root and
     the daemon's own user may.
     """
-    with Attachment(find_daemon(address)) as attachment:
-        outcome = attachment.ask(AskReload(1), Reloaded, inf)
+    with running_daemon(address) as session:
+        outcome = session.request(AskReload, Reloaded, inf)
     if outcome.exit_code:
         click.echo(f"batchd: {outcome.text}", err=True)
         sys.exit(outcome.exit_code)

@@ -16,8 +16,8 @@ from enum import Enum
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.ring import Slot
-from batchd.core.statistics import WorkerStatistics
 from batchd_wire.position import Position
+from batchd_wire.status import WorkerStatistics
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchd.core.actions import Action, LendPlace, TakeSample
-from batchd.core.statistics import LiveStatistics
 from batchd_wire.position import Position
+from batchd_wire.status import LiveStatistics
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 

@@ -18,8 +18,8 @@ Invariant: a moment counts for one cause, and totals never fall.
 from enum import Enum
 from heapq import nlargest
 
-from batchd.core.statistics import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
 from batchd.orders.worker import Work
+from batchd_wire.status import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
 
 SLOWEST_LISTED_MAX = 32
 SLOW_ROWS_KEPT = 256

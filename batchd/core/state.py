@@ -40,10 +40,10 @@ from batchd.core.fleet import Fleet, Order, WorkerKind
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
 from batchd.core.spec import StreamSpec
-from batchd.core.statistics import DaemonStatistics
 from batchd.core.stream import Stream
 from batchd.core.subscription import Subscription
 from batchd_wire.codes import ErrorCode
+from batchd_wire.status import DaemonStatistics
 
 TICK_S = 0.5
 """How often ``Ticked`` comes."""

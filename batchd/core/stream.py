@@ -9,11 +9,11 @@ from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
 from batchd.core.spec import StreamSpec
-from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
 from batchd.orders.worker import Work
 from batchd_wire.codes import ErrorCode
+from batchd_wire.status import StreamStatistics, SubscriptionStatistics
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""

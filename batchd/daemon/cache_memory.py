@@ -25,7 +25,6 @@ from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
 from batchd.config.steps import CONTENT_VERSION
 from batchd.config.tree import Config, StreamConfig
-from batchd.core.statistics import CacheStatistics
 from batchd.daemon.cache_folder import BLOCK_BYTES, identity
 from batchd.daemon.memory import RESERVE_BYTES
 from batchd.daemon.rings import RingSize
@@ -35,6 +34,7 @@ from batchd.errors import Problem, SourceInvalid
 from batchd.pipeline.step_files import named_by_content
 from batchd.sources.index import SourceIndex
 from batchd.sources.sample_cache import CacheForm, CacheHeader
+from batchd_wire.status import CacheStatistics
 
 MEMORY_NAME = "batchd-cache"
 CLAIMS_NAME = "batchd-cache-claims"

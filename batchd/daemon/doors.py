@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import zmq
 
@@ -29,10 +29,7 @@ from batchd.daemon.slot_memory import SlotMemory
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskBad, AskReload, AskStatus
-
-if TYPE_CHECKING:
-    from batchd.daemon.register import RemoteSession
-    from batchd.daemon.sessions import Session
+from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 
 _GONE = Guest("", None, "those who have gone")
 
@@ -90,17 +87,20 @@ class Door(Protocol):
     def guest(self, session: int) -> Guest:
         """Who the session's trainer is, for the log."""
 
-    def everybody(self) -> "Sequence[Session | RemoteSession]":
-        """All trainers."""
+    def may_read(self, session: int, stream: str) -> bool:
+        """Tell whether a session that is here may read a stream, and see it in the status."""
 
-    def counts(self) -> dict[str, int]:
+    def statistics(self, now: float) -> Sequence[TrainerStatistics]:
+        """All trainers, for people."""
+
+    def counts(self) -> LocalCounts | TcpCounts:
         """Connections of all kinds, for people."""
 
     def send(self, session: int, message: Message) -> None:
         """Send a message of the core without waiting. A trainer that does not read is cut off."""
 
     def answer(self, session: int, message: Message) -> None:
-        """Send the answer to a question, without what the session may not see."""
+        """Send the answer to a question."""
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send a batch to a session that is here: its handle, or its bytes.

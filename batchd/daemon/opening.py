@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import structlog
 
-from batchd.attach.threads import CONTEXT_THREADS, check_threads
 from batchd.config.runtime import default_cache_dir
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
@@ -42,6 +41,7 @@ from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.sources import storage
 from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
+from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory
 
 _log = structlog.get_logger()

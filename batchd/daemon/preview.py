@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.attach.threads import CONTEXT_THREADS, check_threads
 from batchd.config.call_steps import Call
 from batchd.config.columns import Column
 from batchd.config.lines import KeyPath
@@ -31,6 +30,7 @@ from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.stream_plan import epoch_plan, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
 from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from batchd.daemon.keys import TrainerKey
 from batchd.daemon.limits import peer_network
 from batchd_wire import OLDEST_VERSION
+from batchd_wire.status import TrainerStatistics
 
 QUESTIONS_PER_TICK = 10
 """Questions of people, such as for the status, whose answers are long; ticks are half a second apart."""
@@ -88,6 +89,12 @@ class RemoteSession:
         """What went out lately, by the second."""
         then_s, then_bytes = self.marks[0]
         return (self.sent_bytes - then_bytes) / max(now - then_s, 1e-3)
+
+    def statistics(self, now: float) -> TrainerStatistics:
+        """Who it is, and what it gets over TCP, for people."""
+        key = self.key.name if self.key is not None else None
+        sent = self.sent_bytes, self.bytes_per_s(now), len(self.connections)
+        return TrainerStatistics(self.number, self.name, self.pid, None, "tcp", self.host, key, *sent)
 
 
 class Register:

@@ -37,6 +37,7 @@ from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded
+from batchd_wire.status import ReloadOutcome
 
 _log = structlog.get_logger()
 
@@ -56,15 +57,6 @@ class Origin:
 
     file: Path
     overrides: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How the last reload ended: at ``time_s`` of the Unix clock, with 0 or what a command would end with."""
-
-    time_s: float
-    exit_code: int
-    text: str
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +92,7 @@ class Watcher:
 
     began: Callable[[], None]
     progressed: Callable[[str, int], None]
-    ended: Callable[[Outcome], None]
+    ended: Callable[[ReloadOutcome], None]
 
 
 @dataclass(slots=True)
@@ -112,7 +104,7 @@ class Reloader:
     origin: Origin | None
     send: Callable[[int, Message], None]
     watcher: Watcher
-    outcome: Outcome | None = None
+    outcome: ReloadOutcome | None = None
     _reading: _Reading | None = None
     _killed: list[_Reading] = field(default_factory=list)
     """Those that have not ended yet."""
@@ -287,7 +279,7 @@ class Reloader:
         if exit_code:
             _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
         shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."
-        self.outcome = Outcome(time(), exit_code, shown)
+        self.outcome = ReloadOutcome(time(), exit_code, shown)
         for session, request in self._askers:
             self.send(session, Reloaded(request, exit_code, shown))
         self._askers.clear()

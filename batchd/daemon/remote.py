@@ -59,12 +59,12 @@ from batchd_wire.messages import (
     Parcel,
     Pull,
     Refused,
-    Status,
     Subscribe,
     Unsubscribe,
 )
 from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
+from batchd_wire.status import TcpCounts, TrainerStatistics
 from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
 from batchd_wire.wording import counted
 
@@ -160,15 +160,11 @@ class TcpDoor:
         self._doorstep.close()
         self._outbox.close()
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> TcpCounts:
         """Connections of all kinds, for people."""
-        return {
-            "connections": len(self._doorstep),
-            "strangers": len(self._doorstep.strangers()),
-            "closed": self._doorstep.closed,
-            "failed_handshakes": self.failed_handshakes,
-            "sent_bytes": self.sent_bytes,
-        }
+        doorstep = self._doorstep
+        strangers = len(doorstep.strangers())
+        return TcpCounts(len(doorstep), strangers, doorstep.closed, self.failed_handshakes, self.sent_bytes)
 
     def __contains__(self, number: int) -> bool:
         return number in self._register
@@ -181,6 +177,14 @@ class TcpDoor:
     def everybody(self) -> list[RemoteSession]:
         """All sessions."""
         return self._register.everybody()
+
+    def statistics(self, now: float) -> list[TrainerStatistics]:
+        """All trainers, for people."""
+        return [session.statistics(now) for session in self.everybody()]
+
+    def may_read(self, number: int, stream: str) -> bool:
+        """Tell whether the session's key opens the stream."""
+        return self._register[number].may_read(stream)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +200,7 @@ class TcpDoor:
         """Send the answer to a question, if the session is there still."""
         session = self._register.get(number)
         if session is not None:
-            self._send(session, self._without_secrets(session, message))
+            self._send(session, message)
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
         """Send the rows of a lease. ``BatchSent`` follows."""
@@ -499,15 +503,6 @@ class TcpDoor:
             elif isinstance(message, Pull) and message.subscription in session.claims:
                 session.claims[message.subscription].is_known = True
             self._enqueue(event)
-
-    def _without_secrets(self, session: RemoteSession, answer: Message) -> Message:
-        """A key that opens some streams shows no others."""
-        if isinstance(answer, Status) and session.key is not None and session.key.streams is not None:
-            streams = answer.status["streams"]
-            assert isinstance(streams, list)
-            shown = [stream for stream in streams if session.may_read(stream["name"])]
-            return Status(answer.request, answer.status | {"streams": shown})
-        return answer
 
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
         """Answer nonsense with its number; say so in the log, but not for each."""

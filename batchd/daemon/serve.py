@@ -24,7 +24,7 @@ from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.launch import Launched
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.opening import Opening, Progress
-from batchd.daemon.reload import Origin, Outcome, Reloader, Watcher
+from batchd.daemon.reload import Origin, Reloader, Watcher
 from batchd.daemon.reservation import Reservation
 from batchd.daemon.reserve import ADVICE
 from batchd.daemon.runtime import hold
@@ -33,6 +33,7 @@ from batchd.daemon.switch import Switch, code_in
 from batchd.errors import BatchdError
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
+from batchd_wire.status import ReloadOutcome
 
 _log = structlog.get_logger()
 
@@ -161,7 +162,7 @@ def _round_ended(loop: Loop, service: Service, reservation: Reservation, reloade
     service.round_ended(loop.state, has_memory=reservation.is_complete)
 
 
-def _reload_ended(service: Service, switch: Switch, outcome: Outcome) -> None:
+def _reload_ended(service: Service, switch: Switch, outcome: ReloadOutcome) -> None:
     service.reloaded(switch.workers_wanted, outcome.text.partition("\n")[0])
 
 

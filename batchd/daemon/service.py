@@ -18,8 +18,8 @@ import structlog
 
 from batchd.config.sizes import round_bytes
 from batchd.core.state import DaemonState
-from batchd.core.statistics import DaemonStatistics
 from batchd.daemon.notify import Notifier
+from batchd_wire.status import DaemonStatistics
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()

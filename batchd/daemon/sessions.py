@@ -53,6 +53,7 @@ from batchd_wire.messages import (
     SlotShared,
     Welcome,
 )
+from batchd_wire.status import LocalCounts, TrainerStatistics
 
 _log = structlog.get_logger()
 
@@ -82,6 +83,10 @@ class Session:
     """Of the protocol, as it said in ``Hello``."""
     is_ours: bool = False
     """It is the daemon's own observer, which is no trainer."""
+
+    def statistics(self) -> TrainerStatistics:
+        """Who it is, for people."""
+        return TrainerStatistics(self.number, self.name, self.pid, self.user, "shared memory")
 
 
 class LocalDoor:
@@ -150,13 +155,10 @@ class LocalDoor:
             )
         self._is_found = is_found
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> LocalCounts:
         """Connections of both kinds, for people."""
-        return {
-            "connections": len(self._by_number) + len(self._connections),
-            "strangers": len(self._silent) + len(self._unknown),
-            "closed": self.closed,
-        }
+        strangers = len(self._silent) + len(self._unknown)
+        return LocalCounts(len(self._by_number) + len(self._connections), strangers, self.closed)
 
     def _open_to_group(self, path: Path) -> None:
         """Let the directory's group connect; a socket has the daemon's own group at first."""
@@ -201,6 +203,14 @@ class LocalDoor:
             for session in self._by_number.values()
             if session.secret is not None and not session.is_cut_off and not session.is_ours
         ]
+
+    def statistics(self, _now: float) -> list[TrainerStatistics]:
+        """All trainers, for people."""
+        return [session.statistics() for session in self.everybody()]
+
+    def may_read(self, _number: int, _stream: str) -> bool:
+        """Trainers of this host may read every stream."""
+        return True
 
     def adopt(self, lifeline: socket.socket, pid: int) -> None:
         """Begin a session over a lifeline that we made, for a process that we started."""

@@ -8,10 +8,11 @@ rows count ends with the trainer, so what has to last is counted by the stream.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from batchd.observer import scopes
 from batchd.observer.scopes import Labels, Scope
+from batchd_wire.status import DaemonStatus
 
 PREFIX = "batchd_"
 COUNTER: Literal["counter"] = "counter"
@@ -34,14 +35,14 @@ class Metric:
     help: str
     merge: Merge = sum
 
-    def values(self, status: Any) -> Iterator[tuple[Labels, float]]:
+    def values(self, status: DaemonStatus) -> Iterator[tuple[Labels, float]]:
         """The value for each set of labels; what is not known, as a position past the end of a course, has none.
 
         Nor has a counter of the others.
         """
         found: dict[Labels, list[float]] = {}
         for labels, row in self.scope.rows(status):
-            value = row[self.key]
+            value = getattr(row, self.key)
             if value is None and self.key in _NONE_IS_NOTHING:
                 continue
             if self.kind == COUNTER and self.scope.is_others(labels):
@@ -54,7 +55,7 @@ class Metric:
 _NONE_IS_NOTHING = {"epoch", "step", "cpu_wait_s"}
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return value if isinstance(value, (int, float)) else float(value is not None)
 
 

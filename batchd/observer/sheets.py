@@ -15,14 +15,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
-from typing import Any
 
 from batchd_wire.position import Position
+from batchd_wire.status import StreamStatistics
 
 KEPT_S = 30.0
 KEPT_MAX = 4
@@ -40,12 +41,16 @@ class Sheet:
     came_s: float
 
 
-def current_position(stream: Any) -> Position:
+def current_position(stream: StreamStatistics) -> Position:
     """The batch that the foremost trainer of a stream took last, by the status: the ring likely has it."""
-    trainers = [one for one in stream["subscriptions"] if not one["is_spectator"]]
-    taken = [Position(one["last_epoch"], one["last_step"]) for one in trainers if one["last_epoch"] is not None]
-    beginning = [Position(one["epoch"], one["step"]) for one in trainers if one["epoch"] is not None]
-    return max(taken or beginning, default=Position(0, 0))
+    trainers = [one for one in stream.subscriptions if not one.is_spectator]
+    taken = [(one.last_epoch, one.last_step) for one in trainers]
+    beginning = [(one.epoch, one.step) for one in trainers]
+    return max(_known(taken) or _known(beginning), default=Position(0, 0))
+
+
+def _known(places: Iterable[tuple[int | None, int | None]]) -> list[Position]:
+    return [Position(epoch, step) for epoch, step in places if epoch is not None and step is not None]
 
 
 def _no_sheet(reason: str) -> Sheet:

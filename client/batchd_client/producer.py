@@ -25,6 +25,7 @@ from batchd_client.errors import (
     ConnectTimeout,
     ProducerClosed,
     ProtocolError,
+    PushNotLocal,
     PushTimeout,
     SampleInvalid,
     StreamChanged,
@@ -88,7 +89,7 @@ def push(
     sockets = Sockets(1)
     connection = None
     try:
-        target, session = find_local_daemon(sockets, address, connect_timeout_s)
+        target, session = find_local_daemon(sockets, address, connect_timeout_s, PushNotLocal)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:

@@ -29,13 +29,14 @@ HANDLES_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never."""
+    """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never; spectators: see ``Subscribe``."""
 
     stream: str
     rank: int
     world_size: int
     window: int
     end_epoch: int | None
+    is_spectator: bool = False
 
     def subscribe(self, request: int, position: Position, fingerprint: str | None) -> Subscribe:
         """The message that claims it from ``position`` on."""
@@ -50,7 +51,7 @@ class Claim:
             position.step,
             end_epoch,
             fingerprint,
-            is_spectator=False,
+            self.is_spectator,
         )
 
 

@@ -22,8 +22,8 @@ def chronicle():
     found = Chronicle()
     before, after = two_looks(stream={"name": HOSTILE}, waits={"workers_s": 4.0}, slowest={HOSTILE: 1.0})
     for status in (before, after):
-        status["streams"][0]["name"] = HOSTILE
-        status["trainers"][0]["name"] = HOSTILE
+        status.streams[0].name = HOSTILE
+        status.trainers[0].name = HOSTILE
     found._looks.add(before)
     found._looks.add(later(after, 0))
     return found

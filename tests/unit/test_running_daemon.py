@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from batchd.attach import threads
+from batchd import threads
 from batchd.config import runtime as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig

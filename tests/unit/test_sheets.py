@@ -1,5 +1,7 @@
 """Contact sheets for the page: which batch is drawn, and what becomes of a sheet that cannot be."""
 
+from dataclasses import replace
+
 import pytest
 
 from batchd.observer import sheets
@@ -12,7 +14,7 @@ def subscription(position=None, last=None, *, is_spectator=False):
     """What the status says of one trainer; positions are (epoch, step)."""
     (epoch, step), (last_epoch, last_step) = position or (None, None), last or (None, None)
     places = {"epoch": epoch, "step": step, "last_epoch": last_epoch, "last_step": last_step}
-    return two_looks()[1]["streams"][0]["subscriptions"][0] | places | {"is_spectator": is_spectator}
+    return replace(two_looks()[1].streams[0].subscriptions[0], **places, is_spectator=is_spectator)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ def subscription(position=None, last=None, *, is_spectator=False):
 )
 def test_the_current_batch_is_what_the_foremost_trainer_took_last(subscriptions, position):
     """Spectators are no trainers; who has taken nothing yet is at its beginning."""
-    assert current_position({"subscriptions": subscriptions}) == position
+    assert current_position(replace(two_looks()[1].streams[0], subscriptions=subscriptions)) == position
 
 
 @pytest.mark.parametrize(

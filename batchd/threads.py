@@ -1,6 +1,6 @@
 """Sees that there are threads before libzmq wants them: it ends the process where it cannot start one.
 
-DAEMON, OBSERVER and commands.
+DAEMON and OBSERVER.
 """
 
 from threading import Event, Thread
