@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from batchd.cli.main import COMMANDS, cli
+from batchd.config.reference import wrap_prose
 from batchd.errors import EXIT_CODE_MEANINGS
 
 HEAD = """# Commands
@@ -39,7 +40,7 @@ def commands_markdown() -> str:
     lines += ["", "Which errors end with which, and what helps: [errors.md](errors.md#exit-codes).", TAIL]
     for name, command in _commands(cli, click.Context(cli, info_name="batchd", **cli.context_settings)):
         lines += _section(name, command)
-    return "\n".join(lines).rstrip() + "\n"
+    return wrap_prose("\n".join(lines).rstrip() + "\n")
 
 
 def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[click.Context, click.Command]]:

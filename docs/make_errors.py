@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from batchd import errors as server
+from batchd.config.reference import wrap_prose
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode
 from batchd_client import errors as client
 from batchd_client.errors import BatchdClientError, error_for_code
@@ -57,7 +58,7 @@ assert set(SENT_WHEN) == set(ErrorCode), "say in SENT_WHEN when each number is s
 
 def errors_markdown() -> str:
     """The page ``docs/errors.md``."""
-    return "\n".join([HEAD, *_exit_codes(), *_exceptions(), *_numbers()]).rstrip() + "\n"
+    return wrap_prose("\n".join([HEAD, *_exit_codes(), *_exceptions(), *_numbers()]).rstrip() + "\n")
 
 
 def _exit_codes() -> Iterator[str]:
