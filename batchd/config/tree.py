@@ -106,7 +106,7 @@ class _Branch(BaseModel):
 
 
 class DaemonConfig(_Branch):
-    """What concerns the daemon as a whole."""
+    """Settings of the whole daemon."""
 
     runtime_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
     """Directory for the sockets and the lock file. Members of its group may connect. When not set,
@@ -372,7 +372,7 @@ class Config(_Branch):
     """The whole configuration of one daemon."""
 
     daemon: DaemonConfig = DaemonConfig()
-    """What concerns the daemon as a whole."""
+    """Settings of the whole daemon."""
 
     streams: Annotated[dict[StreamName, StreamConfig], Field(min_length=1, max_length=STREAMS_MAX)]
     """The streams, by name: letters, digits, "_", "." and "-", at most 64 characters."""
