@@ -20,13 +20,13 @@ HEAD = """# Commands
 
 *Made by `make docs` from the command line itself; do not edit.*
 
-What can be typed after `batchd`, and what comes of it. `batchd COMMAND --help` says the same.
+All commands of `batchd`. `batchd COMMAND --help` prints the same.
 
 | command | what it does |
 |---|---|"""
 TAIL = """
 What each key of the environment overrides is in [configuration.md](configuration.md); `BATCHD_ADDRESS` says where the daemon
-is, such as `ipc:///run/batchd`. How completion for a shell is installed is in [install.md](install.md#completion).
+is, such as `ipc:///run/batchd`. [install.md](install.md#completion) describes completion for shells.
 """
 _PARAGRAPH = re.compile(r"\n\s*\n")
 
