@@ -391,7 +391,7 @@ class Producing(Message):
 
 @message(51)
 class PlaceLent(Message):
-    """Only this producer may write into ``place``. None: no place is free, so the sample is dropped."""
+    """Only this producer may write into ``place``. None: none is free, so the sample is dropped and counted."""
 
     request: int
     place: int | None
