@@ -32,7 +32,7 @@ import batchd_client
 from batchd.config.file_sources import ListSource
 from batchd.daemon.cache_file import CacheOnDisk
 from batchd.daemon.cache_memory import CacheMemory, CacheSpec
-from batchd.pipeline.record_length import RECORD_BYTES_MAX
+from batchd.pipeline.cut import RECORD_BYTES_MAX
 from batchd.sources.cache import IndexCache
 from batchd.sources.cached_reader import CachedReader
 from batchd.sources.disk_cache import DiskCache

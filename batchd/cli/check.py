@@ -22,6 +22,7 @@ from batchd.daemon.cache_memory import budgets_bytes
 from batchd.daemon.checkup import check_reading
 from batchd.daemon.preview import preview
 from batchd.daemon.rings import RingSize
+from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
 from batchd.sources import storage
 from batchd.sources.storage import CHECK_LIMITS, StorageLimits
@@ -60,16 +61,17 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
     for line in aligned(found.unseen):
         click.echo(f"  {line}")
     if explain:
-        _explain(config)
+        _explain(config, rings)
 
 
-def _explain(config: Config) -> None:
+def _explain(config: Config, rings: dict[str, RingSize]) -> None:
     from batchd.cli.explain import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
 
     storage.use(StorageLimits(*config.daemon.storage_limits()))
     for name, stream in config.streams.items():
         click.echo()
-        for line in explained(name, stream, config.daemon):
+        plan = plan_stream(name, stream, rings[name].columns, config.daemon.python_path or ())
+        for line in explained(plan, config.daemon):
             click.echo(escaped(line))
 
 

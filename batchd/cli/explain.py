@@ -15,16 +15,13 @@ from batchd.config.runtime import default_cache_dir
 from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.sizes import round_bytes
 from batchd.config.steps import Step
-from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.core.plan import Plan
+from batchd.config.tree import DaemonConfig
+from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
-from batchd.functions.named import code_of
-from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.geometry import Cut, Move, Pad, Scale, Turn, Warp
 from batchd.pipeline.image_stage import ImagePlan
-from batchd.pipeline.record_length import record_bytes_max
 from batchd.sources.cache import IndexCache
 from batchd.sources.errors import SampleUnreadable
 from batchd.sources.index import SourceIndex
@@ -37,9 +34,10 @@ SAMPLES = 4
 _TITLES = ("sample", "name", "file", "decoded", "then")
 
 
-def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator[str]:
+def explained(plan: StreamPlan, daemon: DaemonConfig) -> Iterator[str]:
     """Lines for one stream: its first samples, and the plan of each. Scans its source. Raises ``BatchdError`` where it cannot."""
-    whole = steps_of(stream.pipeline, stream.cache_short_side)
+    name, stream = plan.name, plan.config
+    whole, cut = plan.pipeline.steps, plan.pipeline.cut
     steps = list(takewhile(lambda step: not isinstance(step, Call | PadBatch | Ragged), whole))
     if stream.source.is_live:
         yield f"{name}: its samples are not there yet"
@@ -48,21 +46,18 @@ def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator
     if decode is None:
         yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
         return
-    python_path = daemon.python_path or ()
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    index = scan_source(stream.source, lambda _found: None, cache, python_path)
-    code = code_of(stream, python_path)
-    expect([str(path) for path in code.python_path], dict(code.digests))
-    plan = Plan(len(index), stream.batch_size, stream.seed, stream.shuffle, drop_last=False)
-    samples = plan.indices(Position(0, 0), 0, min(SAMPLES, plan.rows(0))).tolist()
+    index = scan_source(stream.source, lambda _found: None, cache, daemon.python_path or ())
+    expect(plan.code.python_path, plan.code.digests)
+    epochs = epoch_plan(name, stream, len(index))
+    samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
     if stream.cache == "decoded":
-        cut = cut_of(whole)
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
-    pipeline = Pipeline(kind_of(stream.source).columns(stream.source), steps, stream.seed, has_rows=False)
+    pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     kept_bytes: list[int] = []
-    yield from aligned([_TITLES, *_rows(stream, index, pipeline, samples, decode, kept_bytes)])
+    yield from aligned([_TITLES, *_rows(plan, index, pipeline, samples, decode, kept_bytes)])
     if stream.cache == "decoded" and kept_bytes:
         need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))
         budget = "cache_memory" if stream.cache_dir is None else "cache_size"
@@ -74,14 +69,15 @@ def _named(steps: Sequence[Step]) -> str:
 
 
 def _rows(  # noqa: PLR0917  what is read, and how, and what comes of it
-    stream: StreamConfig,
+    plan: StreamPlan,
     index: SourceIndex,
     pipeline: Pipeline,
     samples: Sequence[int],
     decode: Decode,
     kept_bytes: list[int],
 ) -> Iterator[tuple[str, ...]]:
-    reader = kind_of(stream.source).open(stream.source, index, record_bytes_max(stream.pipeline))
+    source = plan.config.source
+    reader = kind_of(source).open(source, index, plan.pipeline.record_bytes_max)
     try:
         for sample in samples:
             yield (str(sample), reader.name(sample), *_cells(reader, pipeline, sample, decode, kept_bytes))

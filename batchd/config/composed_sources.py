@@ -3,7 +3,7 @@
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -138,25 +138,22 @@ class SubsetSource(SourceOptions):
         return f"{which} of {self.of.place}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadSource:
-    """A source whose options are wrong, and what could be read of its parts, by their keys in it."""
-
-    parts: tuple[tuple[KeyPath, "SourceOptions | UnreadSource"], ...] = ()
-    source_field: str = ""
-
-
-def parts_of(source: SourceOptions | UnreadSource) -> Sequence[tuple[KeyPath, SourceOptions | UnreadSource]]:
+def parts_of(source: SourceOptions) -> Sequence[tuple[KeyPath, SourceOptions]]:
     """The sources that one is made of, each with its key; none where it is made of none."""
     match source:
-        case UnreadSource(parts=parts):
-            return parts
         case ConcatSource(sources=sources) | MixSource(sources=sources):
             return [(("sources", number), part) for number, part in enumerate(sources)]
         case SubsetSource(of=part):
             return [(("of",), part)]
         case _:
             return []
+
+
+def sources_in(source: SourceOptions, key: KeyPath = ()) -> Iterator[tuple[KeyPath, SourceOptions]]:
+    """All that a source is made of, and then the source, each with its key."""
+    for name, part in parts_of(source):
+        yield from sources_in(part, (*key, *name))
+    yield key, source
 
 
 def share_of(given: int | str, samples: int) -> int | None:

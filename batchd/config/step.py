@@ -54,18 +54,6 @@ class StepOptions:
         return tuple(value for value in values if isinstance(value, Path))
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadStep:
-    """A step whose options are wrong. ``touches``: the fields that it reads or makes, as far as it says; None for any.
-
-    ``field`` is the one that it is done to, where it says so.
-    """
-
-    op: str
-    touches: frozenset[str] | None
-    field: str | None = None
-
-
 def check_names(*names: str) -> None:
     """Raise ``ValueError`` where a field that a step makes could not have its name."""
     for name in names:

@@ -36,7 +36,7 @@ from batchd.core.events import (
     WorkerObserved,
     WorkerReady,
 )
-from batchd.core.fleet import Fleet, Order
+from batchd.core.fleet import Fleet, Order, WorkerKind
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
 from batchd.core.spec import StreamSpec
@@ -66,14 +66,16 @@ def _replaced(name: str) -> Refusal:
 
 
 class DaemonState:
-    """Streams, trainers and workers. ``chunk_rows_max`` bounds what one order fills."""
+    """Streams, trainers and workers: so many ``workers`` of one ``kind``. ``chunk_rows_max`` bounds what one order fills."""
 
-    def __init__(self, specs: list[StreamSpec], workers: int, *, sample_timeout_s: float, chunk_rows_max: int) -> None:
+    def __init__(
+        self, specs: list[StreamSpec], workers: int, kind: WorkerKind, *, sample_timeout_s: float, chunk_rows_max: int
+    ) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
         """By number; also those that are not served any more and mean something to somebody still."""
         self._retired: set[int] = set()
-        self.fleet = Fleet(workers, sample_timeout_s)
+        self.fleet = Fleet(workers, kind, sample_timeout_s)
         self.draining = False
         self._numbers = {spec.name: spec.number for spec in specs}
         self._stream_of: dict[int, Stream] = {}

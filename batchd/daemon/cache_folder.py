@@ -19,8 +19,7 @@ from batchd.config.sources import source_to_plain
 from batchd.config.steps import step_to_plain
 from batchd.config.tree import Config, StreamConfig
 from batchd.errors import Problem
-from batchd.pipeline.cut import crop_problem, cropped_files, cut_of, cut_problem, steps_of
-from batchd.pipeline.record_length import record_bytes_max
+from batchd.pipeline.cut import crop_problem, cut_problem, plan_pipeline
 from batchd.sources.places import unreachable
 
 SUFFIX = ".cache"
@@ -39,12 +38,12 @@ class CacheFile(NamedTuple):
 
 def identity(config: StreamConfig) -> str:
     """What tells what is kept of the samples of two streams apart before anything is scanned."""
-    steps = steps_of(config.pipeline, config.cache_short_side)
-    facts: list[Any] = [config.cache, source_to_plain(config.source), record_bytes_max(steps)]
+    plan = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
+    facts: list[Any] = [config.cache, source_to_plain(config.source), plan.record_bytes_max]
     if config.cache == "seekable":
-        facts.append(cropped_files(steps))
+        facts.append(plan.rewritten)
     if config.cache == "decoded":
-        facts.append([step_to_plain(step) for step in steps[: cut_of(steps)]])
+        facts.append([step_to_plain(step) for step in plan.steps[: plan.cut]])
     return json.dumps(facts, sort_keys=True, default=str)
 
 

@@ -30,9 +30,9 @@ from batchd.daemon.cache_folder import BLOCK_BYTES, identity
 from batchd.daemon.memory import RESERVE_BYTES
 from batchd.daemon.rings import RingSize
 from batchd.daemon.slot_memory import SEALS
+from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import Problem, SourceInvalid
-from batchd.pipeline.cut import cut_of, steps_of
-from batchd.pipeline.step_files import Digests, named_by_content
+from batchd.pipeline.step_files import named_by_content
 from batchd.sources.index import SourceIndex
 from batchd.sources.sample_cache import CacheForm, CacheHeader
 
@@ -143,15 +143,9 @@ class CacheMemory(SharedCache):
         return allowed_bytes - used_bytes
 
 
-def cache_spec(
-    name: str, config: StreamConfig, index: SourceIndex, modules: Mapping[str, str], digests: Digests
-) -> CacheSpec | None:
-    """Which cache a stream wants; None where it wants none.
-
-    ``modules``: by their digests, those that its source consists of. ``digests``: of the files that its steps read.
-
-    Raises ``SourceInvalid`` where its budget has no room for samples.
-    """
+def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
+    """Which cache a stream wants; None where it wants none. Raises ``SourceInvalid`` where its budget has no room for samples."""
+    config = plan.config
     if config.cache == "off":
         return None
     budget_bytes = config.cache_bytes
@@ -161,13 +155,14 @@ def cache_spec(
         least = round_bytes(form.records_start + form.extent_bytes)
         budget = "cache_memory" if config.cache_dir is None else "cache_size"
         raise SourceInvalid(
-            f"streams.{name}.{budget}: {round_bytes(budget_bytes)} have no room for anything but the index of "
+            f"streams.{plan.name}.{budget}: {round_bytes(budget_bytes)} have no room for anything but the index of "
             f"{len(index):,} samples; set more than {least}, better as much as the samples have"
         )
-    facts: list[Any] = [identity(config), index.digest, index.place, dict(modules), *_own_place(config)]
+    modules = plan.code.digests if plan.runs_own_code else {}
+    facts: list[Any] = [identity(config), index.digest, index.place, modules, *_own_place(config)]
     if config.cache == "decoded":
-        steps = steps_of(config.pipeline, config.cache_short_side)
-        facts += [decoders(), [named_by_content(step, digests) for step in steps[: cut_of(steps)]]]
+        kept = plan.pipeline.steps[: plan.pipeline.cut]
+        facts += [decoders(), [named_by_content(step, plan.digests) for step in kept]]
     key = sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     folder = "" if config.cache_dir is None else os.path.realpath(config.cache_dir)
     return CacheSpec(config.cache, key, len(index), budget_bytes, folder)

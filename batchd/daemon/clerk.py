@@ -9,46 +9,44 @@ from batchd import __version__
 from batchd.config.cpus import available_cpus
 from batchd.core.admission import unknown_stream
 from batchd.core.state import DaemonState
+from batchd.daemon.doors import Asked, Doors
 from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.reload import Reloader
-from batchd.daemon.remote import RemoteSessions
-from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.status import plain_status
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
 from batchd_wire.codec import ITEMS_MAX, Message
-from batchd_wire.messages import AskBad, AskStatus, BadSamples, Refused, Status
+from batchd_wire.messages import AskBad, AskReload, AskStatus, BadSamples, Refused, Status
 
 BAD_SHOWN_MAX = 1_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Clerk:
-    """See above. Its sides come when they are open; nobody asks before. ``cpus``: how many this process may use."""
+    """See above. ``cpus``: how many this process may use."""
 
     state: DaemonState
     streams: Mapping[int, ServedStream]
     memory: SlotMemory
     workers: Workers
     observer: ObserverProcess
+    doors: Doors
+    reloader: Reloader
     started_s: float
-    sessions: Sessions | None = None
-    remote: RemoteSessions | None = None
-    reloader: Reloader | None = None
     cpus: int = field(default_factory=available_cpus)
 
-    def reload(self, session: int, request: int) -> None:
-        """Somebody who may wants the configuration to be read again."""
-        assert self.reloader is not None
-        self.reloader.ask(session, request)
+    def hear(self, asked: Asked) -> None:
+        """Begin a reload, which is answered when it has ended; answer anything else at once, from what is known."""
+        door = self.doors.of(asked.session)
+        if isinstance(asked.message, AskReload):
+            self.reloader.ask(asked.session, asked.message.request)
+        elif door is not None:
+            door.answer(asked.session, self._answer(asked.message))
 
-    def answer(self, question: AskStatus | AskBad) -> Message:
-        """Answer at once, from what is known."""
+    def _answer(self, question: AskStatus | AskBad) -> Message:
         if isinstance(question, AskBad):
             return self._bad(question)
-        assert self.sessions is not None
-        assert self.reloader is not None
         outcome = self.reloader.outcome
         now = monotonic()
         daemon: dict[str, object] = {
@@ -61,11 +59,9 @@ class Clerk:
             "reloading": self.reloader.is_reading,
             "reload": asdict(outcome) if outcome is not None else None,
             "http": self.observer.address,
-            "local": self.sessions.counts(),
+            **{door.name: door.counts() for door in self.doors},
         }
-        if self.remote is not None:
-            daemon["tcp"] = self.remote.counts()
-        trainers = self.sessions.everybody() + (self.remote.everybody() if self.remote is not None else [])
+        trainers = [one for door in self.doors for one in door.everybody()]
         caches = {
             number: asdict(one.cache.statistics()) for number, one in self.streams.items() if one.cache is not None
         }

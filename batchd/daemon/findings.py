@@ -17,10 +17,10 @@ from batchd.config.draft import StreamDraft
 from batchd.config.lines import KeyPath
 from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
-from batchd.errors import Problem
+from batchd.errors import Problem, SourceInvalid
 from batchd.functions.named import code_problems
-from batchd.pipeline.fields import step_problems, taken_names
-from batchd.sources.look import look_at
+from batchd.pipeline.fields import StepCheck, taken_names
+from batchd.sources.look import known_columns, look_at
 
 
 class Findings(NamedTuple):
@@ -41,13 +41,27 @@ def look_at_stream(
     ``python_path`` is None where nobody knows it, and then no functions are looked for. Not ``thoroughly``: of the source only
     what is wrong with its columns, because it will be scanned.
     """
-    look = look_at(draft.source, thoroughly=thoroughly)
-    found: list[tuple[KeyPath, str]] = [(("source", *one.key), one.text) for one in look.problems]
-    wrong_names = taken_names(look.columns or ())
+    looks = [(key, look_at(source, thoroughly=thoroughly)) for key, source in draft.sources]
+    found: list[tuple[KeyPath, str]] = [
+        (("source", *key, *one.key), one.text) for key, look in looks for one in look.problems
+    ]
+    try:
+        columns = known_columns([look for _key, look in looks])
+    except SourceInvalid:  # the options of the whole are wrong anyhow
+        columns = None
+    if columns is not None:
+        columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
+    wrong_names = taken_names(columns or ())
     found += [(("source",), text) for text in wrong_names]
     if python_path is not None:
-        found += code_problems(draft.source, draft.steps, python_path)
-    wrong_steps = step_problems(look.columns, draft.steps)
+        found += code_problems(draft.sources, draft.steps, python_path)
+    check = StepCheck(columns)
+    for place in range(len(draft.steps) + len(draft.gaps)):
+        if place in draft.steps:
+            check.look_at(place, draft.steps[place])
+        else:
+            check.look_past(place, *draft.gaps[place])
+    wrong_steps = check.finish()
     found += [(("pipeline", *one.key), one.text) for one in wrong_steps]
     data = {"streams": {name: draft.data}}
     problems = [
@@ -55,4 +69,4 @@ def look_at_stream(
         for key, text in found
         for path in [("streams", name, *key)]
     ]
-    return Findings(None if wrong_names or wrong_steps else look.columns, problems)
+    return Findings(None if wrong_names or wrong_steps else columns, problems)

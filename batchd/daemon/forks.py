@@ -29,12 +29,17 @@ _log = structlog.get_logger()
 class ForkServer:
     """Forks workers. Tells whoever asked that a worker is ``forked``, with its pidfd, or that it has ``failed`` and why."""
 
-    forked: Callable[[int, int, int], None]
-    failed: Callable[[int, str], None]
-
-    def __init__(self, watch: Watch, launched: Launched | None = None) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        forked: Callable[[int, int, int], None],
+        failed: Callable[[int, str], None],
+        launched: Launched | None = None,
+    ) -> None:
         """``launched``: the first one, which was started already, and is ours from now on."""
         self._watch = watch
+        self._forked = forked
+        self._failed = failed
         self._popen: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._channel: socket.socket
@@ -123,11 +128,11 @@ class ForkServer:
         assert isinstance(message, Forked | NotForked)
         del self._asked[message.worker]
         if isinstance(message, NotForked):
-            self.failed(message.worker, message.reason)
+            self._failed(message.worker, message.reason)
             return
         (pidfd,) = descriptors
         self._children.add(message.pid)
-        self.forked(message.worker, message.pid, pidfd)
+        self._forked(message.worker, message.pid, pidfd)
 
     def _bury(self) -> None:
         """The kernel says that it has ended. What it reported before still counts."""
@@ -141,7 +146,7 @@ class ForkServer:
         asked, self._asked = self._asked, {}
         for worker, spare in asked.items():
             _close(spare)
-            self.failed(worker, f"the fork server ended ({how})")
+            self._failed(worker, f"the fork server ended ({how})")
 
     def _forget(self) -> None:
         for descriptor in (self._pidfd, self._channel.fileno()):

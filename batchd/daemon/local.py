@@ -2,7 +2,7 @@
 
 DAEMON process.
 
-    connect -> (kernel's queue) -- Door: a descriptor is left --> stranger -- Hello, Open --> session
+    connect -> (kernel's queue) -- Listener: a descriptor is left --> stranger -- Hello, Open --> session
                      ^                                                |
                      +-- until the next tick, where none is left      +-- STRANGER_TICKS, or too many of them --> closed
 
@@ -84,7 +84,7 @@ def descriptors_left() -> int:
     return limit - used - SPARE_DESCRIPTORS
 
 
-class Door:
+class Listener:
     """A listening socket. Each that is accepted is handed to ``admit``; ``need`` is how many descriptors have to be left."""
 
     def __init__(

@@ -44,7 +44,7 @@ BIND_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class HttpSocket:
     """A bound socket and how this machine is called; without a socket nobody comes in."""
 
     listener: socket.socket | None = None
@@ -65,7 +65,7 @@ class Door:
             self.listener.close()
 
 
-def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
+def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
     """Bind what is configured; without a socket where nobody wants HTTP, or the default address is taken, which is said.
 
     Raises ``ConfigInvalid`` where an address was asked for and cannot be had.
@@ -73,9 +73,9 @@ def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
     is_asked_for = "http" in daemon.model_fields_set
     place = parse_http(daemon.http) if is_asked_for or not is_embedded else None
     if place is None:
-        return Door()
+        return HttpSocket()
     try:
-        return Door(_bind_soon(*place), (place[0], *(daemon.http_names or ())), daemon.http_details)
+        return HttpSocket(_bind_soon(*place), (place[0], *(daemon.http_names or ())), daemon.http_details)
     except OSError as error:
         reason = f"{daemon.http} cannot be had: {error.strerror or error}"
         advice = 'set http in [daemon] to another address, or to "off"'
@@ -84,7 +84,7 @@ def open_door(daemon: DaemonConfig, *, is_embedded: bool) -> Door:
                 [Problem("daemon.http", f"{reason}; {advice}", meaning_of(("daemon", "http"), {}))]
             ) from None
         _log.warning("no HTTP", reason=reason, advice=advice)
-        return Door()
+        return HttpSocket()
 
 
 def _bind_soon(host: str, port: int) -> socket.socket:
@@ -126,7 +126,7 @@ class ObserverProcess:
 
     _adopt: Adopt
 
-    def __init__(self, watch: Watch, door: Door, place: RuntimeDirectory) -> None:
+    def __init__(self, watch: Watch, door: HttpSocket, place: RuntimeDirectory) -> None:
         self._watch = watch
         self._door = door
         self._place = place

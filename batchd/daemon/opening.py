@@ -17,27 +17,25 @@ from batchd.config.runtime import default_cache_dir
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
 from batchd.core.state import DaemonState
-from batchd.daemon.authenticator import Authenticator
 from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
 from batchd.daemon.cache_memory import memory_problem, needed_bytes
 from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.doors import DaemonSide, Door, Enqueue
 from batchd.daemon.keys import check_tcp_keys
 from batchd.daemon.launch import Launched
-from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory_wait import wait_for_memory
-from batchd.daemon.network import Network
 from batchd.daemon.notify import Notifier
-from batchd.daemon.observer import ObserverProcess, open_door
-from batchd.daemon.outbox import Outbox
-from batchd.daemon.remote import IO_THREADS_MAX, RemoteSessions
+from batchd.daemon.observer import ObserverProcess, open_http
+from batchd.daemon.remote import IO_THREADS_MAX, TcpDoor
 from batchd.daemon.reserve import BlankSlots, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.service import Service
-from batchd.daemon.sessions import Sessions
+from batchd.daemon.sessions import LocalDoor
 from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import Desk
 from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.worker_interface import Workers
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX
@@ -74,9 +72,9 @@ class Opening:
             notifier.close()
         return Service(notifier, self._daemon.worker_count())
 
-    def workers(self, launched: Launched | None) -> WorkerProcesses:
+    def workers(self, enqueue: Enqueue, launched: Launched | None) -> WorkerProcesses:
         """Have the workers started, while sources are scanned. ``launched``: what they are forked from, where it was started."""
-        workers = WorkerProcesses(self.watch, launched)
+        workers = WorkerProcesses(self.watch, enqueue, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))
         with suppress(OSError):  # it is tried again, and said, when the loop wants the first worker
             for number in range(1, self._daemon.worker_count() + 1):
@@ -85,7 +83,7 @@ class Opening:
 
     def observer(self, names: RuntimeDirectory, *, is_embedded: bool) -> ObserverProcess:
         """Take the address where HTTP is answered. Nobody answers before the observer is started."""
-        door = open_door(self._daemon, is_embedded=is_embedded)
+        door = open_http(self._daemon, is_embedded=is_embedded)
         return self._stack.enter_context(ObserverProcess(self.watch, door, names))
 
     def rings(self, tell: Callable[[str], None]) -> dict[str, RingSize]:
@@ -130,42 +128,44 @@ class Opening:
             path, _colon, text = str(error).partition(": ")
             raise ConfigInvalid([Problem(path, text)]) from None
 
-    def state(self, streams: dict[int, ServedStream]) -> DaemonState:
+    def state(self, streams: dict[int, ServedStream], workers: Workers) -> DaemonState:
         """What decides."""
         rows = self._daemon.chunk_rows
         return DaemonState(
             [stream.spec for stream in streams.values()],
             self._daemon.worker_count(),
+            workers.kind,
             sample_timeout_s=self._daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if rows == "auto" else rows,
         )
 
-    def sessions(self, desk: Desk) -> Sessions:
+    def local_door(self, side: DaemonSide) -> LocalDoor:
         """The door for trainers of this host, not bound yet."""
-        sessions = Sessions(self.watch, desk, self._daemon.sessions_max, writable_slots=self._daemon.writable_slots)
-        self._stack.callback(sessions.close)
-        return sessions
+        door = LocalDoor(side, self._session_limits, writable_slots=self._daemon.writable_slots)
+        self._stack.callback(door.close)
+        return door
 
-    def network(self, desk: Desk, memory: SlotMemory, names: RuntimeDirectory) -> Network | None:
-        """The door for trainers of other hosts, where there is to be one.
+    def tcp_doors(self, side: DaemonSide, names: RuntimeDirectory) -> list[Door]:
+        """The door for trainers of other hosts, bound, where there is to be one.
 
         Where there are keys they are asked for, on loopback too; without any, loopback alone is served.
         """
         if self._daemon.tcp is None:
-            return None
+            return []
         keys = open_keys(self._daemon.keys_dir)
         problem = check_tcp_keys(self._daemon, keys)
         if problem is not None:
             raise ConfigInvalid([problem])
         check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
-        outbox = Outbox(self.watch, memory, desk.enqueue)
-        limits = RemoteLimits(self._daemon.sessions_max, self._daemon.sessions_per_peer)
         has_keys = keys.daemon_key() is not None
-        remote = RemoteSessions(desk, outbox, limits, keys if has_keys else None)
-        network = Network(remote, outbox, Authenticator(remote.context, keys) if has_keys else None)
-        self._stack.callback(network.close)
-        remote.bind(tcp_endpoint(self._daemon.tcp), names.address)
-        return network
+        door = TcpDoor(side, self._session_limits, keys if has_keys else None)
+        self._stack.callback(door.close)
+        door.bind(tcp_endpoint(self._daemon.tcp), names.address)
+        return [door]
+
+    @property
+    def _session_limits(self) -> SessionLimits:
+        return SessionLimits(self._daemon.sessions_max, self._daemon.sessions_per_peer)
 
 
 def _allow_descriptors() -> None:

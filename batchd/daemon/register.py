@@ -119,6 +119,9 @@ class Register:
         """All sessions."""
         return list(self._by_number.values())
 
+    def __getitem__(self, number: int) -> RemoteSession:
+        return self._by_number[number]
+
     def get(self, number: int) -> RemoteSession | None:
         """By its number."""
         return self._by_number.get(number)

@@ -1,4 +1,4 @@
-"""The front end for trainers on other hosts: a ROUTER over TCP. DAEMON process.
+"""The door for trainers on other hosts: a ROUTER over TCP. DAEMON process.
 
     connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected: the trainer is gone
     more of them (with the same key) -> Join -> Joined: parts of its batches go there
@@ -11,7 +11,7 @@ Invariant: a slot that is being sent is not written: its lease ends by ``BatchSe
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from math import inf
 from secrets import token_bytes
@@ -25,17 +25,19 @@ from batchd.config.cpus import available_cpus
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
-from batchd.daemon.authenticator import ZAP_DOMAIN
+from batchd.daemon.authenticator import ZAP_DOMAIN, Authenticator
+from batchd.daemon.doors import DaemonSide
 from batchd.daemon.doorstep import AUDIT_INTERVAL_S, Doorstep
+from batchd.daemon.guestbook import Guest
 from batchd.daemon.keys import KeyDirectory, TrainerKey
-from batchd.daemon.limits import HandshakeRate, RemoteLimits, peer_network
+from batchd.daemon.limits import HandshakeRate, SessionLimits, peer_network
+from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.outbox import Outbox
 from batchd.daemon.register import QUESTIONS_PER_TICK, Claim, Connection, Register, RemoteSession
 from batchd.daemon.seldom import Ration, Seldom
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
     MESSAGE_BYTES_MAX,
-    Desk,
     event_of,
     is_served,
     printable,
@@ -91,13 +93,16 @@ def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
     return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
 
 
-class RemoteSessions:
+class TcpDoor:
     """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
 
-    def __init__(self, desk: Desk, outbox: Outbox, limits: RemoteLimits, keys: KeyDirectory | None) -> None:
-        self._desk = desk
-        self._enqueue = desk.enqueue
-        self._outbox = outbox
+    name = "tcp"
+
+    def __init__(self, daemon: DaemonSide, limits: SessionLimits, keys: KeyDirectory | None) -> None:
+        self._enqueue = daemon.enqueue
+        self._numbers = daemon.session_numbers
+        self._subscription_numbers = daemon.subscription_numbers
+        self._outbox = Outbox(daemon.watch, daemon.memory, daemon.enqueue)
         self._limits = limits
         self._rate = HandshakeRate()
         self._keys = keys
@@ -106,6 +111,7 @@ class RemoteSessions:
         # No event of failed handshakes: where libzmq 4.3.5 tells of a message that fails to decrypt, it forgets to hang up, and
         # aborts later.
         self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._authenticators = [] if keys is None else [Authenticator(self.context, keys)]
         self._register = Register()
         self._heard_of: set[int] = set()
         """Descriptors over which a message has come: who ends without one has failed in the handshake."""
@@ -138,15 +144,23 @@ class RemoteSessions:
             raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
         self._doorstep.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
 
+    @property
+    def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
+        """Trainers, the ends of their connections, and questions of ZeroMQ about keys."""
+        return [self.router, self.monitor, *(one.socket for one in self._authenticators)]
+
     def close(self) -> None:
-        """End every session."""
+        """End every session, then let go of what was being sent."""
         self.note_ends()  # a full monitor would keep ZeroMQ's thread, and that this one
         self.router.disable_monitor()
         self.monitor.close(linger=0)
+        for authenticator in self._authenticators:
+            authenticator.close()
         self.context.destroy(linger=0)
         self._doorstep.close()
+        self._outbox.close()
 
-    def counts(self) -> dict[str, object]:
+    def counts(self) -> dict[str, int]:
         """Connections of all kinds, for people."""
         return {
             "connections": len(self._doorstep),
@@ -159,9 +173,10 @@ class RemoteSessions:
     def __contains__(self, number: int) -> bool:
         return number in self._register
 
-    def get(self, number: int) -> RemoteSession | None:
-        """The session, if it is there."""
-        return self._register.get(number)
+    def guest(self, number: int) -> Guest:
+        """Who the session's trainer is, for the log."""
+        session = self._register[number]
+        return Guest(session.name, session.pid, f"host {peer_network(session.host)}", is_remote=True)
 
     def everybody(self) -> list[RemoteSession]:
         """All sessions."""
@@ -177,13 +192,16 @@ class RemoteSessions:
                 session.refused(message.request)
             self._send(session, message)
 
+    def answer(self, number: int, message: Message) -> None:
+        """Send the answer to a question, if the session is there still."""
+        session = self._register.get(number)
+        if session is not None:
+            self._send(session, self._without_secrets(session, message))
+
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
-        """Send the rows of a lease. ``BatchSent`` follows, also where the trainer is gone."""
-        session = self._register.get(grant.session)
+        """Send the rows of a lease. ``BatchSent`` follows."""
+        session = self._register[grant.session]
         sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
-        if session is None:
-            self._enqueue(sent)
-            return
         try:
             view = self._outbox.view(grant.slot, sent)
         except (OSError, MemoryError) as error:
@@ -212,10 +230,17 @@ class RemoteSessions:
             over = connections[(grant.sequence + part) % len(connections)]
             self._send(session, parcel, over, frames)
             if session.number not in self:
-                return
+                break
+        failpoints.passing("daemon.parcel.sent")
 
-    def limit(self, limits: RemoteLimits) -> None:
-        """So many sessions may there be from now on; nobody is sent away."""
+    def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
+        """Not called: trainers on other hosts share no memory, and ``TO_DAEMON_REMOTE`` has no message of a producer."""
+
+    def withdraw_slots(self, slots: Sequence[int]) -> None:
+        """Nothing, for the same reason."""
+
+    def limit(self, limits: SessionLimits) -> None:
+        """Admit new sessions within these limits; nobody is sent away."""
         self._limits = limits
 
     def tick(self) -> None:
@@ -275,8 +300,19 @@ class RemoteSessions:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def receive(self) -> bool:
+    def receive(self, ready: Container[object]) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
+        self._audit()
+        for authenticator in self._authenticators:
+            if authenticator.socket in ready:
+                authenticator.answer()
+        if self.router in ready:
+            return self._read()
+        if self.monitor in ready:
+            self.note_ends()
+        return False
+
+    def _read(self) -> bool:
         self.note_ends()
         for _ in range(REMOTE_MESSAGES_AT_ONCE):
             try:
@@ -286,7 +322,7 @@ class RemoteSessions:
             self._take(frames)
         return True
 
-    def audit(self) -> None:
+    def _audit(self) -> None:
         """Look, every now and then, whether anybody says too much."""
         now = monotonic()
         if now >= self._next_audit_s:
@@ -376,7 +412,7 @@ class RemoteSessions:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, crowd)
             return
         self._clear_descriptor(frame)
-        number = self._desk.numbers.next_session()
+        number = next(self._numbers)
         session = RemoteSession(
             number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key, message.version
         )
@@ -445,14 +481,11 @@ class RemoteSessions:
             text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
             self._send(session, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
             return
-        if isinstance(message, AskStatus | AskBad):
-            if not session.may_ask():
-                text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
-                self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
-                return
-            self._send(session, self._without_secrets(session, self._desk.answer(message)))
+        if isinstance(message, AskStatus | AskBad) and not session.may_ask():
+            text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
+            self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
             return
-        event = event_of(session.number, message, self._desk.numbers, is_remote=True)
+        event = event_of(session.number, message, self._subscription_numbers, is_remote=True)
         if event is None:
             text = f"{type(message).__name__} is not expected in an open session"
             self._reject(session.connections[0].routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import structlog
 
 from batchd import __version__, failpoints
-from batchd.config.composed_sources import UnreadSource, parts_of
+from batchd.config.composed_sources import sources_in
 from batchd.config.load import Reading, read_config
 from batchd.config.runtime import default_cache_dir
 from batchd.config.schema import meaning_of
@@ -219,10 +219,10 @@ def _scan(name: str, config: Config, ring: RingSize, now: DaemonConfig, progress
     return open_stream(0, name, config.streams[name], ring, scan, python_path=python_path)
 
 
-def _may_take_s(source: SourceOptions | UnreadSource) -> float:
+def _may_take_s(whole: SourceOptions) -> float:
     """For how long a source's own configuration lets a library, or a function, say nothing."""
-    own_s = max(getattr(source, "length_timeout_s", 0.0), getattr(source, "scan_timeout_s", 0.0))
-    return max([own_s, *(_may_take_s(part) for _key, part in parts_of(source))])
+    limits = ("length_timeout_s", "scan_timeout_s")
+    return max(getattr(source, name, 0.0) for _key, source in sources_in(whole) for name in limits)
 
 
 def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there, and what may be said of it

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config
-from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.limits import SessionLimits
 from batchd.daemon.rings import SLOTS_MIN, RingSize
 from batchd.errors import Problem
 
@@ -197,7 +197,7 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     per_slot = SLOT_DESCRIPTORS
     if daemon.tcp is not None:
         per_slot += MAPPING_DESCRIPTORS
-        limits = RemoteLimits(daemon.sessions_max, daemon.sessions_per_peer)
+        limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
         connections += 2 * limits.sessions_max + limits.strangers_max + TCP_OVERSHOOT  # as many may join sessions
     return DescriptorPlan(
         limit=resource.getrlimit(resource.RLIMIT_NOFILE)[1],

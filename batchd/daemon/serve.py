@@ -20,6 +20,7 @@ import structlog
 from batchd import failpoints
 from batchd.config.tree import Config
 from batchd.daemon.clerk import Clerk
+from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.launch import Launched
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.opening import Opening, Progress
@@ -28,7 +29,6 @@ from batchd.daemon.reservation import Reservation
 from batchd.daemon.reserve import ADVICE
 from batchd.daemon.runtime import hold
 from batchd.daemon.service import Service
-from batchd.daemon.speech import Desk, Numbers
 from batchd.daemon.switch import Switch, code_in
 from batchd.errors import BatchdError
 from batchd.sources import storage
@@ -81,34 +81,29 @@ def _serve(config: Config, options: ServeOptions) -> None:
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
+        queue = Queue()
         opening = Opening(config, stack)
         service = opening.service(is_embedded=is_embedded)
         held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=is_embedded))
-        workers = opening.workers(options.launched)
+        workers = opening.workers(queue.append, options.launched)
         failpoints.passing("daemon.starting")
         observer = opening.observer(held.names, is_embedded=is_embedded)
         rings = opening.rings(service.waiting)
         memory = opening.memory(rings)
         streams = opening.streams(rings, _both(options.progress, service.scanned))
-        state = opening.state(streams)
-        loop = Loop(state, streams, memory, opening.watch)
-        workers.enqueue = loop.enqueue
-        clerk = Clerk(state, streams, memory, workers, observer, started_s)
-        desk = Desk(loop.enqueue, clerk.answer, Numbers(), clerk.reload)
-        sessions = clerk.sessions = opening.sessions(desk)
-        network = opening.network(desk, memory, held.names)
-        clerk.remote = network.remote if network is not None else None
-        sessions.bind(held.names.lifeline_path, held.names.zmq_path)
+        state = opening.state(streams, workers)
+        side = DaemonSide(opening.watch, queue.append, memory)
+        local = opening.local_door(side)
+        doors = Doors([local, *opening.tcp_doors(side, held.names)])
+        local.bind(held.names.lifeline_path, held.names.zmq_path)
         failpoints.passing("daemon.bound")
-        loop.attach(sessions, workers, network, observer)
         switch = Switch(
             state=state,
             streams=streams,
             memory=memory,
             workers=workers,
-            sessions=sessions,
-            remote=clerk.remote,
-            enqueue=loop.enqueue,
+            doors=doors,
+            enqueue=queue.append,
             daemon=config.daemon.model_dump(mode="json"),
             workers_wanted=config.daemon.worker_count(),
             last_number=len(streams),
@@ -116,8 +111,10 @@ def _serve(config: Config, options: ServeOptions) -> None:
         )
         watcher = Watcher(service.reloading, service.rescanned, partial(_reload_ended, service, switch))
         origin = None if is_embedded else options.origin
-        clerk.reloader = reloader = Reloader(opening.watch, switch, origin, sessions.send, watcher)
+        reloader = Reloader(opening.watch, switch, origin, doors.send, watcher)
         stack.callback(reloader.close)
+        clerk = Clerk(state, streams, memory, workers, observer, doors, reloader, started_s)
+        loop = Loop(queue, state, streams, memory, opening.watch, workers, doors, observer, clerk)
         stack.callback(Signals(opening.watch, _signal_handler(loop, reloader)).close)
         if options.lifeline is not None:
             opening.watch.add(options.lifeline, loop.stop)
@@ -128,12 +125,11 @@ def _serve(config: Config, options: ServeOptions) -> None:
             workers=config.daemon.worker_count(),
         )
         options.ready(held.names.address)
-        observer.start(sessions.adopt)
-        reservation = Reservation(state, loop.enqueue, is_wanted=config.daemon.reserve == "start")
-        loop.after_round = partial(_round_ended, loop, service, reservation, reloader)
+        observer.start(local.adopt)
+        reservation = Reservation(state, queue.append, is_wanted=config.daemon.reserve == "start")
         if hangups:
             reloader.ask()
-        loop.run()
+        loop.run(partial(_round_ended, loop, service, reservation, reloader))
         service.stopping()
         drained = state.is_drained
     _log.info("stopped", drained=drained)

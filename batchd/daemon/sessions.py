@@ -1,10 +1,10 @@
-"""The front end for trainers on this host: who is there, and what they say. DAEMON process.
+"""The door for trainers on this host: who is there, and what they say. DAEMON process.
 
     lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file: the trainer is gone
     batchd.sock     Open (secret) ties a connection to the session; from then on its messages speak for that session alone
 
-What trainers say becomes events in the loop's queue; questions of people are answered at once. A connection to `batchd.sock`
-proves nothing: without a session's secret, which went over the lifeline alone, no message has any effect.
+A connection to `batchd.sock` proves nothing: without a session's secret, which went over the lifeline alone, no message has any
+effect.
 
 Invariant: a session lives exactly as long as its lifeline.
 """
@@ -12,36 +12,38 @@ Invariant: a session lives exactly as long as its lifeline.
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 import structlog
 
-from batchd import __version__
+from batchd import __version__, failpoints
+from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
-from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import STRANGERS_MIN
-from batchd.daemon.local import Door, LocalConnections, Strangers
+from batchd.daemon.doors import DaemonSide
+from batchd.daemon.guestbook import Guest
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.local import Listener, LocalConnections, Strangers
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.peers import Peer, is_ours, may_connect, peer_of, why_not
 from batchd.daemon.runtime import unusable
 from batchd.daemon.seldom import Seldom
-from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, Desk, event_of, is_served, printable, wrong_version
+from batchd.daemon.speech import MESSAGES_AT_ONCE, UNREAD_MAX, event_of, is_served, printable, wrong_version
 from batchd.daemon.zmtp import UNSENT_BYTES_MAX, ZmtpConnection
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
+from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import (
     TO_DAEMON,
     TO_DAEMON_LIFELINE,
-    AskBad,
     AskReload,
-    AskStatus,
     AskWritable,
+    Handle,
     Hello,
     MailboxShared,
     Open,
@@ -82,17 +84,23 @@ class Session:
     """It is the daemon's own observer, which is no trainer."""
 
 
-class Sessions:
+class LocalDoor:
     """Owns both sockets. ``writable_slots``: trainers that ask for it get slots that they can map writable."""
 
-    def __init__(self, watch: Watch, desk: Desk, sessions_max: int, *, writable_slots: bool = False) -> None:
-        self._watch = watch
-        self._desk = desk
-        self._enqueue = desk.enqueue
-        self._sessions_max = sessions_max
+    name = "local"
+    sockets = ()
+    patience_s = inf
+
+    def __init__(self, daemon: DaemonSide, limits: SessionLimits, *, writable_slots: bool = False) -> None:
+        self._watch = watch = daemon.watch
+        self._enqueue = daemon.enqueue
+        self._numbers = daemon.session_numbers
+        self._subscription_numbers = daemon.subscription_numbers
+        self._memory = daemon.memory
+        self._limits = limits
         self._writable_slots = writable_slots
-        self._lifelines = Door(watch, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
-        self._zeromq = Door(watch, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
+        self._lifelines = Listener(watch, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
+        self._zeromq = Listener(watch, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
         self._connections = LocalConnections(watch, self._connection_gone)
         self._silent: Strangers[Session] = Strangers()
         """Sessions that have not opened the ZeroMQ side."""
@@ -114,17 +122,17 @@ class Sessions:
 
         Raises ``BatchdError`` where the directory cannot be used, and ``OSError`` where something else is lacking.
         """
-        doors = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
+        listeners = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
         try:
-            for path, door in doors:
+            for path, listener in listeners:
                 path.unlink(missing_ok=True)
-                door.open(path)
+                listener.open(path)
         except OSError as error:
             raise unusable(lifeline_path.parent, error) from None
         self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        for path, door in doors:
+        for path, listener in listeners:
             self._open_to_group(path)
-            door.begin()
+            listener.begin()
 
     def tick(self) -> None:
         """Time has passed: close those of which no session came, make room, and accept again where that had to stop."""
@@ -178,9 +186,13 @@ class Sessions:
         if self._directory >= 0:
             os.close(self._directory)
 
-    def get(self, number: int) -> Session | None:
-        """The session, if its trainer still lives."""
-        return self._by_number.get(number)
+    def __contains__(self, number: int) -> bool:
+        return number in self._by_number
+
+    def guest(self, number: int) -> Guest:
+        """Who the session's trainer is, for the log."""
+        session = self._by_number[number]
+        return Guest(session.name, session.pid, f"user {session.user}")
 
     def everybody(self) -> list[Session]:
         """All trainers that said who they are."""
@@ -192,7 +204,7 @@ class Sessions:
 
     def adopt(self, lifeline: socket.socket, pid: int) -> None:
         """Begin a session over a lifeline that we made, for a process that we started."""
-        self._begin(Session(self._desk.numbers.next_session(), lifeline, pid, os.geteuid(), is_ours=True))
+        self._begin(Session(next(self._numbers), lifeline, pid, os.geteuid(), is_ours=True))
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -202,16 +214,32 @@ class Sessions:
         if session is not None and session.connection is not None and not session.is_cut_off:
             self._send_to(session.connection, message, session)
 
-    def share_slot(self, number: int, slot: int, memory: SlotMemory) -> None:
-        """Hand a slot's memory to a trainer that has not got it yet, before the first handle that names it."""
-        session = self._by_number.get(number)
-        if session is None or session.is_cut_off or slot in session.slots:
-            return
+    answer = send
+
+    def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:  # noqa: ARG002  its trainer knows it
+        """Send the handle of a lease, behind the memory of its slot where the trainer has not got that yet."""
+        session = self._by_number.get(grant.session)
+        if session is not None and not session.is_cut_off and grant.slot not in session.slots:
+            self._share_slot(session, grant.slot)
+        handle = Handle(
+            grant.subscription,
+            grant.sequence,
+            grant.epoch,
+            grant.step,
+            grant.slot,
+            grant.generation,
+            grant.first,
+            grant.count,
+        )
+        self.send(grant.session, handle)
+        failpoints.passing("daemon.handle.sent")
+
+    def _share_slot(self, session: Session, slot: int) -> None:
         session.slots.add(slot)
-        message = SlotShared(slot, memory.slot_bytes(slot))
-        writable = self._writable(session, slot, memory)
+        message = SlotShared(slot, self._memory.slot_bytes(slot))
+        writable = self._writable(session, slot)
         if writable is None:
-            self._hand_over(session, message, memory.readable(slot))
+            self._hand_over(session, message, self._memory.readable(slot))
         else:
             self._hand_over(session, message, writable)
             os.close(writable)
@@ -225,21 +253,16 @@ class Sessions:
                 with suppress(ChannelClosed, BlockingIOError):
                     send_message(session.lifeline, SlotsGone(sorted(known)), version=session.version)
 
-    def withdraw_mailbox(self, stream: int) -> None:
-        """Forget who has a mailbox that is given back."""
-        for session in self._by_number.values():
-            session.mailboxes.discard(stream)
+    def limit(self, limits: SessionLimits) -> None:
+        """Admit new sessions within these limits; nobody is sent away."""
+        self._limits = limits
 
-    def limit(self, sessions_max: int) -> None:
-        """So many trainers may be connected at once from now on; nobody is sent away."""
-        self._sessions_max = sessions_max
-
-    def _writable(self, session: Session, slot: int, memory: SlotMemory) -> int | None:
+    def _writable(self, session: Session, slot: int) -> int | None:
         """A descriptor to hand over and to close; None where the trainer shall get the one that only reads."""
         if not (session.wants_writable and self._writable_slots):
             return None
         try:
-            return memory.writable_anew(slot)
+            return self._memory.writable_anew(slot)
         except OSError as error:
             if self._seldom.now("writable"):
                 _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
@@ -285,18 +308,14 @@ class Sessions:
             self._turn_away(lifeline, peer, ErrorCode.NOT_ALLOWED, why_not(peer, directory))
             lifeline.close()
             return
-        session = Session(self._desk.numbers.next_session(), lifeline, peer.pid, peer.user)
+        session = Session(next(self._numbers), lifeline, peer.pid, peer.user)
         self._begin(session)
         self._silent.came(session, peer.user)
-        self._turn_out(self._silent.too_many(self._strangers_max), [], self._too_many)
-
-    @property
-    def _strangers_max(self) -> int:
-        return max(STRANGERS_MIN, self._sessions_max)
+        self._turn_out(self._silent.too_many(self._limits.strangers_max), [], self._too_many)
 
     @property
     def _too_many(self) -> str:
-        return f"more than {self._strangers_max} connections that are no sessions"
+        return f"more than {self._limits.strangers_max} connections that are no sessions"
 
     def _turn_out(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
         """Close those of which no session came."""
@@ -345,8 +364,9 @@ class Sessions:
         elif not is_served(message.version):
             _say_last_word(session.lifeline, wrong_version(message.version))
             self._cut_off(session, f"speaks version {message.version} of the protocol")
-        elif not session.is_ours and self._welcomed() >= self._sessions_max:
-            text = f"as many trainers are connected as may be ({self._sessions_max}); raise sessions_max in [daemon]"
+        elif not session.is_ours and self._welcomed() >= self._limits.sessions_max:
+            most = self._limits.sessions_max
+            text = f"as many trainers are connected as may be ({most}); raise sessions_max in [daemon]"
             self._turn_away(session.lifeline, peer_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
             self._end(session)
         else:
@@ -406,8 +426,8 @@ class Sessions:
 
     # --- ZeroMQ -------------------------------------------------------------------------------------------------------
 
-    def receive(self) -> bool:
-        """Hear what trainers say, a bounded portion at a time; true where there may be more."""
+    def receive(self, ready: Container[object]) -> bool:  # noqa: ARG002  ``Watch`` has its descriptors
+        """Read what trainers say, a bounded portion at a time; true where there may be more."""
         for _ in range(MESSAGES_AT_ONCE):
             heard = self._connections.hear()
             if heard is None:
@@ -418,7 +438,7 @@ class Sessions:
     def _admit_connection(self, wire: socket.socket) -> None:
         user = peer_of(wire).user
         self._unknown.came(self._connections.admit(wire), user)
-        self._turn_out([], self._unknown.too_many(self._strangers_max), self._too_many)
+        self._turn_out([], self._unknown.too_many(self._limits.strangers_max), self._too_many)
 
     def _connection_gone(self, connection: ZmtpConnection) -> None:
         self._unknown.went(connection)
@@ -461,24 +481,17 @@ class Sessions:
         self._send_to(connection, Opened(__version__), session)
 
     def _understand(self, session: Session, message: Message) -> None:
-        event = event_of(session.number, message, self._desk.numbers)
-        if event is not None:
+        event = event_of(session.number, message, self._subscription_numbers)
+        if isinstance(message, AskReload) and not is_ours(session.user):  # a reader may not say what is served
+            text = (
+                f"only root and the daemon's own user (number {os.geteuid()}) may have it read its configuration again"
+            )
+            self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
+        elif event is not None:
             self._enqueue(event)
-        elif isinstance(message, AskStatus | AskBad):
-            self.send(session.number, self._desk.answer(message))
-        elif isinstance(message, AskReload):
-            self._ask_reload(session, message)
         else:
             text = f"{type(message).__name__} is not expected in an open session"
             self._reject(session.connection, session, ErrorCode.UNEXPECTED_MESSAGE, text)
-
-    def _ask_reload(self, session: Session, message: AskReload) -> None:
-        """Who may read data may not say what is served: only root and our own user may."""
-        if is_ours(session.user):
-            self._desk.reload(session.number, message.request)
-            return
-        text = f"only root and the daemon's own user (number {os.geteuid()}) may have it read its configuration again"
-        self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
 
     def _reject(self, connection: ZmtpConnection | None, session: Session | None, error: ErrorCode, text: str) -> None:
         """Answer nonsense with its number; say so in the log, but not for each."""

@@ -1,10 +1,11 @@
-"""What trainers say, as events; the same on this host and over TCP. DAEMON process.
+"""What trainers say, as items of the daemon's queue; the same on this host and over TCP. DAEMON process.
 
-Invariant: every session and every subscription of the daemon has a number of its own, whichever way its trainer came.
+    message of an open session -> event, for the core | ``Asked``, for ``clerk``
+
+Each message becomes one item; nothing is answered here.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from batchd import failpoints
 from batchd.core.events import (
@@ -18,12 +19,14 @@ from batchd.core.events import (
     SubscriptionAsked,
     SubscriptionEnded,
 )
+from batchd.daemon.doors import Asked
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import (
     AskBad,
     AskPlace,
+    AskReload,
     AskStatus,
     Mismatched,
     Produce,
@@ -44,46 +47,18 @@ HANDSHAKE_TIMEOUT_MS = 5_000
 MESSAGES_AT_ONCE = 64
 
 
-@dataclass(slots=True)
-class Numbers:
-    """Gives numbers that were never used, from 1 on."""
+def event_of(
+    session: int, message: Message, numbers: Iterator[int], *, is_remote: bool = False
+) -> Event | Asked | None:
+    """What a trainer's message means to the daemon; None where it is no message of an open session.
 
-    sessions: int = 0
-    subscriptions: int = 0
-
-    def next_session(self) -> int:
-        """A number for a trainer."""
-        self.sessions += 1
-        return self.sessions
-
-    def next_subscription(self) -> int:
-        """A number for a claim."""
-        self.subscriptions += 1
-        return self.subscriptions
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """Where what trainers say goes: events to the core, questions of people to ``answer``, which answers at once."""
-
-    enqueue: Callable[[Event], None]
-    answer: Callable[[AskStatus | AskBad], Message]
-    numbers: Numbers
-    reload: Callable[[int, int], None] = field(default=lambda _session, _request: None)
-    """Told the session and the request of who wants the configuration to be read again; answers later."""
-
-
-def event_of(session: int, message: Message, numbers: Numbers, *, is_remote: bool = False) -> Event | None:
-    """What a trainer's message means to the core; None where it is no message of an open session."""
+    ``numbers`` gives a number to each subscription.
+    """
     match message:
         case Pull():
-            if message.released:
-                failpoints.passing("daemon.release.received")
-            # What is sent as bytes is given back by the daemon itself.
-            released = [] if is_remote else [(sequence, generation) for sequence, generation in message.released]
-            return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
+            return _pulled(session, message, is_remote=is_remote)
         case Subscribe():
-            return _asked(session, numbers.next_subscription(), message, is_remote=is_remote)
+            return _asked(session, next(numbers), message, is_remote=is_remote)
         case Mismatched():
             return BatchMismatched(session, message.subscription, message.sequence, message.generation)
         case Unsubscribe():
@@ -96,8 +71,18 @@ def event_of(session: int, message: Message, numbers: Numbers, *, is_remote: boo
             return PlaceWithdrawn(session, message.stream)
         case Produce():
             return ProducerAsked(session, message.request, message.stream)
+        case AskStatus() | AskBad() | AskReload():
+            return Asked(session, message)
         case _:
             return None
+
+
+def _pulled(session: int, message: Pull, *, is_remote: bool) -> Pulled:
+    if message.released:
+        failpoints.passing("daemon.release.received")
+    # What is sent as bytes is given back by the daemon itself.
+    released = [] if is_remote else [(sequence, generation) for sequence, generation in message.released]
+    return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
 
 
 def _asked(session: int, subscription: int, message: Subscribe, *, is_remote: bool) -> SubscriptionAsked:

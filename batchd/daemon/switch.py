@@ -19,15 +19,14 @@ from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.daemon.cache_memory import CacheSpec, different
-from batchd.daemon.limits import RemoteLimits
+from batchd.daemon.doors import Doors
+from batchd.daemon.limits import SessionLimits
 from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.remote import RemoteSessions
 from batchd.daemon.rescan import Errand
-from batchd.daemon.sessions import Sessions
 from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
-from batchd.orders.worker import CHUNK_ROWS_MAX, ServeStream, UseStorage
+from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd.sources import storage
 from batchd.sources.storage import StorageLimits
 from batchd_wire.fields import layout_from_wire
@@ -48,8 +47,7 @@ class Switch:
     streams: dict[int, ServedStream]
     memory: SlotMemory
     workers: Workers
-    sessions: Sessions
-    remote: RemoteSessions | None
+    doors: Doors
     enqueue: Callable[[Event], None]
     daemon: dict[str, Any]
     workers_wanted: int
@@ -160,11 +158,10 @@ class Switch:
             storage.use(limits)
             for worker in self.workers.pids():
                 self.workers.send(worker, UseStorage(limits.to_wire()))
-        self.sessions.limit(self.daemon["sessions_max"])
-        mapped_bytes = 0
-        if self.remote is not None:
-            self.remote.limit(RemoteLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
-            mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values())
+        for door in self.doors:
+            door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
+        sends_bytes = self.daemon["tcp"] is not None
+        mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values()) if sends_bytes else 0
         self.memory.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
 
 
@@ -176,7 +173,7 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
     told = ServeStream(**facts["told"])
     stream = ServedStream(
         spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),
-        told=replace(told, stream=number),
+        told=replace(told, stream=number, recipe=SampleRecipe(*told.recipe)),
         layout=layout_from_wire(told.layout),
         signature=facts["signature"],
         index_descriptor=index,
@@ -196,9 +193,9 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
 def code_in(streams: Iterable[ServedStream]) -> Code:
     """The modules that workers import for these streams."""
     return {
-        name: (str(digest), tuple(stream.told.python_path))
+        name: (digest, tuple(stream.told.recipe.python_path))
         for stream in streams
-        for name, digest in stream.told.modules.items()
+        for name, digest in stream.told.recipe.modules
     }
 
 

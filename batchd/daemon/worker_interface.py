@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from batchd.core.events import Note
+from batchd.core.fleet import WorkerKind
 from batchd_wire.codec import Message
 
 
 class Workers(Protocol):
     """Workers by their numbers, which are never given twice. A call about a worker that is gone does nothing."""
 
+    kind: WorkerKind
     decoders: str
     """What workers decode with, by their own word; empty before the first is ready."""
 

@@ -21,6 +21,7 @@ from time import monotonic
 import structlog
 
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
+from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.forks import ForkServer, describe
 from batchd.daemon.launch import Launched
@@ -80,12 +81,12 @@ class _Process:
 class WorkerProcesses:
     """Starts workers and speaks with them. ``enqueue`` takes the events, from the moment when ``watch`` is dispatched."""
 
-    enqueue: Callable[[Event], None]
+    kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
 
-    def __init__(self, watch: Watch, launched: Launched | None = None) -> None:
+    def __init__(self, watch: Watch, enqueue: Callable[[Event], None], launched: Launched | None = None) -> None:
         self._watch = watch
-        self._forks = ForkServer(watch, launched)
-        self._forks.forked, self._forks.failed = self._adopt, self._fail
+        self._enqueue = enqueue
+        self._forks = ForkServer(watch, self._adopt, self._fail, launched)
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
         """What workers decode with, by their own word; empty before the first is ready."""
@@ -199,7 +200,7 @@ class WorkerProcesses:
         self._watch.remove(process.channel.fileno())
         process.channel.close()
         self._forget(process)
-        self.enqueue(WorkerGone(number, "it could not be started", None))
+        self._enqueue(WorkerGone(number, "it could not be started", None))
 
     def _hear(self, process: _Process) -> None:
         self._receive(process)
@@ -220,7 +221,7 @@ class WorkerProcesses:
             return False
         for descriptor in descriptors:
             os.close(descriptor)
-        self.enqueue(self._event(process, message))
+        self._enqueue(self._event(process, message))
         return True
 
     def _event(self, process: _Process, message: Message) -> Event:
@@ -250,7 +251,7 @@ class WorkerProcesses:
         process.channel.close()
         self._forget(process)
         self._missing += 1
-        self.enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
+        self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
 
     def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
         """Whether another process killed it, and whether it took the last of the memory. Neither: it crashed, or we killed it."""

@@ -6,18 +6,17 @@ needs pydantic.
 Invariant: what workers import has the digests that are in the stream's fingerprint.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchd.config.call_steps import Call
 from batchd.config.code_sources import GeneratorSource, PythonSource
-from batchd.config.composed_sources import UnreadSource, parts_of
+from batchd.config.composed_sources import sources_in
 from batchd.config.function import parse_function
 from batchd.config.lines import KeyPath
 from batchd.config.plugin_source import PluginSource
 from batchd.config.source import SourceOptions
-from batchd.config.step import UnreadStep
 from batchd.config.steps import Step
 from batchd.config.tree import StreamConfig
 from batchd.errors import SourceInvalid
@@ -36,7 +35,8 @@ class StreamCode:
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     """Find the modules of a stream. Raises ``SourceInvalid`` where one is not there."""
-    functions = [function for _path, function, _given in _functions_in(stream.source, stream.pipeline)]
+    named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
+    functions = [one.function for one in named if isinstance(one, (PythonSource, GeneratorSource, Call))]
     if not functions:
         return StreamCode()
     try:
@@ -50,36 +50,25 @@ def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
 def runs_own_code(whole: SourceOptions) -> bool:
     """Is the source, or a part of it, somebody's own code, of which nobody here knows what it does?"""
     kinds = (PythonSource, GeneratorSource, PluginSource)
-    return any(isinstance(source, kinds) for _key, source in _sources_in(("source",), whole))
+    return any(isinstance(source, kinds) for _key, source in sources_in(whole))
 
 
 def code_problems(
-    source: SourceOptions | UnreadSource, steps: Sequence[Step | UnreadStep], python_path: Sequence[Path]
+    sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, Step], python_path: Sequence[Path]
 ) -> list[tuple[KeyPath, str]]:
-    """What is wrong with the functions that a stream names, each with its key in the stream."""
-    return [
-        (key, text)
-        for key, function, given in _functions_in(source, steps)
-        for text in function_problems(function, python_path, given)
+    """What is wrong with the functions that a stream names, each with its key in the stream.
+
+    ``sources``: with their keys in the stream's source. ``steps``: by their places in its pipeline.
+    """
+    named: list[tuple[KeyPath, str, Given]] = [
+        (("source", *key, *inner, "function"), source.function, source_given(source))
+        for key, whole in sources
+        for inner, source in sources_in(whole)
+        if isinstance(source, (PythonSource, GeneratorSource))
     ]
-
-
-def _functions_in(
-    whole: SourceOptions | UnreadSource, steps: Sequence[Step | UnreadStep]
-) -> Iterator[tuple[KeyPath, str, Given]]:
-    """Each function with its key, and with what it is called."""
-    for key, source in _sources_in(("source",), whole):
-        if isinstance(source, (PythonSource, GeneratorSource)):
-            yield (*key, "function"), source.function, source_given(source)
-    for place, step in enumerate(steps):
-        if isinstance(step, Call):
-            yield ("pipeline", place, "function"), step.function, call_given()
-
-
-def _sources_in(
-    key: KeyPath, source: SourceOptions | UnreadSource
-) -> Iterator[tuple[KeyPath, SourceOptions | UnreadSource]]:
-    """A source and all that it is made of."""
-    yield key, source
-    for name, part in parts_of(source):
-        yield from _sources_in((*key, *name), part)
+    named += [
+        (("pipeline", place, "function"), step.function, call_given())
+        for place, step in steps.items()
+        if isinstance(step, Call)
+    ]
+    return [(key, text) for key, name, given in named for text in function_problems(name, python_path, given)]

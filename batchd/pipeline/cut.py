@@ -1,4 +1,4 @@
-"""Where a pipeline is cut for a cache of decoded samples. Daemon, workers and ``batchd check``; needs no decoder.
+"""What follows from the steps of a stream: where its cache cuts them, and how long a record may be. Daemon and CLI; no decoder.
 
     decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  normalize
     once for each sample: what the cache keeps                 |  in each epoch: from pixels in the cache, or just made
@@ -9,7 +9,8 @@ pixels are bytes, and a function may be as random as it likes.
 Invariant: the first part gives the same values for a sample in every epoch, so nobody can tell where they came from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from batchd.config.call_steps import Call
@@ -23,6 +24,36 @@ from batchd.pipeline.fields import is_random
 _BEHIND = (Call, Normalize, SubtractMean, To, Layout, PadBatch, Ragged)
 """Steps that are never in front of the cut."""
 _CROPS = (RandomResizedCrop, RandomCrop, CenterCrop)
+RECORD_BYTES_MAX = 64 << 20
+"""Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """The steps that samples go through, and what follows from them alone.
+
+    ``cut``: of a stream with a cache of decoded samples, how many steps make what it keeps; else 0. ``record_bytes_max``: the
+    longest record of the source. ``rewritten``: of a stream with a cache of seekable files, the fields that get restart
+    markers, each with the bytes that a file may have; else empty. ``is_random``: one sample can give different fields.
+    """
+
+    steps: tuple[Step, ...]
+    cut: int
+    record_bytes_max: int
+    rewritten: Mapping[str, int]
+    is_random: bool
+
+
+def plan_pipeline(pipeline: tuple[Step, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
+    """Plan the steps of a stream with this kind of cache, whose images have a ``short_side`` in pixels, or their own size."""
+    steps = steps_of(pipeline, short_side)
+    return PipelinePlan(
+        steps,
+        cut_of(steps) if cache == "decoded" else 0,
+        max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX),
+        cropped_files(steps) if cache == "seekable" else {},
+        is_random(steps),
+    )
 
 
 def steps_of(steps: tuple[Step, ...], short_side: int | None) -> tuple[Step, ...]:

@@ -14,7 +14,6 @@ from typing import Any
 from batchd.config.columns import Column
 from batchd.config.lines import KeyPath
 from batchd.config.names import nearest
-from batchd.config.step import UnreadStep
 from batchd.config.steps import Step
 from batchd.pipeline import call_effects, field_effects, image_effects, number_effects, shape_effects, text_effects
 from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid, first_step_on
@@ -76,24 +75,15 @@ class StepProblem:
     key: KeyPath = ()
 
 
-def step_problems(columns: Sequence[Column] | None, steps: Sequence[Step | UnreadStep]) -> list[StepProblem]:
-    """List everything that is wrong with ``steps`` for such columns, and with files that they read; empty where they can be run.
+class StepCheck:
+    """Goes through the steps of one pipeline, with the columns as they are by then.
 
-    Where nobody knows the columns, it is the files alone. Nothing is told that only follows from what was told before. Reads
-    files, so it is for the start, once.
+    Where the ``columns`` are not known, it is the files of the steps alone. Nothing is told that only follows from what was told
+    before. Reads files, so it is for the start, once.
     """
-    check = _StepCheck(columns)
-    for place, step in enumerate(steps):
-        check.look_at(place, step)
-    check.look_at_the_end()
-    return check.problems
-
-
-class _StepCheck:
-    """Goes through the steps of one pipeline, with the columns as they are by then."""
 
     def __init__(self, columns: Sequence[Column] | None) -> None:
-        self.problems: list[StepProblem] = []
+        self._problems: list[StepProblem] = []
         self._columns: Columns = {column.name: column for column in columns or ()}
         self._is_lost = columns is None
         """Can nobody say any more what a sample consists of?"""
@@ -102,13 +92,10 @@ class _StepCheck:
         self._gone: dict[str, str] = {}
         """The step that took away each field that is no more."""
 
-    def look_at(self, place: int, step: Step | UnreadStep) -> None:
+    def look_at(self, place: int, step: Step) -> None:
         """The next step."""
-        if isinstance(step, UnreadStep):
-            self._look_at_unread(place, step)
-            return
         files = check_files(step)
-        self.problems += [StepProblem(text, (place, *key)) for key, text in files]
+        self._problems += [StepProblem(text, (place, *key)) for key, text in files]
         if files or self._is_spoilt(step.touches):
             self._spoil(step.touches)
             return
@@ -122,32 +109,31 @@ class _StepCheck:
                 self._spoil(self._meant(step, problem))
         self._gone |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
 
-    def look_at_the_end(self) -> None:
-        """What is left has to be fields of a batch."""
+    def look_past(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
+        """The next step, whose options were told of already; what may be left to tell is that there is no such field."""
+        if field is not None and not self._is_spoilt(frozenset({field})) and field not in self._columns:
+            self._tell(place, NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
+        self._spoil(touches)
+        for name in (touches or frozenset()) - self._columns.keys():
+            meant = nearest(name, self._columns)
+            self._spoil(frozenset() if meant is None else frozenset({meant}))
+
+    def finish(self) -> list[StepProblem]:
+        """All that is wrong, behind the last step: what is left has to be fields of a batch."""
         if self._is_lost:
-            return
+            return self._problems
         count = len(self._columns)
         if count > SAMPLE_FIELDS_MAX and not self._spoilt:
-            self.problems.append(
+            self._problems.append(
                 StepProblem(
                     f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
                 )
             )
-        self.problems += [
+        return self._problems + [
             StepProblem(_not_fixed(column))
             for column in self._columns.values()
             if not column.is_fixed and column.name not in self._spoilt
         ]
-
-    def _look_at_unread(self, place: int, step: UnreadStep) -> None:
-        """Its options were told of already; what may be left to tell is that there is no such field."""
-        if step.field is not None and not self._is_spoilt(frozenset({step.field})) and step.field not in self._columns:
-            said = f'"{step.op}" is done to {step.field!r}'
-            self._tell(place, NoSuchField(said, ("field",), [step.field], self._columns))
-        self._spoil(step.touches)
-        for name in (step.touches or frozenset()) - self._columns.keys():
-            meant = nearest(name, self._columns)
-            self._spoil(frozenset() if meant is None else frozenset({meant}))
 
     def _tell(self, place: int, problem: StepInvalid, step: Step | None = None) -> None:
         text = str(problem)
@@ -158,7 +144,7 @@ class _StepCheck:
                 text = f"{problem.said}; {' and '.join(taken)}"
             elif others:
                 text = f"{problem.said}; write field = {' or field = '.join(map(json.dumps, others))}"
-        self.problems.append(StepProblem(text, (place, *problem.key)))
+        self._problems.append(StepProblem(text, (place, *problem.key)))
 
     def _others_for(self, step: Step, problem: NoSuchField) -> list[str]:
         """The few fields that a step can be done to, where it names none that is there, or near to one that is."""

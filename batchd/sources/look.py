@@ -7,12 +7,13 @@ Invariant: a source without problems has columns.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from batchd.config.columns import Column
-from batchd.config.composed_sources import SubsetSource, UnreadSource, parts_of
+from batchd.config.composed_sources import SubsetSource, parts_of
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
@@ -29,44 +30,28 @@ class Look(NamedTuple):
     problems: tuple[SourceProblem, ...]
 
 
-def look_at(source: SourceOptions | UnreadSource, *, thoroughly: bool = True) -> Look:
+def look_at(source: SourceOptions, *, thoroughly: bool = True) -> Look:
     """Look at a source without scanning it. Not ``thoroughly``: find its columns alone, and what is wrong with these."""
     parts = [(key, look_at(part, thoroughly=thoroughly)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, look in parts for one in look.problems]
-    if parts or isinstance(source, UnreadSource):
-        columns, own = _of_parts(source, [look for _key, look in parts], thoroughly=thoroughly)
-    else:
-        columns, own = _by_itself(source, thoroughly=thoroughly)
-    return Look(columns, (*problems, *own))
-
-
-def _by_itself(source: SourceOptions, *, thoroughly: bool) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
-    problems: list[SourceProblem] = []
+    columns = None
+    own: list[SourceProblem] = []
     try:
         kind = kind_of(source)
         if thoroughly:
-            problems = _told(source, kind)
-        return kind.columns(source), problems
+            own = _told(source, kind)
+        looks = [look for _key, look in parts]
+        columns = known_columns(looks, getattr(source, "source_field", "")) if parts else kind.columns(source)
     except SourceInvalid as error:
-        return None, problems or [SourceProblem(_key_of(source, str(error)), str(error))]
+        if parts or not own:
+            own.append(SourceProblem(_key_of(source, str(error)), str(error)))
+    return Look(columns, (*problems, *own))
 
 
-def _of_parts(
-    source: SourceOptions | UnreadSource, looks: list[Look], *, thoroughly: bool
-) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
-    """The columns that the parts agree on, as far as they are known, and what is wrong besides the parts."""
-    problems: list[SourceProblem] = []
-    if thoroughly and isinstance(source, SourceOptions):
-        problems = _told(source, kind_of(source))
+def known_columns(looks: Sequence[Look], source_field: str = "") -> tuple[Column, ...] | None:
+    """The columns that several sources agree on, as far as these are known. Raises ``SourceInvalid`` where they do not."""
     known = {number: look.columns for number, look in enumerate(looks) if look.columns is not None}
-    if not known:
-        return None, problems
-    try:
-        return agreed_columns(known, getattr(source, "source_field", "")), problems
-    except SourceInvalid as error:
-        if isinstance(source, SourceOptions):
-            problems.append(SourceProblem((), str(error)))
-        return None, problems
+    return agreed_columns(known, source_field) if known else None
 
 
 def _told(source: SourceOptions, kind: SourceKind) -> list[SourceProblem]:

@@ -75,11 +75,7 @@ def try_source(
     clock: Callable[[], float] = monotonic,
 ) -> Trial:
     """Scan a source in which a look has found nothing wrong, each of its parts by itself."""
-    parts = [
-        (key, try_source(part, python_path, samples_max, clock))
-        for key, part in parts_of(source)
-        if isinstance(part, SourceOptions)  # all of them are, in a source that is right
-    ]
+    parts = [(key, try_source(part, python_path, samples_max, clock)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, part in parts for one in part.problems]
     if any(part.whole is None for _key, part in parts):
         unseen = [f"{path_text(key)}: {text}" for key, part in parts for text in part.unseen]

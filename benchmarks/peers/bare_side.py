@@ -14,8 +14,8 @@ from batchd_side import configuration
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
+from batchd.pipeline.cut import plan_pipeline
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.record_length import record_bytes_max
 from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
@@ -29,7 +29,7 @@ def work(pipe: Connection, options: common.Options, which: int) -> None:
     index = scan_source(config.source, lambda _found: None, IndexCache(None))
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
     kind = kind_of(config.source)
-    reader = kind.open(config.source, index, record_bytes_max(config.pipeline))
+    reader = kind.open(config.source, index, plan_pipeline(config.pipeline).record_bytes_max)
     pipeline = Pipeline(kind.columns(config.source), config.pipeline, config.seed)
     batch = {
         name: np.zeros((config.batch_size, *column.fixed_shape), column.dtype)

@@ -3,20 +3,22 @@
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
 from batchd.core.events import Event
-from batchd.core.fleet import ORDERS_MAX, WorkerState
+from batchd.core.fleet import WorkerKind, WorkerState
 from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Subscription
 from support.core_eviction import check_choice
-from support.core_world import World
+from support.core_world import WORKERS, World
 
 
 class CheckedWorld(World):
     """A world in which everything is as it must be after every event, and each slot that is chosen is the right one."""
 
-    def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
-        super().__init__(specs, workers, chunk_rows_max)
+    def __init__(
+        self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
+    ) -> None:
+        super().__init__(specs, workers, chunk_rows_max, kind)
         self._looked_at: set[int] = set()
         self._check_new_choices()
 
@@ -255,10 +257,12 @@ def _check_workers(world: World) -> None:
     assert len({worker.place for worker in wanted}) == len(wanted), "two workers have one place"
     assert set(fleet.workers) == set(world.workers)
     for number, worker in fleet.workers.items():
-        assert len(worker.orders) <= ORDERS_MAX
+        assert len(worker.orders) <= worker.kind.orders_max
         sent = [order for order in worker.orders if not world.slots[worker.orders[order].slot.number].lost]
         assert sent == [order.order for order in world.workers[number].orders]
-    has_time = any(one.state is WorkerState.READY and len(one.orders) < ORDERS_MAX for one in fleet.workers.values())
+    has_time = any(
+        one.state is WorkerState.READY and len(one.orders) < one.kind.orders_max for one in fleet.workers.values()
+    )
     if not has_time or world.state.draining:
         return
     for stream in world.state.streams.values():

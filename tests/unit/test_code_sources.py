@@ -265,7 +265,7 @@ def test_functions_within_other_sources_are_looked_for(write, code):
     source = SubsetSource(of=ConcatSource(sources=tuple(parts)))
     stream = StreamConfig(source=source, batch_size=1)
 
-    ((key, text),) = code_problems(stream.source, (), [code])
+    ((key, text),) = code_problems([((), stream.source)], {}, [code])
 
     assert key == ("source", "of", "sources", 1, "function")
     assert "does not define 'Date'" in text

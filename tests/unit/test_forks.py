@@ -32,8 +32,7 @@ class Workers:
         monkeypatch.setattr(launch, "command", lambda channel: [sys.executable, "-c", program, str(channel)])
         self.watch = Watch()
         self.events = []
-        self.workers = WorkerProcesses(self.watch)
-        self.workers.enqueue = self.events.append
+        self.workers = WorkerProcesses(self.watch, self.events.append)
 
     def gone(self):
         def ends():

@@ -76,7 +76,7 @@ class NoProcess:
 
 def spawn(watch: Watch, launched: Launched) -> None:
     """Start a worker; nothing is known of it where that fails."""
-    workers = WorkerProcesses(watch, launched)
+    workers = WorkerProcesses(watch, print, launched)
     try:
         workers.spawn(1)
     finally:

@@ -22,6 +22,7 @@ from batchd.daemon import cache_memory, memory_wait, preview
 from batchd.daemon.cache_file import cache_path
 from batchd.daemon.reserve import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
+from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
 from batchd.sources import trial
 from batchd.sources.cache import IndexCache
@@ -257,7 +258,7 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
     config = load_config(both.folder / "batchd.toml")
     stream = config.streams["a"]
     index = scan_source(stream.source, lambda _found: None, IndexCache(None))
-    spec = cache_memory.cache_spec("a", stream, index, {}, {})
+    spec = cache_memory.cache_spec(plan_stream("a", stream, (), ()), index)
     assert spec is not None
     if spoil == "link":
         cache_path(spec).symlink_to(both.folder / "x.npy")

@@ -15,6 +15,8 @@ from structlog.testing import capture_logs
 from batchd.config.tree import Config
 from batchd.daemon import reserve
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.doors import DaemonSide
+from batchd.daemon.limits import SessionLimits
 from batchd.daemon.reserve import (
     MAPPING_DESCRIPTORS,
     OWN_DESCRIPTORS,
@@ -25,10 +27,8 @@ from batchd.daemon.reserve import (
     plan_descriptors,
 )
 from batchd.daemon.rings import SLOTS_MIN, plan_rings
-from batchd.daemon.sessions import Sessions
+from batchd.daemon.sessions import LocalDoor
 from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import Desk, Numbers
-from batchd_wire.messages import Refused
 
 SLOT_BYTES = 1 << 16
 
@@ -244,16 +244,12 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
 # --- accepting local trainers ----------------------------------------------------------------------------------------
 
 
-def _never(_question: object) -> Refused:
-    raise AssertionError("nobody asks")
-
-
 def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awake(tmp_path: Path) -> None:
     """He is tried again with the next tick, and comes in when there are descriptors."""
     watch = Watch()
     with ExitStack() as stack:
         stack.callback(watch.close)
-        sessions = Sessions(watch, Desk(lambda _event: None, _never, Numbers()), 4)
+        sessions = LocalDoor(DaemonSide(watch, print, SlotMemory()), SessionLimits(4, 4))
         stack.callback(sessions.close)
         sessions.bind(tmp_path / "l", tmp_path / "z")
         trainer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

@@ -10,14 +10,16 @@ import pytest
 from batchd.config.columns import Column
 from batchd.config.file_sources import FolderSource
 from batchd.config.load import load_config
-from batchd.config.sources import source_to_plain
-from batchd.config.steps import step_to_plain
 from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.config.tree import StreamConfig
+from batchd.daemon.stream_plan import StreamPlan
+from batchd.functions.named import StreamCode
 from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
+from batchd.pipeline.cut import plan_pipeline
 from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
 from batchd.sources.index import SourceIndex
-from batchd.worker import chunk
+from batchd.worker import chunk, sample_maker
 from batchd.worker.note import Note
 from batchd_wire.fields import place_fields
 from support.steps import check_steps
@@ -132,34 +134,35 @@ class TextsKind:
     def name(self, sample):
         return f"text {sample}"
 
+    def close(self):
+        pass
+
 
 @pytest.fixture
 def worker(monkeypatch):
     """A function that makes what a worker has of a stream with these steps, as the daemon told it of them."""
-    monkeypatch.setattr(chunk, "kind_of", lambda _source: TextsKind())
+    monkeypatch.setattr(sample_maker, "kind_of", lambda _source: TextsKind())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
     note = Note(descriptor)
     index = SourceIndex.build(len(TEXTS), {}, {}, {})
 
     def start(steps, digests):
+        config = StreamConfig(source=FolderSource(path=Path("/texts")), pipeline=tuple(steps), batch_size=ROWS)
+        files = {Path(path): digest for path, digest in digests}
+        pipeline = plan_pipeline(config.pipeline)
+        plan = StreamPlan("texts", config, tuple(TEXT), pipeline, files, StreamCode(), runs_own_code=False)
         layout = place_fields(sample_fields(TEXT, steps, "fail"), ROWS)
         told = ServeStream(
             stream=1,
             name="texts",
-            seed=0,
+            recipe=plan.recipe(),
             samples=len(TEXTS),
             batch_size=ROWS,
             shuffle=False,
             on_error="fail",
-            source=source_to_plain(FolderSource(path=Path("/texts"))),
-            columns=[("text", "text")],
-            steps=[step_to_plain(step) for step in steps],
-            files=digests,
             storage=(5000, 3, 24000),
             layout=layout.to_wire(),
-            python_path=[],
-            modules={},
             cache="off",
         )
         descriptor = index.to_memfd()

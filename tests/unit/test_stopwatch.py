@@ -12,8 +12,7 @@ from batchd.orders.worker import BAD_PART, SLOW_LISTED_MAX
 from batchd.pipeline import laps
 from batchd.pipeline.execute import Pipeline
 from batchd.worker import stopwatch
-from batchd.worker.run_queue import RunQueue
-from batchd.worker.stopwatch import SLOW_FACTOR, Stopwatch
+from batchd.worker.stopwatch import SLOW_FACTOR, RunQueue, Stopwatch
 from support.images import jpeg, photo
 from support.pipelines import image_row
 
