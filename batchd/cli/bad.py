@@ -19,7 +19,7 @@ from batchd_wire.wording import counted
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 def command(stream: str, address: str | None, as_json: bool) -> None:
-    """List the samples of STREAM that could not be used: path, reason, how often met, index in the source."""
+    """List the bad samples of STREAM: path, reason, number of occurrences, index in the source."""
     with running_daemon(address) as session:
         deadline = monotonic() + ANSWER_TIMEOUT_S
         answer = session.request(lambda request: AskBad(request, stream), BadSamples, deadline)

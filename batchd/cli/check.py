@@ -39,11 +39,11 @@ from batchd_wire.wording import counted
     help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it.",
 )
 def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
-    """Check FILE (batchd.toml) and print all that is wrong with it: where, what, and what the key is for.
+    """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
 
-    If nothing is, print what would be served, and what was not looked at: the rest of a large source, servers, your own code; and
-    memory, descriptors and addresses, where a daemon runs already. Exit code 2 if something must be corrected,
-    5 if only the memory is too small.
+    Without problems, print a summary of the streams, and what was not checked: the rest of a large
+    source, servers, your own code; and memory, descriptors and addresses, if a daemon runs already.
+    Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
     storage.use(CHECK_LIMITS)
     reading = read_config(config_file, overrides)

@@ -42,11 +42,11 @@ SUBJECT_WIDTH = 20
 def command(
     context: click.Context, config_file: Path, overrides: dict[str, str], address: str | None, as_json: bool
 ) -> None:
-    """Look at this machine: memory, processors, decoders, limits, kernel, clocks, storage, and whether a daemon runs.
+    """Check this machine: memory, processors, decoders, limits, kernel, clocks, storage, daemon.
 
-    Each line says what was found; under it stands what helps. With a configuration its memory, workers, descriptors and sources
-    are looked at, too: a few files of each are read, for a second or two. Nothing is changed. Exit code 1 where there is a
-    problem, 0 with warnings or without.
+    Prints each finding, and below it what helps. With a configuration, also checks its memory,
+    workers, descriptors and sources, and reads a few files of each source for a second or two.
+    Changes nothing. Exit code 1 if there is a problem, 0 with or without warnings.
     """
     is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT
     findings = _findings(_patient(config_file, overrides, is_given=is_given), address)

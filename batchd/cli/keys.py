@@ -37,7 +37,7 @@ def _directory_options(command: _Command) -> _Command:
             "config_file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="The daemon's configuration, which says where its keys are. Default: batchd.toml, where there is one.",
+            help="The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
         ),
         click.option(
             "--keys-dir",
@@ -54,8 +54,9 @@ def _directory_options(command: _Command) -> _Command:
 def command() -> None:
     """Make, list and revoke the keys of trainers on other hosts.
 
-    Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the public part. Changes count
-    at once, also for a daemon that runs; for a systemd service that has its keys as credentials, when it is restarted.
+    Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the
+    public part. Changes take effect at once, also in a running daemon; in a systemd service that
+    has its keys as credentials, at its restart.
     """
 
 
@@ -75,7 +76,7 @@ def _new(
 ) -> None:
     """Make a key, and print the connection file for its trainer (or write it with -o).
 
-    The secret is kept nowhere else: what is lost is made anew.
+    The secret is stored nowhere else: if it is lost, make another key.
     """
     keys = _keys(keys_dir, config_file)
     wanted = frozenset(streams) or None
@@ -90,7 +91,7 @@ def _new(
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 @_directory_options
 def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> None:
-    """List who may come in, to which streams, and with which public key."""
+    """List the accepted keys, with their streams and public parts."""
     keys = _keys(keys_dir, config_file)
     trainers = keys.trainers()
     for reason in keys.damaged().values():
@@ -111,7 +112,7 @@ def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> Non
 @click.argument("name")
 @_directory_options
 def _revoke(name: str, keys_dir: Path | None, config_file: Path | None) -> None:
-    """Take the key called NAME back: it lets nobody in any more."""
+    """Revoke the key NAME."""
     keys = _keys(keys_dir, config_file)
     keys.revoke(name)
     click.echo(f"revoked {name} in {keys.path}")

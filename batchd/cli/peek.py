@@ -44,10 +44,10 @@ def _position(_context: click.Context, _parameter: click.Parameter, value: str) 
     default="0:0",
     show_default=True,
     metavar="EPOCH:STEP",
-    help="Which batch; of a live stream, the first from there on that can still be had.",
+    help="Which batch; of a live stream, the first one from there on that still exists.",
 )
 @click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@click.option("--bgr", is_flag=True, help="Colours are blue first though no step says so, as of pushed frames.")
+@click.option("--bgr", is_flag=True, help="Treat the image as BGR (for example frames pushed by OpenCV).")
 def command(  # noqa: PLR0917  one for each option
     stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
 ) -> None:

@@ -85,13 +85,14 @@ def command(
     short_side: int | None,
     as_files: bool,
 ) -> None:
-    """Run the pipeline of STREAM once over all its samples, and write what it makes into shards in DIR, in WebDataset format.
+    """Run the pipeline of STREAM once over all its samples, and write the results as shards in DIR.
 
-    For work that need not be done in every epoch: photographs resized to 400 pixels, say. Samples need not have one size. Bad
-    samples are left out and listed in DIR/bad.tsv. Interrupted, or killed, the same command goes on where it was. At the end it
+    For work that need not be done in every epoch: photographs resized to 400 pixels, say. The
+    shards are in WebDataset format. Samples may have different sizes. Bad samples are left out and
+    listed in DIR/bad.tsv. After an interruption or a kill, the same command resumes. At the end it
     prints the source that reads all of it again.
 
-    With --seekable it is the source's JPEGs that are written, so that crops of them decode in less time.
+    With --seekable, writes the source's own JPEGs, so that crops of them decode in less time.
     """
     set_up_logs("warning")
     config = load_config(config_file, overrides)

@@ -13,11 +13,11 @@ from batchd_wire.messages import AskReload, Reloaded
 @click.command("reload")
 @address_option
 def command(address: str | None) -> None:
-    """Have the daemon read its configuration again, and say what has changed.
+    """Have the daemon read its configuration again, and print what has changed.
 
-    Streams that are the same go on untouched. Waits until new sources are scanned. If anything is wrong, nothing changes, and
-    all of it is printed, as `batchd check` does; the exit code is then 2, or 5 where only the memory is too small. Only root and
-    the daemon's own user may.
+    Unchanged streams continue untouched. Waits until new sources are scanned. If anything is wrong,
+    nothing changes, and every problem is printed, as by `batchd check`; the exit code is then 2, or
+    5 if only the memory is too small. Only root and the daemon's own user may reload.
     """
     with running_daemon(address) as session:
         outcome = session.request(AskReload, Reloaded, inf)

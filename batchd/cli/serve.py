@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least important lines that are written.",
+    help="Minimum log level.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),
     default="auto",
     show_default=True,
-    help="How the lines look. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
+    help="Format of the log. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
 )
 @click.option("--lifeline", type=int, default=None, hidden=True, help="A descriptor; the daemon ends with it.")
 def command(
@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Serve the streams of a configuration in the foreground.
 
-    Prints its address when trainers may come. SIGTERM or Ctrl-C finishes what the workers have in hand and ends; a second one
-    ends at once. SIGHUP, or `batchd reload`, reads the configuration again.
+    Prints its address when it is ready. SIGTERM or Ctrl-C finishes work in progress and exits; a
+    second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     fill_standard_streams()
     launched = None

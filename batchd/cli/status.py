@@ -38,7 +38,7 @@ PIPED_COLUMNS = 200
 def command(address: str | None, as_json: bool) -> None:
     """Show the daemon, its workers, its streams and its trainers.
 
-    Totals count from the daemon's start. Exit code 3 where no daemon answers.
+    Totals count from the daemon's start. Exit code 3 if no daemon answers.
     """
     with running_daemon(address) as session:
         plain = session.request(AskStatus, Status, monotonic() + ANSWER_TIMEOUT_S).status

@@ -51,9 +51,9 @@ QUIT_KEYS = b"qQ\x03\x04"
     type=click.FloatRange(0.1, 3600),
     default=INTERVAL_S,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
-@click.option("--once", is_flag=True, help="Look twice, print one frame and end; so it is, too, where no terminal is.")
+@click.option("--once", is_flag=True, help="Print one frame and exit; the default if the output is not a terminal.")
 def command(address: str | None, interval_s: float, once: bool) -> None:
     """Watch streams, trainers and workers, live. Ends with q."""
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):

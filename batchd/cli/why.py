@@ -26,13 +26,13 @@ SECONDS = 5.0
     type=click.FloatRange(0.5, 3600),
     default=SECONDS,
     show_default=True,
-    help="How long to look.",
+    help="Seconds between the two samples.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON, for programs.")
 def command(stream: str | None, address: str | None, seconds: float, as_json: bool) -> None:
-    """Say what each trainer waits for, with the numbers that prove it and what helps.
+    """Show what each trainer waits for, the evidence, and the fix.
 
-    Looks at the daemon's numbers twice; with STREAM, at the trainers of one stream alone.
+    Samples the daemon's counters twice. With STREAM, only its trainers.
     """
     before, after = _look_twice(address, seconds)
     names = [one.name for one in after.streams]

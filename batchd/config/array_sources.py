@@ -25,7 +25,7 @@ class NpySource(SourceOptions):
     """Kind of source."""
 
     path: Path | None = None
-    """The file, where it is one."""
+    """The file, if it is one."""
 
     field: str = "image"
     """What the array of `path` is called in a batch."""
@@ -94,7 +94,7 @@ class RawSource(SourceOptions):
     """Kind of source."""
 
     path: Path | None = None
-    """The file, where it is one."""
+    """The file, if it is one."""
 
     root: Path | None = None
     """The folder of the files, where they are several."""
@@ -106,8 +106,8 @@ class RawSource(SourceOptions):
     """Whether links may lead out of the root."""
 
     record: dict[str, str]
-    """What a record is: each field and its type, in the order of their bytes, such as
-    { label = "uint8", image = "uint8[3,32,32]" }."""
+    """The fields of a record with their types, in the order of their bytes, such as { label =
+    "uint8", image = "uint8[3,32,32]" }."""
 
     offset: int = 0
     """How many bytes stand before the first record in each file, such as 16 in the images of MNIST."""

@@ -27,16 +27,17 @@ class ParquetSource(SourceOptions):
     there."""
 
     fields: dict[str, str]
-    """The columns that are read, and what each is, such as { image = "image", label = "int64" }: "image" is the bytes of an
-    image file, or an image as Hugging Face stores it; "text" is a string; "float32" is a number; "int32[?]" and "float32[128]"
-    are lists of numbers, or binary values that hold them."""
+    """The columns to read, with their types, such as { image = "image", label = "int64" }: "image"
+    is the bytes of an image file, or an image as Hugging Face stores it; "text" is a string;
+    "float32" is a number; "int32[?]" and "float32[128]" are lists of numbers, or binary values that
+    hold them."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """What the files call a field where that is something else, such as { label = "class_id" }."""
+    """The columns of fields with other names, such as { label = "class_id" }."""
 
     cache_bytes: int = 128 << 20
-    """How many bytes of decoded row groups each worker keeps. Only what cannot be read value by value comes from row groups; one
-    that is larger than this is refused."""
+    """How many bytes of decoded row groups each worker keeps. Only values that cannot be read one
+    by one need row groups; a row group that is larger than this is refused."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root, and files may name images outside of it, by absolute paths, `..` or links."""

@@ -54,20 +54,21 @@ class PythonSource(SourceOptions):
     """Kind of source."""
 
     function: str
-    """What makes the object, as "package.module:name": a class, or a function that returns it. It is imported in workers alone,
-    from the folders of `python_path` in [daemon]."""
+    """The maker of the object, as "package.module:name": a class, or a function that returns it.
+    Imported only in worker processes, from the folders of `python_path` in [daemon]."""
 
     fields: dict[str, str]
-    """What `object[i]` consists of, with types: { image = "uint8[32,32,3]", label = "int64" }. A tuple is in this order, a dict
-    has these names, and where there is one field it may be the value itself. "image" is the bytes of an image file."""
+    """What `object[i]` consists of, with types: { image = "uint8[32,32,3]", label = "int64" }. A
+    tuple has this order, a dict has these names, and a single field may be the value itself.
+    "image" is the bytes of an image file."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """What the class or the function is called with, by keyword. Relative paths under keys such as `path` and `root` are relative
-    to the file, as everywhere; everything else is as it stands here."""
+    """Keyword arguments of the class or the function. Relative paths under keys such as `path` and
+    `root` are relative to the file, as everywhere; all other values are passed unchanged."""
 
     digest: str = ""
-    """Any text that you change when the data changes. Nobody else can know what your object reads, and a saved position is
-    refused where source, options, length or this text are others."""
+    """Any text that you change when the data changes. batchd does not know what your object reads;
+    it refuses a saved position if source, options, length or this text differ."""
 
     length_timeout_s: Annotated[float, Range(0.1, LENGTH_TIMEOUT_MAX_S)] = 600.0
     """How long it may take to make the object once and to ask for its length when the daemon starts, in seconds."""
@@ -95,16 +96,18 @@ class GeneratorSource(SourceOptions):
     """Kind of source."""
 
     function: str
-    """The generator function, as "package.module:name", called with the options and, where it takes one, with `rng`, a
-    `numpy.random.Generator` of its own; see `seed`. One that ends is called again."""
+    """The generator function, as "package.module:name", called with the options and, where it takes
+    one, with `rng`, a `numpy.random.Generator` of its own; see `seed`. A generator that ends is
+    called again."""
 
     fields: dict[str, str]
-    """What it yields, with types: { image = "uint8[32,32,3]", label = "int64" }. A tuple is in this order, a dict has these
-    names, and where there is one field it may be the value itself. "image" is the bytes of an image file."""
+    """The yielded fields, with their types: { image = "uint8[32,32,3]", label = "int64" }. A tuple
+    has this order, a dict has these names, and a single field may be the value itself. "image" is
+    the bytes of an image file."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """What the function is called with, by keyword. Relative paths under keys such as `path` and `root` are relative to the file,
-    as everywhere; everything else is as it stands here."""
+    """Keyword arguments of the function. Relative paths under keys such as `path` and `root` are
+    relative to the file, as everywhere; all other values are passed unchanged."""
 
     epoch_samples: Annotated[int, Range(1, SAMPLES_MAX)] | None = None
     """How many samples are called an epoch. When not set, the first epoch never ends."""

@@ -68,8 +68,9 @@ class MixSource(SourceOptions):
     """For each source its share, such as [3, 1]. Only their proportions count."""
 
     until: Literal["all", "first"] = "all"
-    """When an epoch ends: "all" when every sample of every source has come, while smaller sources begin again; "first" when one
-    of them has no further sample, so that none comes twice, and the rest of the others never comes."""
+    """When an epoch ends: "all" when every sample of every source was used, while smaller sources
+    repeat; "first" when one of them ends, so that no sample is repeated, and the rest of the others
+    is never used."""
 
     source_field: str = ""
     """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it out."""
@@ -114,8 +115,8 @@ class SubsetSource(SourceOptions):
     folder has class after class."""
 
     indices: Path | None = None
-    """A file of sample numbers, counted from 0: text with one on each line, or a .npy file of whole numbers. In place of a range;
-    a number may stand there several times."""
+    """A file of sample numbers, counted from 0: text with one on each line, or a .npy file of whole
+    numbers. Use it instead of a range; a number may occur several times."""
 
     def __post_init__(self) -> None:
         self.settle_paths()

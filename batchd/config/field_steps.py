@@ -8,7 +8,7 @@ from batchd.config.step import StepOptions, check_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop(StepOptions):
-    """Leave fields out of the batch. At least one has to be left."""
+    """Leave fields out of the batch. At least one must remain."""
 
     op: Literal["drop"] = "drop"
     """The step's name."""
@@ -28,7 +28,7 @@ class Drop(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rename(StepOptions):
-    """Call a field something else. It keeps its place among the others."""
+    """Rename a field. It keeps its place among the others."""
 
     op: Literal["rename"] = "rename"
     """The step's name."""

@@ -53,14 +53,16 @@ class ListSource(SourceOptions):
     """The text file of `path label` lines. Paths may hold spaces; blank lines and lines that start with # are skipped."""
 
     root: Path | None = None
-    """The folder that the paths in the list are relative to; when not set, the folder where the list lies."""
+    """The folder that the paths in the list are relative to; when not set, the folder of the
+    list."""
 
     allow_outside_root: bool = False
     """Whether files may lie outside of the root: absolute paths, paths with `..` in them, and links that lead out of it."""
 
     path_bytes: int = 0
-    """Length of the field `path`, in which a batch carries the path of each sample, as it stands in the list, as UTF-8 and
-    zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+    """Length of the field `path`, in which a batch carries the path of each sample, as in the list,
+    as UTF-8 and zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives
+    strings."""
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -83,8 +85,9 @@ class GlobSource(SourceOptions):
     """The folder where the search begins. Links to folders are followed."""
 
     patterns: tuple[str, ...]
-    """What the paths below the root have to look like, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and `?` match within a
-    name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the other."""
+    """Patterns of the paths below the root, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and
+    `?` match within a name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the
+    other."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
@@ -133,21 +136,23 @@ class WebDatasetSource(SourceOptions):
     makes all labels 0."""
 
     fields: dict[str, str] | None = None
-    """What a sample consists of where that is not one image and one label, such as { image = "image", mask = "image", caption =
-    "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an image file, "text" is UTF-8, "float32" is a number,
-    "int32[?]" and "uint8[28,28]" are several. They come from the members that `batchd prepare` writes them to: an image from
-    NAME.jpg, NAME.png and the like, and the one called `image` from the plain endings; a text from NAME.txt; an array from
-    NAME.npy; a whole number called `label` from cls; other numbers from the key NAME of json."""
+    """The fields of a sample other than one image and one label, such as { image = "image", mask =
+    "image", caption = "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an
+    image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are several.
+    They are read from the members to which `batchd prepare` writes them: an image from NAME.jpg,
+    NAME.png and the like, and the one called `image` from the plain endings; a text from NAME.txt;
+    an array from NAME.npy; a whole number called `label` from cls; other numbers from the key NAME
+    of json."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """Which member a field comes from where it is another one, such as { mask = "seg.png", caption = "txt", width = "json:width"
-    }: the ending of its name, from the first dot on; "jpg;png" for the first of two that a sample has; "json:KEY" for a value in
-    a JSON object."""
+    """The members of fields with other names, such as { mask = "seg.png", caption = "txt", width =
+    "json:width" }: the ending of the member's name, from the first dot on; "jpg;png" for the first of two
+    that a sample has; "json:KEY" for a value in a JSON object."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
-    """What a field holds where its member, or the key in it, is missing: a number for each element, a list of all of them, which
-    is [] for none where the length may differ, or a text, such as { label = -1, boxes = [], caption = "" }. Without a default it
-    is a bad sample."""
+    """The value of a field whose member, or key in it, is missing: a number for each element, a
+    list of all elements, [] for none if the length may differ, or a text, such as { label = -1,
+    boxes = [], caption = "" }. Without a default it is a bad sample."""
 
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the name of each image within its shard, as UTF-8 and zeros; 0 leaves

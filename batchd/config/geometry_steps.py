@@ -20,9 +20,10 @@ QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomCrop(StepOptions):
-    """Cut ``size`` out of a random place, each as likely; with ``padding``, out of the image with so much ``fill`` around it.
+    """Cut ``size`` out of a random place, each as likely; with ``padding``, out of the image with this much ``fill`` around it.
 
-    Where that is still smaller than ``size``, it is put into the middle of ``fill``. Drawn: the row, then the column.
+    If that is still smaller than ``size``, it is centred on ``fill``. Drawn: the row, then the
+    column.
     """
 
     op: Literal["random_crop"] = "random_crop"
@@ -34,7 +35,8 @@ class RandomCrop(StepOptions):
     padding: Margin = 0
     """Pixels that are put around the image first, on each side."""
     fill: Fill = (0,)
-    """What stands outside of the image: one number from 0 to 255 for all channels, or one for each."""
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,8 @@ class Pad(StepOptions):
     border: tuple[Margin, Margin, Margin, Margin] | None = None
     """Pixels above, below, left and right of the image. A later step must then fix the size."""
     fill: Fill = (0,)
-    """What stands outside of the image: one number from 0 to 255 for all channels, or one for each."""
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
 
     def __post_init__(self) -> None:
         """One way to say how much, not two and not none."""
@@ -73,13 +76,15 @@ class Rotate(StepOptions):
     field: str = "image"
     """Which field of the sample it is done to."""
     quarter_turns: tuple[QuarterTurns, ...] | None = None
-    """Numbers of quarter turns, of which one is drawn, each as likely: [1] always turns once, [0, 1, 2, 3] any way up."""
+    """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
+    once, [0, 1, 2, 3] any way up."""
     degrees: tuple[Degrees, Degrees] | None = None
     """The smallest and the largest angle; each in between is as likely. [-10, 10] is up to 10 degrees either way."""
     interpolation: Literal["nearest", "linear"] = "linear"
     """How pixels are made from pixels, for an angle; a quarter turn only moves them."""
     fill: Fill = (0,)
-    """What stands outside of the image: one number from 0 to 255 for all channels, or one for each."""
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
 
     def __post_init__(self) -> None:
         """One way to say how far, with something to choose from, and upwards."""
@@ -94,10 +99,11 @@ class Rotate(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(StepOptions):
-    """From here on, the ``mask``, ``boxes`` and ``points`` of an image follow what is done to its geometry. Needs one of them.
+    """From here on, the ``mask``, ``boxes`` and ``points`` of an image follow what is done to its geometry.
 
-    Stands right behind ``decode``, or in front of all steps on the image. Coordinates are x to the right and y down, in pixels
-    of the upright image, where the first pixel reaches from 0 to 1.
+    Needs one of them. Stands right behind ``decode``, or before all steps on the image. Coordinates
+    are x to the right and y down, in pixels of the upright image, where the first pixel reaches
+    from 0 to 1.
     """
 
     op: Literal["follow"] = "follow"
@@ -108,10 +114,10 @@ class Follow(StepOptions):
     """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with a palette (whose indices
     count), or uint8[?,?]. Made uint8 [height, width]; never interpolated."""
     mask_fill: Level = 0
-    """What the mask has where no image is; 255 is a common "ignore"."""
+    """The value of the mask outside of the image; 255 is a common "ignore"."""
     boxes: str | None = None
-    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge; a box of which nothing is left becomes
-    four zeros, in its place."""
+    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge; an empty box
+    becomes four zeros, in its place."""
     points: str | None = None
     """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say so."""
 

@@ -12,9 +12,10 @@ from batchd.config.step import FILE_BYTES_MAX, PIXELS_MAX, Interpolation, Range,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode(StepOptions):
-    """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel. Always the first step.
+    """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel.
 
-    Alpha is dropped, 16 bits become 8, of an animation the first frame counts.
+    Always the first step. Alpha is dropped, 16 bits become 8, of an animation the first frame is
+    used.
     """
 
     op: Literal["decode"] = "decode"
@@ -62,7 +63,7 @@ class Resize(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterCrop(StepOptions):
-    """Cut ``size`` out of the middle. Where the image is smaller, it is put into the middle of black."""
+    """Cut ``size`` out of the middle. A smaller image is centred on black."""
 
     op: Literal["center_crop"] = "center_crop"
     """The step's name."""
@@ -74,9 +75,10 @@ class CenterCrop(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomResizedCrop(StepOptions):
-    """Cut out a part of random area and proportions and scale it to ``size``, as torchvision's RandomResizedCrop does.
+    """Crop a part of random area and proportions and scale it to ``size``, as torchvision's RandomResizedCrop does.
 
-    Ten attempts to fit a random box into the image; then the largest box in the middle with proportions in range.
+    Ten attempts to fit a random box into the image; then the largest box in the middle with
+    proportions in range.
     """
 
     op: Literal["random_resized_crop"] = "random_resized_crop"
@@ -126,16 +128,20 @@ class Normalize(StepOptions):
     field: str = "image"
     """Which field of the sample it is done to."""
     mean: Factors = (0.485, 0.456, 0.406)
-    """What is subtracted, in the order of the channels, where white is 1. The default is ImageNet's, for "rgb"."""
+    """The values to subtract, in the order of the channels, where white is 1. The default is
+    ImageNet's, for "rgb"."""
     std: Divisors = (0.229, 0.224, 0.225)
-    """What is divided by, in the order of the channels. The default is ImageNet's, for "rgb"."""
+    """The divisors, in the order of the channels. The default is ImageNet's, for "rgb"."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the numbers; each is rounded once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout(StepOptions):
-    """Say in which order the numbers lie in memory. Without this step it is "nhwc". Always the last step."""
+    """Set the order of the numbers in memory.
+
+    Without this step it is "nhwc". Always the last step.
+    """
 
     op: Literal["layout"] = "layout"
     """The step's name."""

@@ -27,19 +27,21 @@ class PushSource(SourceOptions):
     """Kind of source."""
 
     fields: dict[str, str]
-    """What a sample consists of: for each field a type such as "float32", "uint8[480,640,3]", "int32[?]" where a length differs
-    from sample to sample, "image" for the bytes of an image file, or "text"."""
+    """The fields of a sample, each with a type such as "float32", "uint8[480,640,3]", "int32[?]"
+    for a length that differs from sample to sample, "image" for the bytes of an image file, or
+    "text"."""
 
     capacity: int = 256
     """How many samples may wait. At least a batch of them; less than two leaves no batch to be read ahead."""
 
     sample_bytes_max: str = "4MiB"
-    """How large all that has no fixed size may be in one sample: what is "image", "text" or has a length "?". Each of the
-    `capacity` places has so much memory. Counts only where there is such a field."""
+    """Maximum size of the parts of one sample without a fixed size: "image", "text" and fields with
+    a length "?". Each of the `capacity` places has so much memory. Used only with such a field."""
 
     when_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
-    """What happens when a sample comes and no place is free: "block" lets its producer wait, "drop_oldest" drops the sample that
-    has waited longest, "drop_newest" drops the one that comes. Dropped samples are counted."""
+    """What happens to a new sample when no place is free: "block" makes its producer wait,
+    "drop_oldest" drops the oldest waiting sample, "drop_newest" drops the new one. Dropped samples
+    are counted."""
 
     def __post_init__(self) -> None:
         checks = Checks()

@@ -20,7 +20,10 @@ NO_URL = "the library maps the file into memory; copy the database to this machi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmdbSource(SourceOptions):
-    """The records of an LMDB database, in the order of their keys. Nobody may write to it while it is served."""
+    """The records of an LMDB database, in the order of their keys.
+
+    Do not write to it while it is served.
+    """
 
     type: Literal["lmdb"] = "lmdb"
     """Kind of source."""
@@ -29,11 +32,13 @@ class LmdbSource(SourceOptions):
     """The database: the folder of a `data.mdb`, or the file itself."""
 
     fields: dict[str, str]
-    """What a sample consists of, such as { image = "image", label = "text" }: "image" is the bytes of an image file, "text" is
-    UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are several."""
+    """The fields of a sample, such as { image = "image", label = "text" }: "image" is the bytes of
+    an image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are
+    several."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """What the keys, or the maps in the records, call a field where that is something else, such as { image = "img" }."""
+    """The names of fields in the keys, or in the maps of the records, if they differ, such as {
+    image = "img" }."""
 
     key: str = SAMPLE_MARK
     """What the keys of samples look like: `*` is what they differ in. With `{field}` in it each field of a sample has a record of

@@ -65,8 +65,9 @@ class Cast(StepOptions):
     dtype: NumberType
     """Type of the numbers afterwards."""
     truncate: bool = False
-    """Whether fractional parts may be cut off, towards zero, and whole numbers may be rounded where they become floating
-    point. NaN and what is out of range are bad all the same; "clip" before it helps with the latter."""
+    """Whether fractional parts may be cut off, towards zero, and whole numbers may be rounded where
+    they become floating point. NaN and numbers out of range are still bad; "clip" before it helps
+    with the latter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,9 @@ class Clip(StepOptions):
     field: str = "label"
     """Which field of the sample it is done to."""
     min: Bound | None = None
-    """The smallest number afterwards; for whole numbers a whole one, for others rounded to their type."""
+    """The smallest result; a whole number for whole numbers, otherwise rounded to the type."""
     max: Bound | None = None
-    """The largest number afterwards; for whole numbers a whole one, for others rounded to their type."""
+    """The largest result; a whole number for whole numbers, otherwise rounded to the type."""
 
     def __post_init__(self) -> None:
         """At least one bound, and room between two."""
@@ -103,8 +104,8 @@ class Scale(StepOptions):
     field: str = "label"
     """Which field of the sample it is done to."""
     factor: Factor = 1.0
-    """What every number is multiplied by."""
+    """The factor of every number."""
     offset: Factor = 0.0
-    """What is added afterwards."""
+    """The number to add afterwards."""
     dtype: Literal["float16", "float32", "float64"] = "float32"
     """Type of the numbers afterwards."""

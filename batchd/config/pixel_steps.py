@@ -66,7 +66,7 @@ class Cutout(StepOptions):
     size: Size
     """Height and width of each, in pixels."""
     fill: Fill = (0,)
-    """What they are covered with: one number from 0 to 255 for all channels, or one for each."""
+    """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,15 @@ class SubtractMean(StepOptions):
     field: str = "image"
     """Which field of the sample it is done to."""
     mean: Factors = (123.68, 116.779, 103.938)
-    """What is subtracted, in the order of the channels, where white is 255. The default is ImageNet's, for "rgb"."""
+    """The values to subtract, in the order of the channels, where white is 255. The default is
+    ImageNet's, for "rgb"."""
     scale: Annotated[float, Range(-1e6, 1e6)] = 1.0
-    """What the difference is multiplied by."""
+    """The factor of the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class To(StepOptions):
-    """Say type and order of the numbers in one step, for those who subtract no mean."""
+    """Set type and order of the numbers in one step, without subtracting a mean."""
 
     op: Literal["to"] = "to"
     """The step's name."""

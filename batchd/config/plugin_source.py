@@ -17,8 +17,8 @@ class PluginSource(SourceOptions):
     """Name of the entry point."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """What the package asks for; its own documentation says what that is. Relative paths under keys such as `path` and `root` are
-    relative to the file, as everywhere."""
+    """The options of the package; see its documentation. Relative paths under keys such as `path`
+    and `root` are relative to the file, as everywhere."""
 
     @property
     def place(self) -> str:

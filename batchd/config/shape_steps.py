@@ -32,9 +32,10 @@ class PadBatch(StepOptions):
     """The largest shape of a sample, one length for each dimension; those that do not vary stay as they are. A batch takes
     memory for batch_size of these."""
     fill: Annotated[float, Range(-FILL_MAX, FILL_MAX)] = 0.0
-    """What stands where a sample ends before its room does."""
+    """The value in the room after a sample."""
     too_large: Literal["bad", "crop"] = "bad"
-    """What becomes of a larger sample: a bad sample, or cut at its ends in the dimensions that are too long."""
+    """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
+    too long."""
 
     def __post_init__(self) -> None:
         """A shape that a field may have."""
@@ -62,7 +63,8 @@ class Ragged(StepOptions):
     """The largest shape of a sample, one length for each dimension; those that do not vary stay as they are. A batch takes
     memory for batch_size of these."""
     too_large: Literal["bad", "crop"] = "bad"
-    """What becomes of a larger sample: a bad sample, or cut at its ends in the dimensions that are too long."""
+    """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
+    too long."""
 
     def __post_init__(self) -> None:
         """A shape that a field may have."""

@@ -21,7 +21,7 @@ class CsvSource(SourceOptions):
     """Kind of source."""
 
     path: Path | None = None
-    """The table, where it is one file."""
+    """The table, if it is one file."""
 
     root: Path | None = None
     """The folder of the tables, where they are several files."""
@@ -30,8 +30,9 @@ class CsvSource(SourceOptions):
     """The paths of the tables below the root, or patterns of them, such as ["train-{00..11}.csv"]. All have the same titles."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    """The columns that become fields, and what is in each, such as { age = "float32", name = "text", box = "int32[4]" }. The
-    numbers of a shape stand in one cell, with spaces between them. A column that is not named here is left out."""
+    """The columns that become fields, with their types, such as { age = "float32", name = "text",
+    box = "int32[4]" }. The numbers of a shape are in one cell, separated by spaces. Other columns
+    are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The titles of fields that are called something else in the table, such as { label = "Class Label" }."""
@@ -40,7 +41,8 @@ class CsvSource(SourceOptions):
     """The title of a column of paths of image files, which become the field `image`, to be decoded; "" where there is none."""
 
     image_root: Path | None = None
-    """The folder that the paths of images are relative to; when not set, the folder where the table lies."""
+    """The folder that the paths of images are relative to; when not set, the folder of the
+    table."""
 
     allow_outside_root: bool = False
     """Whether images may lie outside of that folder, and tables outside of the root: absolute paths, paths with `..` in them, and

@@ -22,8 +22,9 @@ TOKEN_MAX = (1 << 31) - 1
 class Tokenize(StepOptions):
     """Turn text into the numbers of tokens, with a Hugging Face tokenizer.json: int32[max_length] in the field ``to``.
 
-    Beside it stand ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding, and ``to`` with ``_length``, int32,
-    the number of tokens. The text itself is used up. Needs the library tokenizers: ``pip install 'batchd[text]'``.
+    Beside it stand ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding, and
+    ``to`` with ``_length``, int32, the number of tokens. They replace the text. Needs the library
+    tokenizers: ``pip install 'batchd[text]'``.
     """
 
     op: Literal["tokenize"] = "tokenize"
@@ -31,9 +32,9 @@ class Tokenize(StepOptions):
     field: str = "text"
     """Which field of the sample it is done to."""
     to: str = "tokens"
-    """What the field of the tokens is called."""
+    """The name of the field of the tokens."""
     file: Path
-    """The tokenizer.json. What it says of padding and truncation does not count."""
+    """The tokenizer.json. Its padding and truncation are ignored."""
     max_length: Annotated[int, Range(1, TOKENS_MAX)]
     """Most tokens of a text, special ones counted in."""
     padding: Literal["max_length", "none"] = "max_length"
@@ -65,7 +66,7 @@ class Tokenize(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowercase(StepOptions):
-    """Make all letters of a text small, as Python's ``str.lower()`` does, whatever the language."""
+    """Convert a text to lower case, as Python's ``str.lower()`` does, in any language."""
 
     op: Literal["lowercase"] = "lowercase"
     """The step's name."""
@@ -86,8 +87,8 @@ class RemoveStopwords(StepOptions):
     field: str = "text"
     """Which field of the sample it is done to."""
     file: Path
-    """The list: UTF-8, one word on each line; blank lines do not count, nor does what stands behind a # at the beginning of a
-    line or after white space."""
+    """The list: UTF-8, one word on each line; blank lines are ignored, and so are comments after a
+    # at the beginning of a line or after white space."""
     case: Literal["ignore", "exact"] = "ignore"
     """"ignore" compares words after ``str.lower()``, "exact" as they stand."""
 
@@ -100,9 +101,9 @@ class RemoveStopwords(StepOptions):
 class Lookup(StepOptions):
     """Turn the words of a text into the rows of a table: float32[max_words, columns of the table] in the field ``to``.
 
-    Beside it stands ``to`` with ``_length``, int32, the number of rows that count; behind them are zeros. Words are what stands
-    between white space, without punctuation at its ends; they are compared as they stand, so "lowercase" may have to come before.
-    The text itself is used up.
+    Beside it stands ``to`` with ``_length``, int32, the number of rows that count; behind them are
+    zeros. Words are what stands between white space, without punctuation at its ends; they are
+    compared as they stand, so "lowercase" may have to come before. They replace the text.
     """
 
     op: Literal["lookup"] = "lookup"
@@ -110,16 +111,17 @@ class Lookup(StepOptions):
     field: str = "text"
     """Which field of the sample it is done to."""
     to: str = "vectors"
-    """What the field of the rows is called."""
+    """The name of the field of the rows."""
     words: Path
-    """The words: UTF-8, one on each line; that of row i of the table on line i, from 0. Where a word stands twice, the first
-    counts."""
+    """The words: UTF-8, one on each line; that of row i of the table on line i, from 0. The first
+    of equal words is used."""
     table: Path
     """The table: an .npy file of float32 with two dimensions, [words, columns]. Workers map it, so that it is in memory once."""
     max_words: Annotated[int, Range(1, WORDS_MAX)]
     """Most words of a text."""
     unknown: Literal["skip", "zeros"] = "skip"
-    """What becomes of words that are not in the table: "skip" leaves them out, "zeros" makes each a row of zeros."""
+    """The treatment of words that are not in the table: "skip" leaves them out, "zeros" makes each
+    a row of zeros."""
     truncation: bool = True
     """Whether of a text with more rows the first max_words count; when not, it is a bad sample."""
 
@@ -142,9 +144,10 @@ class Lookup(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBytes(StepOptions):
-    """Turn text into its bytes: uint8[length], UTF-8 with zeros behind it. ``batchd_client.text(batch["text"])`` gives strings.
+    """Turn text into its bytes: uint8[length], UTF-8 followed by zeros.
 
-    A text with the character NUL is a bad sample, as nobody could tell where it ends.
+    ``batchd_client.text(batch["text"])`` gives strings. A text with the character NUL is a bad
+    sample, because its end would be ambiguous.
     """
 
     op: Literal["text_bytes"] = "text_bytes"
@@ -154,4 +157,5 @@ class TextBytes(StepOptions):
     length: Annotated[int, Range(1, TEXT_BYTES_MAX)]
     """Length of the field, in bytes."""
     truncation: bool = True
-    """Whether a longer text is cut, behind the last character that fits as a whole; when not, it is a bad sample."""
+    """Whether a longer text is cut, after the last complete character that fits; otherwise it is a
+    bad sample."""

@@ -18,7 +18,7 @@ from batchd.config.source import SourceOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TFRecordSource(SourceOptions):
-    """Files of TFRecords, each record of which is one sample: a `tf.train.Example` or a `tf.train.SequenceExample`."""
+    """Files of TFRecords; each record is one sample: a `tf.train.Example` or a `tf.train.SequenceExample`."""
 
     type: Literal["tfrecord"] = "tfrecord"
     """Kind of source."""
@@ -34,17 +34,18 @@ class TFRecordSource(SourceOptions):
     """Whether links may lead out of the root."""
 
     fields: dict[str, str]
-    """What a sample consists of, and what each field is: "image" for the bytes of an image file, "text", a dtype such as "int64",
-    with a shape where it has one ("float32[4]"), and a ? in it where a length differs from sample to sample ("int64[?]")."""
+    """The fields of a sample, with their types: "image" for the bytes of an image file, "text", a
+    dtype such as "int64", with its shape ("float32[4]"), in which ? is a length that differs from
+    sample to sample ("int64[?]")."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """What the feature of a field is called in the records where it is called something else, such as
-    { image = "image/encoded", label = "image/class/label" }."""
+    """The features of fields with other names, such as { image = "image/encoded", label =
+    "image/class/label" }."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
-    """What a field holds where its feature is missing: a number for each element, a list of all of them, which is [] for none
-    where the length may differ, or a text, such as { label = -1, ids = [], caption = "" }. Without a default it is a bad
-    sample."""
+    """The value of a field whose feature is missing: a number for each element, a list of all
+    elements, [] for none if the length may differ, or a text, such as { label = -1, ids = [],
+    caption = "" }. Without a default it is a bad sample."""
 
     sequence: bool = False
     """Whether records are SequenceExamples, so that a field may be a feature list: "int64[?]" of one number in each step,
