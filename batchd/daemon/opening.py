@@ -13,6 +13,7 @@ from typing import TypeAlias
 import structlog
 
 from batchd.attach.threads import CONTEXT_THREADS, check_threads
+from batchd.children import Linked
 from batchd.config.runtime import default_cache_dir
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
@@ -23,7 +24,6 @@ from batchd.daemon.cache_memory import memory_problem, needed_bytes
 from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.keys import check_tcp_keys
-from batchd.daemon.launch import Launched
 from batchd.daemon.limits import RemoteLimits
 from batchd.daemon.memory_wait import wait_for_memory
 from batchd.daemon.network import Network
@@ -74,7 +74,7 @@ class Opening:
             notifier.close()
         return Service(notifier, self._daemon.worker_count())
 
-    def workers(self, launched: Launched | None) -> WorkerProcesses:
+    def workers(self, launched: Linked | None) -> WorkerProcesses:
         """Have the workers started, while sources are scanned. ``launched``: what they are forked from, where it was started."""
         workers = WorkerProcesses(self.watch, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))

@@ -1,4 +1,4 @@
-"""Entry of a WRITER: ``python -m batchd.prepare CHANNEL_FD NOTE_FD``. Started by ``batchd prepare`` and by nobody else."""
+"""Entry of a WRITER: ``python -m batchd.prepare NOTE_FD CHANNEL_FD``. Started by ``batchd prepare`` and by nobody else."""
 
 import sys
 
@@ -9,7 +9,7 @@ limit_threads()
 
 def main() -> int:
     """Write shards until whoever ordered them is gone."""
-    with enter(sys.argv[1:]) as (channel, note_descriptor):
+    with enter(sys.argv[1:]) as (note_descriptor, channel):
         from batchd.prepare.shards import ShardWriter  # noqa: PLC0415  after the environment is set
         from batchd.worker.note import Note  # noqa: PLC0415  the same
 
