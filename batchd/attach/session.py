@@ -7,7 +7,7 @@ back whatever was held.
 import os
 import select
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import monotonic
 from types import TracebackType
 from typing import Self, TypeVar
@@ -49,11 +49,10 @@ class Attachment:
         self.dealer = self._context.socket(zmq.DEALER)
 
     def __enter__(self) -> Self:
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self._close)
             self._open()
-        except BaseException:
-            self._close()
-            raise
+            where_it_fails.pop_all()
         return self
 
     def __exit__(
