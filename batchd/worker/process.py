@@ -2,14 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import TextIOWrapper
 
 from batchd.children import die_with_parent
-from batchd_wire.channel import SEND_BUFFER_BYTES
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -24,17 +21,6 @@ def limit_threads() -> None:
     """Hold the thread pools of numerical libraries to one thread, before they are imported: there is a process for each core."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
-@contextmanager
-def enter(arguments: Sequence[str]) -> Iterator[tuple[int, socket.socket]]:
-    """The note's descriptor and the channel, by their numbers; see ``settle_in``."""
-    settle_in()
-    note_descriptor, channel_descriptor = (int(argument) for argument in arguments)
-    with socket.socket(fileno=channel_descriptor) as channel:
-        channel.setblocking(True)
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        yield note_descriptor, channel
 
 
 def settle_in() -> None:
