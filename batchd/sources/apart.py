@@ -64,6 +64,7 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
         sys.stdout.write(json.dumps(words) + "\n")
         sys.stdout.flush()
 
+    children.die_with_parent()  # a library that hangs in a file does not see that the daemon is gone
     failpoints.passing("scan.apart")
     survey = _TellingSurvey(say)
     try:
