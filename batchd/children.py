@@ -1,13 +1,15 @@
-"""Child processes: start, watch, end and reap them. Runs in every process that starts another one; standard library only.
+"""Child processes: start, watch, end and reap them. Every process that starts another one.
+
+Standard library only.
 
     start --> Child --> pidfd is readable: the process has ended --> reap: its exit status
                 |              ^
                 +--- kill -----+          end: wait a while, kill, reap
 
-A child has its standard streams and the descriptors that are passed by name, and leads a process group of its own, so Ctrl-C
-in a terminal reaches its parent only.
+A child has its standard streams and the descriptors that are passed by name. It leads a process
+group of its own, so Ctrl-C in a terminal reaches its parent only.
 
-Invariant: a process counts as ended when the kernel says so (its pidfd is readable), never because some time has passed.
+Invariant: a process counts as ended when its pidfd is readable, never because some time has passed.
 Invariant: where ``start`` raises, there is no process.
 """
 
@@ -31,7 +33,7 @@ READ_BYTES = 64 << 10
 """What a pipe holds: one read takes all that there is."""
 STAT_BYTES_MAX = 4096
 EXIT_CODE = 49
-"""Its index among the fields behind a process's name in its ``stat``, where it is field 52: proc_pid_stat(5)."""
+"""Index of field 52 among those behind the name in a process's ``stat``: proc_pid_stat(5)."""
 
 SERVICE_MANAGER = dict.fromkeys(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
 """Variables of the service manager, which no child gets: only the daemon itself reports to it."""
@@ -47,7 +49,7 @@ class How(TypedDict, total=False):
     given: bytes
     """What the child reads from its standard input; without it, the input is empty."""
     stdout: int
-    """A descriptor, or ``PIPE``: then ``Child.output`` reads it. Without it, the child has this process's."""
+    """A descriptor, or ``PIPE`` for ``Child.output``; without it, this process's."""
     stderr: int
     nicer_by: int
     """Added to this process's niceness, where a sandbox does not refuse that."""
@@ -55,7 +57,7 @@ class How(TypedDict, total=False):
     """Start a session instead of a process group."""
 
 
-class Process:
+class ProcessHandle:
     """A process that is known by its pidfd, which never means another process, as a number may."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
@@ -81,11 +83,11 @@ class Process:
             self.pidfd = -1
 
 
-class Child(Process):
-    """A process that this one has started. As a context manager: at the end it is killed and reaped, if it is still there."""
+class Child(ProcessHandle):
+    """A process that this one has started. The end of its context kills and reaps it."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
-        """Raises ``OSError`` where there is no descriptor; then the process is still the caller's."""
+        """Raises ``OSError`` where there is no descriptor; the process stays the caller's."""
         super().__init__(popen.pid, os.pidfd_open(popen.pid))
         self._popen = popen
 
@@ -104,9 +106,9 @@ class Child(Process):
         self.end()
 
     def read(self, within_s: float, bytes_max: int) -> bytes:
-        """The last ``bytes_max`` of its output until it ends, or until so many seconds have passed; ``has_ended`` tells which.
+        """The last ``bytes_max`` of its output, read until it ends or ``within_s`` have passed.
 
-        What it has started may hold the pipe open for longer, and is not waited for.
+        ``has_ended`` tells which. Processes that it has started may hold the pipe open for longer.
         """
         deadline = monotonic() + within_s
         output, said, is_over = self.output.fileno(), b"", False
@@ -125,9 +127,10 @@ class Child(Process):
         return said
 
     def kill(self) -> None:
-        """Have the kernel end it, and what it has started, unless that has left its process group."""
+        """Have the kernel end it and its process group."""
         super().kill()
-        with suppress(ProcessLookupError, PermissionError):  # until it is reaped, no other group has its number
+        with suppress(ProcessLookupError, PermissionError):
+            # until it is reaped, no other group has its number
             os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> int:
@@ -137,9 +140,10 @@ class Child(Process):
         return status
 
     def end(self, patience_s: float = 0.0, kill_timeout_s: float | None = None) -> int | None:
-        """Wait ``patience_s`` for its end, kill it, and reap it; again does nothing. Gives its status, see ``reap``.
+        """Wait ``patience_s`` for its end, kill it, and reap it; its status, see ``reap``.
 
-        None where it lives on for ``kill_timeout_s`` after that, in a call of the kernel that does not return.
+        None where it lives on for ``kill_timeout_s`` in a call of the kernel that does not return.
+        A second call does nothing.
         """
         if self.pidfd < 0:
             return self._popen.returncode
@@ -167,8 +171,8 @@ class Linked(NamedTuple):
     """Its end of file says that the child has ended, and to the child that this process is gone."""
 
 
-class Grandchild(Process):
-    """A child of a child, which reaps it only when it is told to: until then this process can read how it ended."""
+class Grandchild(ProcessHandle):
+    """A child of a child. Until its parent reaps it, this process can read how it ended."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         super().__init__(pid, pidfd)
@@ -177,9 +181,10 @@ class Grandchild(Process):
             self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def status(self) -> int | None:
-        """The exit status of one that has ended, or minus the signal; None where nobody can tell any more.
+        """The exit status of one that has ended, or minus the signal; None where it is unknown.
 
-        Where its parent has ended too, the init process has reaped it. This process may be that: then it is our child by now.
+        Where its parent has ended too, the init process has reaped it, which may be this process:
+        then it is our child by now.
         """
         with suppress(ChildProcessError):
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
@@ -194,7 +199,7 @@ class Grandchild(Process):
         return os.waitstatus_to_exitcode(int(facts[EXIT_CODE]))
 
     def close(self) -> None:
-        """See ``Process``."""
+        """See ``ProcessHandle``."""
         super().close()
         if self._stat >= 0:
             os.close(self._stat)
@@ -202,7 +207,7 @@ class Grandchild(Process):
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of ours. Nothing of the working directory is imported (``-P``)."""
+    """The command line that runs a module. ``-P``: nothing of the working directory is imported."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -237,7 +242,7 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
 
 
 def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
-    """Run a module as a child with a channel, which is its last argument. Raises ``OSError``, and then there is none."""
+    """Run a module as a child; its last argument names its channel. Raises ``OSError``: see ``start``."""
     with ExitStack() as where_it_fails:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         where_it_fails.enter_context(ours)
@@ -254,9 +259,9 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def fork() -> int:
-    """Fork this process, which has one thread; 0 in the child, and otherwise its id. Raises ``OSError``.
+    """Fork this process, which has one thread; 0 in the child, else its id. Raises ``OSError``.
 
-    Like those that are started, the child leads a process group of its own; and it ends when this process ends.
+    The child leads a process group of its own, and ends when this process ends.
     """
     parent = os.getpid()
     pid = os.fork()

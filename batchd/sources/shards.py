@@ -55,7 +55,7 @@ class OpenShards:
 
 
 def open_within(path: bytes, bound: bytes | None) -> int:
-    """Open a file to read; the descriptor is the caller's. Raises ``OSError``, and ``SampleUnreadable``: see ``check_opened``."""
+    """Open a file to read; the descriptor is the caller's. Raises as ``check_opened``, and ``OSError``."""
     with ExitStack() as where_it_fails:
         descriptor = os.open(path, OPEN_FLAGS)
         where_it_fails.callback(os.close, descriptor)
