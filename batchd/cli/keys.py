@@ -9,6 +9,7 @@ Invariant: a secret leaves in the one file that is asked for, or on standard out
 import json
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,7 +154,8 @@ def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callabl
         raise click.UsageError(f"{path} exists and is not overwritten; name another file, or remove it first") from None
     except OSError as error:
         raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
-    try:
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(path.unlink, missing_ok=True)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), FILE_MODE)  # whatever the umask
             text = connection_file_text(make())
@@ -164,9 +166,7 @@ def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callabl
             except OSError as error:
                 take_back()
                 raise BatchdError(f"{path} cannot be written: {error.strerror}; no key was made") from None
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        where_it_fails.pop_all()
 
 
 def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:

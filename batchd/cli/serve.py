@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchd.children import start_linked
 from batchd.cli.log_lines import fill_standard_streams
 from batchd.cli.options import config_options
-from batchd.daemon.launch import launch
 
 if TYPE_CHECKING:
     from batchd.cli.logs import LogFormat
@@ -51,7 +51,7 @@ def command(
     fill_standard_streams()
     launched = None
     with suppress(OSError):  # it is tried again, and said, when the first worker is wanted
-        launched = launch()
+        launched = start_linked("batchd.worker")
     try:
         gc.disable()
         with _hidden("rich"):
@@ -62,8 +62,7 @@ def command(
         run(config_file, overrides, (log_level, log_format), lifeline, launched)
     finally:
         if launched is not None:
-            launched.popen.kill()
-            launched.popen.wait()
+            launched.child.end()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ Invariant: no system call is made on the file once it is open, so a file server 
 import fcntl
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from errno import EIO, ELOOP, ENODATA
 from pathlib import Path
 from time import sleep
@@ -51,16 +51,15 @@ class CacheOnDisk(SharedCache):
         self._notes_read = 0
         self._spoilt_samples = 0
         self._seldom = Seldom()
-        try:
-            self._open()
-        except OSError as error:
-            self.close()
-            if isinstance(error, CacheUnusable):
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.close)
+            try:
+                self._open()
+            except CacheUnusable:
                 raise
-            raise CacheUnusable(error.errno, f"{self.path} cannot be used: {error.strerror}") from None
-        except BaseException:
-            self.close()
-            raise
+            except OSError as error:
+                raise CacheUnusable(error.errno, f"{self.path} cannot be used: {error.strerror}") from None
+            where_it_fails.pop_all()
 
     @property
     def used_bytes(self) -> int:
@@ -164,16 +163,15 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
     if problem is not None:
         raise CacheUnusable(problem)
     for _ in range(_ATTEMPTS):
-        descriptor = _opened(path)
-        try:
-            if _is_ready(descriptor, path, spec):
-                return descriptor
-        except BlockingIOError:  # who only looks whether it is in use is gone in no time
-            sleep(_PAUSE_S)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+        with ExitStack() as unless_ready:
+            descriptor = _opened(path)
+            unless_ready.callback(os.close, descriptor)
+            try:
+                if _is_ready(descriptor, path, spec):
+                    unless_ready.pop_all()
+                    return descriptor
+            except BlockingIOError:  # a process that only looks whether it is in use is gone in no time
+                sleep(_PAUSE_S)
     raise CacheUnusable(_in_use(path))
 
 

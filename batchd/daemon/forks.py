@@ -7,17 +7,14 @@ Invariant: whoever was asked for is heard of: ``forked``, or ``failed``.
 """
 
 import os
-import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 
 import structlog
 
-from batchd.daemon import launch
+from batchd.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.launch import Launched
 from batchd.daemon.reserve import ADVICE
 from batchd.orders.forks import TO_DAEMON_FROM_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
@@ -27,21 +24,20 @@ _log = structlog.get_logger()
 
 
 class ForkServer:
-    """Forks workers. Tells whoever asked that a worker is ``forked``, with its pidfd, or that it has ``failed`` and why."""
+    """Forks workers. Tells whoever asked that a worker is ``forked``, or that it has ``failed`` and why."""
 
     def __init__(
         self,
         watch: Watch,
-        forked: Callable[[int, int, int], None],
+        forked: Callable[[int, Grandchild], None],
         failed: Callable[[int, str], None],
-        launched: Launched | None = None,
+        launched: Linked | None = None,
     ) -> None:
         """``launched``: the first one, which was started already, and is ours from now on."""
         self._watch = watch
         self._forked = forked
         self._failed = failed
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
+        self._child: Child | None = None
         self._channel: socket.socket
         self._asked: dict[int, list[int]] = {}
         """Workers of which nothing was heard yet, in the order in which they were asked for, which is that of the answers; each
@@ -54,12 +50,12 @@ class ForkServer:
     @property
     def pid(self) -> int | None:
         """Its process id; None where there is none at present."""
-        return self._popen.pid if self._popen is not None else None
+        return self._child.pid if self._child is not None else None
 
     def fork(self, worker: int, channel: int, note: int) -> None:
         """Start a worker with these two descriptors. Raises ``OSError``, and then nothing is heard of it."""
-        if self._popen is None:
-            self._adopt(launch.launch())
+        if self._child is None:
+            self._adopt(start_linked("batchd.worker"))
         with ExitStack() as where_it_fails:
             spare = [os.dup(channel), os.dup(note)]
             where_it_fails.callback(_close, spare)
@@ -77,30 +73,29 @@ class ForkServer:
 
     def kill(self, reason: str) -> None:
         """Have it end, and all of its workers with it: it does not do what it should."""
-        if self._popen is not None:
-            _log.warning("fork server killed", pid=self._popen.pid, reason=reason)
-            self._popen.kill()
+        if self._child is not None:
+            _log.warning("fork server killed", pid=self._child.pid, reason=reason)
+            self._child.kill()
 
     def close(self) -> None:
         """End it, whatever it does. Its workers have ended, or end with it."""
-        if self._popen is not None:
-            self._popen.kill()
-            self._popen.wait()
-            self._forget()
+        if self._child is not None:
+            self._child.kill()
+            self._forget(self._child)
             for spare in self._asked.values():
                 _close(spare)
             self._asked.clear()
 
-    def _adopt(self, launched: Launched) -> None:
+    def _adopt(self, launched: Linked) -> None:
         """It is ours from now on. Raises ``OSError``, and then it has ended."""
-        launched.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._popen, self._pidfd, self._channel = launched
-        try:
+        self._child, self._channel = launched
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.close)
+            self._channel.setblocking(False)
+            self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self._watch.add(self._channel.fileno(), self._hear)
-            self._watch.add(self._pidfd, self._bury)
-        except OSError:
-            self.close()
-            raise
+            self._watch.add(self._child.pidfd, self._bury)
+            where_it_fails.pop_all()
 
     def _hear(self) -> None:
         self._receive()
@@ -132,41 +127,30 @@ class ForkServer:
             return
         (pidfd,) = descriptors
         self._children.add(message.pid)
-        self._forked(message.worker, message.pid, pidfd)
+        self._forked(message.worker, Grandchild(message.pid, pidfd))
 
     def _bury(self) -> None:
         """The kernel says that it has ended. What it reported before still counts."""
-        assert self._popen is not None
+        assert self._child is not None
         while self._receive():
             pass
-        status, pid = self._popen.wait(), self._popen.pid
-        how = describe(status)
+        pid, how = self._child.pid, describe(self._forget(self._child))
         _log.warning("fork server ended", pid=pid, how=how, advice="its workers end with it; others are started")
-        self._forget()
         asked, self._asked = self._asked, {}
         for worker, spare in asked.items():
             _close(spare)
             self._failed(worker, f"the fork server ended ({how})")
 
-    def _forget(self) -> None:
-        for descriptor in (self._pidfd, self._channel.fileno()):
+    def _forget(self, child: Child) -> int:
+        """Reap it; its exit status."""
+        for descriptor in (child.pidfd, self._channel.fileno()):
             self._watch.remove(descriptor)
-        os.close(self._pidfd)
         self._channel.close()
-        self._popen = None
+        self._child = None
         self._children.clear()
+        return child.reap()
 
 
 def _close(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def describe(status: int) -> str:
-    """Say how a process ended, for people: by its exit status, or minus the signal."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:
-        return f"signal {-status}"

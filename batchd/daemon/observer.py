@@ -10,8 +10,6 @@ while there is none is answered by the next one.
 import errno
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Self
 
 import structlog
 
+from batchd.children import DEVNULL, Child, start_linked
 from batchd.config.http import parse_http
 from batchd.config.schema import meaning_of
 from batchd.config.tcp import EVERYWHERE
@@ -130,8 +129,7 @@ class ObserverProcess:
         self._watch = watch
         self._door = door
         self._place = place
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
+        self._child: Child | None = None
         self._started_s = 0.0
         self._pause_s = PAUSE_FIRST_S
         self._due_s: float | None = None
@@ -149,15 +147,10 @@ class ObserverProcess:
     ) -> None:
         """Close the door, and see that the observer has ended; its lifeline, which ends with the sessions, has told it to."""
         self._door.close()
-        if self._popen is None:
-            return
-        self._watch.remove(self._pidfd)
-        try:
-            self._popen.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-        self._forget()
+        if self._child is not None:
+            self._watch.remove(self._child.pidfd)
+            self._child.end(END_TIMEOUT_S)
+            self._child = None
 
     def start(self, adopt: Adopt) -> None:
         """Start the first one: from now on people are answered."""
@@ -183,38 +176,32 @@ class ObserverProcess:
     def _start(self) -> None:
         """Start one with a lifeline. Raises ``OSError``, and then there is none."""
         assert self._door.listener is not None
-        with ExitStack() as until_done, ExitStack() as where_it_fails:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            where_it_fails.callback(ours.close)
-            until_done.callback(theirs.close)
-            lifeline, listener = theirs.fileno(), self._door.listener.fileno()
-            details = "all" if self._door.details_for_all else "insiders"
-            arguments = [str(lifeline), str(listener), os.fspath(self._place.path), details, *self._door.names]
-            popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "batchd.observer", *arguments],
-                pass_fds=(lifeline, listener),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                process_group=0,
-                env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # its threads do little, and would have an arena each
-            )
-            where_it_fails.callback(popen.wait)
-            where_it_fails.callback(popen.kill)
-            pidfd = os.pidfd_open(popen.pid)
-            where_it_fails.callback(os.close, pidfd)
-            self._watch.add(pidfd, self._bury)
-            where_it_fails.callback(self._watch.remove, pidfd)
-            ours.setblocking(False)
-            self._adopt(ours, popen.pid)
+        listener = self._door.listener.fileno()
+        details = "all" if self._door.details_for_all else "insiders"
+        arguments = [str(listener), os.fspath(self._place.path), details, *self._door.names]
+        child, lifeline = start_linked(
+            "batchd.observer",
+            *arguments,
+            descriptors=[listener],
+            stdout=DEVNULL,
+            environment={"MALLOC_ARENA_MAX": "1"},  # its threads do little, and would have an arena each
+        )
+        with ExitStack() as where_it_fails:
+            where_it_fails.enter_context(lifeline)
+            where_it_fails.enter_context(child)
+            self._watch.add(child.pidfd, self._bury)
+            where_it_fails.callback(self._watch.remove, child.pidfd)
+            lifeline.setblocking(False)
+            self._adopt(lifeline, child.pid)
             where_it_fails.pop_all()
-        self._popen, self._pidfd = popen, pidfd
+        self._child = child
 
     def _bury(self) -> None:
         """The kernel says that it has ended."""
-        assert self._popen is not None
-        status, pid = self._popen.wait(), self._popen.pid
-        self._watch.remove(self._pidfd)
-        self._forget()
+        assert self._child is not None
+        self._watch.remove(self._child.pidfd)
+        pid, status = self._child.pid, self._child.reap()
+        self._child = None
         self._put_off("observer ended", pid=pid, status=status)
 
     def _put_off(self, event: str, **facts: object) -> None:
@@ -225,7 +212,3 @@ class ObserverProcess:
         self._due_s = now + self._pause_s
         _log.warning(event, **facts, again_in_s=self._pause_s)
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
-
-    def _forget(self) -> None:
-        os.close(self._pidfd)
-        self._popen = None

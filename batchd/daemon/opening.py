@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import structlog
 
+from batchd.children import Linked
 from batchd.config.runtime import default_cache_dir
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config
@@ -22,7 +23,6 @@ from batchd.daemon.credentials import open_keys
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.doors import DaemonSide, Door, Enqueue
 from batchd.daemon.keys import check_tcp_keys
-from batchd.daemon.launch import Launched
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory_wait import wait_for_memory
 from batchd.daemon.notify import Notifier
@@ -72,7 +72,7 @@ class Opening:
             notifier.close()
         return Service(notifier, self._daemon.worker_count())
 
-    def workers(self, enqueue: Enqueue, launched: Launched | None) -> WorkerProcesses:
+    def workers(self, enqueue: Enqueue, launched: Linked | None) -> WorkerProcesses:
         """Have the workers started, while sources are scanned. ``launched``: what they are forked from, where it was started."""
         workers = WorkerProcesses(self.watch, enqueue, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))

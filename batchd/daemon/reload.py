@@ -16,10 +16,7 @@ Invariant: one process reads at a time; the loop never waits for one; every ques
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic, time
@@ -28,6 +25,7 @@ from typing import Any
 import structlog
 
 from batchd import __version__, failpoints
+from batchd.children import Child, start_linked
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.rescan import SILENCE_MAX_S
 from batchd.daemon.reserve import ADVICE
@@ -63,8 +61,7 @@ class Origin:
 class _Reading:
     """The process that reads, and what it has sent."""
 
-    popen: "subprocess.Popen[bytes]"
-    pidfd: int
+    child: Child
     channel: socket.socket
     heard_s: float
     """When it last got on."""
@@ -159,10 +156,8 @@ class Reloader:
         """See that no process is left but one that the kernel does not let go."""
         self.abandon()
         for reading in list(self._killed):
-            try:
-                reading.popen.wait(KILL_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                _log.error("reloading process cannot be killed", pid=reading.popen.pid, advice="is its storage hung?")
+            if not reading.child.has_ended(KILL_TIMEOUT_S):
+                _log.error("reloading process cannot be killed", pid=reading.child.pid, advice="is its storage hung?")
             self._bury(reading)
 
     def _begin(self) -> None:
@@ -181,32 +176,18 @@ class Reloader:
             self._conclude(ExitCode.FAILED, f"the process that reads the configuration cannot be started: {error}")
             return
         self.watch.add(reading.channel.fileno(), lambda: self._receive(reading))
-        self.watch.add(reading.pidfd, lambda: self._end(reading))
+        self.watch.add(reading.child.pidfd, lambda: self._end(reading))
 
     def _start(self, origin: Origin) -> _Reading:
         errand = self.switch.errand(__version__, str(origin.file), dict(origin.overrides))
-        with ExitStack() as until_done, ExitStack() as where_it_fails:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            where_it_fails.callback(ours.close)
-            until_done.callback(theirs.close)
-            ours.setblocking(False)
-            memory = os.memfd_create("batchd-errand", os.MFD_CLOEXEC)
-            until_done.callback(os.close, memory)
-            os.pwrite(memory, json.dumps(asdict(errand)).encode("ascii"), 0)
-            popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "batchd.daemon.rescan", str(theirs.fileno()), str(memory)],
-                pass_fds=(theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # ours is for the address alone
-                process_group=0,
-            )
-            where_it_fails.callback(popen.wait)
-            where_it_fails.callback(popen.kill)
-            with suppress(PermissionError):  # the filter of a container may refuse it, and then it just competes
-                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
-            reading = _Reading(popen, os.pidfd_open(popen.pid), ours, monotonic())
-            where_it_fails.pop_all()
-        return reading
+        child, channel = start_linked(
+            "batchd.daemon.rescan",
+            given=json.dumps(asdict(errand)).encode("ascii"),
+            stdout=2,  # ours is for the address alone
+            nicer_by=NICENESS,
+        )
+        channel.setblocking(False)
+        return _Reading(child, channel, monotonic())
 
     def _receive(self, reading: _Reading) -> None:
         """Take what the other process sends, until there is nothing."""
@@ -223,7 +204,7 @@ class Reloader:
             # What follows would be put into force without what was in this one.
             reading.problem = f"what it sent cannot be read ({error}). If there are no descriptors left: {ADVICE}"
             self.watch.remove(reading.channel.fileno())
-            reading.popen.kill()
+            reading.child.kill()
 
     def _take(self, reading: _Reading, message: Message, descriptors: list[int]) -> None:
         if isinstance(message, ScanProgressed):
@@ -288,12 +269,12 @@ class Reloader:
     def _kill(self, reading: _Reading) -> None:
         """Have nothing to do with a process any more. It is buried when it has ended."""
         self._reading = None
-        for descriptor in (reading.channel.fileno(), reading.pidfd):
+        for descriptor in (reading.channel.fileno(), reading.child.pidfd):
             self.watch.remove(descriptor)
-        reading.popen.kill()
+        reading.child.kill()
         reading.close()
         self._killed.append(reading)
-        self.watch.add(reading.pidfd, lambda: self._bury(reading))
+        self.watch.add(reading.child.pidfd, lambda: self._bury(reading))
 
     def _bury(self, reading: _Reading) -> None:
         """One that was killed has ended, or nobody waits for that any longer."""
@@ -302,6 +283,5 @@ class Reloader:
 
     def _forget(self, reading: _Reading) -> int | None:
         """Let go of a process; its exit status, where it has ended."""
-        self.watch.remove(reading.pidfd)
-        os.close(reading.pidfd)
-        return reading.popen.poll()
+        self.watch.remove(reading.child.pidfd)
+        return reading.child.end(kill_timeout_s=0.0)

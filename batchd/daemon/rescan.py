@@ -1,6 +1,6 @@
 """The configuration, read and scanned again for a daemon that goes on serving. RESCAN, a process started by the daemon.
 
-    daemon   --- errand (memfd, JSON) --->  python -m batchd.daemon.rescan CHANNEL_FD ERRAND_FD
+    daemon   --- errand (JSON, stdin) --->  python -m batchd.daemon.rescan CHANNEL_FD
              <-- ScanProgressed ---------   now and then, as long as the scan gets on
              <-- RescanLogged -----------   each line of log, which the daemon writes as it writes its own
              <-- StreamScanned + index --   one for each stream that is new or other than before
@@ -122,12 +122,11 @@ class Progress:
 
 def main() -> int:
     """Do one errand; the exit status."""
-    channel_descriptor, errand_descriptor = map(int, sys.argv[1:])
-    with socket.socket(fileno=channel_descriptor) as channel, os.fdopen(errand_descriptor, "rb") as errand_file:
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
         Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
         structlog.configure(processors=[partial(_log_there, channel)])
         try:
-            document = _do(_errand(json.load(errand_file)), channel)
+            document = _do(_errand(json.load(sys.stdin)), channel)
         except BatchdError as error:
             document = {"exit_code": int(error.exit_code), "problem": str(error)}
         except OSError as error:

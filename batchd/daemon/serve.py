@@ -18,10 +18,10 @@ from time import monotonic
 import structlog
 
 from batchd import failpoints
+from batchd.children import Linked
 from batchd.config.tree import Config
 from batchd.daemon.clerk import Clerk
 from batchd.daemon.doors import DaemonSide, Doors, Queue
-from batchd.daemon.launch import Launched
 from batchd.daemon.loop import Loop, Signals
 from batchd.daemon.opening import Opening, Progress
 from batchd.daemon.reload import Origin, Reloader, Watcher
@@ -52,7 +52,7 @@ class ServeOptions:
     """Told the address when trainers may come."""
     origin: Origin | None = None
     """Where the configuration came from, so that it can be read again; None where nobody may ask for that."""
-    launched: Launched | None = None
+    launched: Linked | None = None
     """What workers are forked from, where it was started already."""
 
 

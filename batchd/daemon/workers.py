@@ -10,7 +10,6 @@ Invariant: a worker has exactly the descriptors of its channel and its note.
 
 import mmap
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from time import monotonic
 
 import structlog
 
+from batchd.children import Grandchild, Linked, describe
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.forks import ForkServer, describe
-from batchd.daemon.launch import Launched
+from batchd.daemon.forks import ForkServer
 from batchd.daemon.memory import oom_kills
 from batchd.orders.worker import (
     NOTE,
@@ -45,24 +44,18 @@ FAULT_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
 )
 """What the kernel, or the C library, sends a process for what it did itself."""
-STAT_BYTES_MAX = 4096
-EXIT_CODE = 49
-"""Its place among the facts behind a process's name in its ``stat``, of all of which it is the fifty-second: proc_pid_stat(5)."""
 KILL_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """One worker process and everything of the daemon that belongs to it."""
+    """One worker and everything of the daemon that belongs to it."""
 
     number: int
     channel: socket.socket
     note: mmap.mmap
-    pid: int = 0
-    """0 where it was asked for, and nothing was heard of it yet; then it has no pidfd."""
-    pidfd: int = -1
-    stat: int = -1
-    """What the kernel says of it, opened while there are descriptors; -1 where there were none."""
+    grandchild: Grandchild | None = None
+    """None where it was asked for, and nothing was heard of it yet."""
     is_killed: bool = False
     """By this daemon, for what it did or failed to do."""
     is_dismissed: bool = False
@@ -70,12 +63,16 @@ class _Process:
     is_over: bool = False
     """Its channel has ended: it shall end too, if it has not."""
 
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it is known."""
+        return self.grandchild.pid if self.grandchild is not None else 0
+
     def end(self) -> None:
         """Have the kernel end the process, as soon as it is known."""
         self.is_over = True
-        if self.pidfd >= 0:
-            with suppress(ProcessLookupError):  # it has ended
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        if self.grandchild is not None:
+            self.grandchild.kill()
 
 
 class WorkerProcesses:
@@ -83,7 +80,7 @@ class WorkerProcesses:
 
     kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
 
-    def __init__(self, watch: Watch, enqueue: Callable[[Event], None], launched: Launched | None = None) -> None:
+    def __init__(self, watch: Watch, enqueue: Callable[[Event], None], launched: Linked | None = None) -> None:
         self._watch = watch
         self._enqueue = enqueue
         self._forks = ForkServer(watch, self._adopt, self._fail, launched)
@@ -163,35 +160,32 @@ class WorkerProcesses:
             process.channel.close()
         deadline = monotonic() + wait_s
         for process in list(self._processes.values()):
-            if process.pid and not _has_ended(process.pidfd, deadline - monotonic()):
-                process.end()
-                if not _has_ended(
-                    process.pidfd, KILL_TIMEOUT_S
-                ):  # the kernel kills at once, but inside of a storage call
+            grandchild = process.grandchild
+            if grandchild is not None and not grandchild.has_ended(deadline - monotonic()):
+                grandchild.kill()
+                if not grandchild.has_ended(KILL_TIMEOUT_S):  # the kernel kills at once, but in a storage call
                     _log.error(
                         "worker cannot be killed", worker=process.number, pid=process.pid, advice="is its storage hung?"
                     )
             self._forget(process)
         self._forks.close()
 
-    def _adopt(self, number: int, pid: int, pidfd: int) -> None:
+    def _adopt(self, number: int, grandchild: Grandchild) -> None:
         """A worker lives."""
         process = self._processes[number]
-        process.pid, process.pidfd = pid, pidfd
-        with suppress(OSError):
-            process.stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        process.grandchild = grandchild
         try:
-            self._watch.add(pidfd, lambda: self._bury(process))
+            self._watch.add(grandchild.pidfd, lambda: self._bury(process, grandchild))
         except OSError as error:
             process.end()
-            self._forks.reap(pid)
+            self._forks.reap(grandchild.pid)
             self._fail(number, str(error))
             return
         if process.is_over:
             process.end()
         if self._missing:
             self._missing -= 1
-            _log.info("worker started", worker=number, pid=pid)
+            _log.info("worker started", worker=number, pid=grandchild.pid)
 
     def _fail(self, number: int, reason: str) -> None:
         """A worker never lived."""
@@ -236,11 +230,11 @@ class WorkerProcesses:
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
         return ChunkDone(process.number, message.order, Work(*message.work), bad, message.hopeless)
 
-    def _bury(self, process: _Process) -> None:
+    def _bury(self, process: _Process, grandchild: Grandchild) -> None:
         """The kernel says that the process has ended. What it reported before still counts."""
         while self._receive(process):
             pass
-        status = _how_it_ended(process)
+        status = grandchild.status()
         self._forks.reap(process.pid)
         note = _read_note(process.note) or _NOTHING_IN_HAND
         from_outside, out_of_memory = self._why_it_ended(process, status)
@@ -263,11 +257,9 @@ class WorkerProcesses:
         return killed and not oom_killed, oom_killed or status == OUT_OF_MEMORY_STATUS
 
     def _forget(self, process: _Process) -> None:
-        if process.pid:
-            self._watch.remove(process.pidfd)
-            os.close(process.pidfd)
-        if process.stat >= 0:
-            os.close(process.stat)
+        if process.grandchild is not None:
+            self._watch.remove(process.grandchild.pidfd)
+            process.grandchild.close()
         process.note.close()
         del self._processes[process.number]
 
@@ -275,32 +267,6 @@ class WorkerProcesses:
 _NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
 """What a dead worker had that stood between samples: an order that nobody ever gave. So no sample is blamed for its death; who
 kills workers from outside often hits those that have just started, and the same row would be their first each time."""
-
-
-def _has_ended(pidfd: int, within_s: float) -> bool:
-    """Has a process ended, or does it within so many seconds?"""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(max(0.0, within_s * 1000)))
-
-
-def _how_it_ended(process: _Process) -> int | None:
-    """The exit status of a process that has ended, or minus the signal; None where nobody can tell any more.
-
-    A child of somebody else cannot be waited for, but it can be looked at until it is reaped; its ``stat`` is open, as there may
-    be no descriptor left by now. Where its fork server has ended too, whoever is init has reaped it, and that may be us.
-    """
-    with suppress(ChildProcessError):
-        ended = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED | os.WNOHANG)
-        if ended is not None:
-            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    if process.stat < 0:
-        return None
-    try:
-        facts = os.pread(process.stat, STAT_BYTES_MAX, 0).rpartition(b")")[2].split()
-    except ProcessLookupError:
-        return None
-    return os.waitstatus_to_exitcode(int(facts[EXIT_CODE]))
 
 
 def _read_note(memory: mmap.mmap) -> Note | None:

@@ -1,6 +1,6 @@
 """Entry of the OBSERVER process. Started by the daemon and by nobody else:
 
-python -m batchd.observer LIFELINE_FD LISTENER_FD RUNTIME_DIRECTORY all|insiders NAME...
+python -m batchd.observer LISTENER_FD RUNTIME_DIRECTORY all|insiders NAME... LIFELINE_FD
 """
 
 import os
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     except BatchdError as error:
         sys.stderr.write(f"batchd.observer: {error}\n")
         return error.exit_code
-    lifeline, listener, directory, details, *given = arguments
+    listener, directory, details, *given, lifeline = arguments
     failpoints.passing("observer.starting")
     place = runtime_directory(Path(directory))
     chronicle = Chronicle()

@@ -11,17 +11,14 @@ Whatever goes wrong with one, such as short memory, is what is said instead of i
 Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn once in ``KEPT_S`` at most, however many ask.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Thread
 from time import monotonic
 
+from batchd.children import PIPE, STDOUT, Child, start
 from batchd_wire.position import Position
 from batchd_wire.status import StreamStatistics
 
@@ -30,6 +27,7 @@ KEPT_MAX = 4
 DRAWING_S = 30.0
 NICE = 10
 SHEET_BYTES_MAX = 32 << 20
+WORDS_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +63,14 @@ class Sheets:
         self._changed = Condition()
         self._kept: dict[str, Sheet] = {}
         self._is_drawing = False
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def close(self) -> None:
-        """End the child, if there is one."""
-        child = self._child  # its thread forgets it when it has ended
-        if child is not None:
-            child.kill()
-            child.wait()
+        """End the child, if there is one. Its thread reaps it."""
+        with self._changed:
+            if self._child is not None:
+                self._child.kill()
+                self._changed.wait_for(lambda: not self._is_drawing)
 
     def sheet(self, stream: str, position: Position, within_s: float) -> Sheet | None:
         """The sheet of a stream that there is; None where it is yet to be drawn, or another is before it.
@@ -104,8 +102,8 @@ class Sheets:
             sheet = self._drawn(stream, position)
         except OSError as error:
             sheet = _no_sheet(error.strerror or str(error))
-        except Exception as error:  # noqa: BLE001  short memory, above all: whatever it is, the next one may be drawn
-            sheet = _no_sheet(f"{type(error).__name__} {error}".strip())
+        except MemoryError:
+            sheet = _no_sheet("there is no memory")
         finally:
             with self._changed:
                 self._keep(stream, sheet)
@@ -120,41 +118,22 @@ class Sheets:
     def _drawn(self, stream: str, position: Position) -> Sheet:
         with tempfile.TemporaryDirectory(prefix="batchd-sheet-") as folder:
             file = Path(folder) / "sheet.png"
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "batchd",
-                "peek",
-                "--address",
-                self._address,
-                "--output",
-                str(file),
-                "--at",
-                "{}:{}".format(*position),
-                "--",
-                stream,
-            ]
-            with subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/"
-            ) as child:
-                with suppress(PermissionError):  # a sandbox may allow no priorities; it is a courtesy
-                    os.setpriority(os.PRIO_PROCESS, child.pid, NICE)
-                said = self._waited_for(child)
-            if said is None:
+            arguments = ["peek", "--address", self._address, "--output", str(file), "--at", "{}:{}".format(*position)]
+            with start("batchd", *arguments, "--", stream, stdout=PIPE, stderr=STDOUT, nicer_by=NICE) as child:
+                said, is_late = self._words_of(child)
+            if is_late:
                 return Sheet(b"", f"no batch came within {DRAWING_S:g} s", monotonic())
             text = said.decode(errors="replace").strip().removeprefix(f"{file}: ")
             if not file.exists() or file.stat().st_size > SHEET_BYTES_MAX:
                 return Sheet(b"", text, monotonic())
             return Sheet(file.read_bytes(), text, monotonic())
 
-    def _waited_for(self, child: "subprocess.Popen[bytes]") -> bytes | None:
-        """What it said until it ended; None where it took too long."""
-        self._child = child
+    def _words_of(self, child: Child) -> tuple[bytes, bool]:
+        """What it said until it ended, and whether it took too long."""
+        with self._changed:
+            self._child = child
         try:
-            return child.communicate(timeout=DRAWING_S)[0]
-        except subprocess.TimeoutExpired:
-            child.kill()
-            return None
+            return child.read(DRAWING_S, WORDS_BYTES_MAX), not child.has_ended()
         finally:
-            self._child = None
+            with self._changed:
+                self._child = None

@@ -8,7 +8,7 @@ from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Row
 from batchd.pipeline.text_stage import text_in
-from batchd.pipeline.tokenizer_file import load_tokenizer
+from batchd.pipeline.tokenizer_file import failures_as, load_tokenizer
 
 
 class TokenizeStage:
@@ -36,10 +36,8 @@ class TokenizeStage:
     def _tokens(self, text: str) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
         """Raises ``SampleUndecodable``."""
         step = self._step
-        try:
+        with failures_as(SampleUndecodable, "the tokenizer does not take the text"):
             numbers = self._tokenizer.encode(text, add_special_tokens=step.special_tokens).ids
-        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-            raise SampleUndecodable(f"the tokenizer does not take the text: {error}") from None
         if len(numbers) > step.max_length:
             raise SampleUndecodable(f"the text has {len(numbers)} tokens, more than max_length = {step.max_length}")
         if max(numbers, default=0) > TOKEN_MAX:

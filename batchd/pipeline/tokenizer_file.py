@@ -6,9 +6,13 @@ Invariant: only options of the step decide on padding, truncation and special to
 is started.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tokenizers import Tokenizer
 
 from batchd.config.text_steps import TOKEN_MAX, Tokenize
+from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.step_files import StepFileInvalid, read_file
 
 TOKENIZER_BYTES_MAX = 1 << 30
@@ -16,13 +20,20 @@ PADDING_NAMES = ("[PAD]", "<pad>")
 """What the special token for padding is called."""
 
 
+@contextmanager
+def failures_as(problem: type[StepFileInvalid | SampleUndecodable], what: str) -> Iterator[None]:
+    """Raise what the library cannot do as a ``problem``."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        raise problem(f"{what}: {error}") from None
+
+
 def load_tokenizer(step: Tokenize) -> tuple[Tokenizer, int]:
     """The tokenizer as the step wants it, and the number of its padding. Raises ``StepFileInvalid``."""
     content = read_file(step.file, TOKENIZER_BYTES_MAX)
-    try:
+    with failures_as(StepFileInvalid, f"{step.file} is no tokenizer.json, or it is cut"):
         tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        raise StepFileInvalid(f"{step.file} is no tokenizer.json, or it is cut: {error}") from None
     if getattr(tokenizer.model, "dropout", None):
         raise StepFileInvalid(
             f"{step.file} has dropout = {tokenizer.model.dropout}, which makes other tokens of the same text each time; remove it"

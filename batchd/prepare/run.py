@@ -259,7 +259,7 @@ class _Run:
         now = monotonic()
         for writer in writers.alive:
             if writer.stands_for_s(now) > self.work.sample_timeout_s:
-                writer.popen.kill()
+                writer.child.kill()
 
     def _check_bad(self, writer: Writer) -> None:
         """Stop where the stream's policy says so."""

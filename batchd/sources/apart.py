@@ -21,15 +21,13 @@ import json
 import mmap
 import os
 import select
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from time import monotonic
 from typing import IO, Any
 
-from batchd import failpoints
+from batchd import children, failpoints
+from batchd.children import PIPE, Child, describe
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
 from batchd.sources.index import SourceIndex, readable, write_all
@@ -51,7 +49,9 @@ def scan_apart(module: str, source: Source, survey: Survey, silence_max_s: float
     """
     memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
     try:
-        size = _listen(_start(module, source, memory), source, survey, silence_max_s)
+        given = json.dumps(source_to_plain(source)).encode()
+        with children.start(module, str(memory), descriptors=[memory], given=given, stdout=PIPE) as child:
+            size = _listen(child, source, survey, silence_max_s)
         return SourceIndex.from_memory(memoryview(mmap.mmap(memory, size, mmap.MAP_SHARED, mmap.PROT_READ)))
     finally:
         os.close(memory)
@@ -64,6 +64,7 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
         sys.stdout.write(json.dumps(words) + "\n")
         sys.stdout.flush()
 
+    children.die_with_parent()  # a library that hangs in a file does not see that the daemon is gone
     failpoints.passing("scan.apart")
     survey = _TellingSurvey(say)
     try:
@@ -92,29 +93,11 @@ class _TellingSurvey(Survey):
         self._say("saw", *seen)
 
 
-def _start(module: str, source: Source, memory: int) -> "subprocess.Popen[bytes]":
-    """Start the other process and tell it what to scan; Ctrl-C in a terminal goes to the daemon alone."""
-    popen = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(memory)],
-        pass_fds=(memory,),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        process_group=0,
-    )
-    assert popen.stdin is not None
-    with suppress(BrokenPipeError), popen.stdin:
-        popen.stdin.write(json.dumps(source_to_plain(source)).encode())
-    return popen
-
-
-def _listen(
-    popen: "subprocess.Popen[bytes]", source: Source, survey: Survey, silence_max_s: float | None = None
-) -> int:
+def _listen(child: Child, source: Source, survey: Survey, silence_max_s: float | None) -> int:
     """How many bytes the index has."""
     size, at = 0, source.place
-    assert popen.stdout is not None
     try:
-        for line in _lines(popen.stdout, survey.looked, silence_max_s):
+        for line in _lines(child.output, survey.looked, silence_max_s):
             match json.loads(line):
                 case ["found", int(found)]:
                     survey.progress(found)
@@ -126,25 +109,19 @@ def _listen(
                     raise SourceInvalid(text)
                 case ["done", int(count)]:
                     size = count
-        status = popen.wait()
+        status = child.reap()
     except _Silent:
         raise SourceInvalid(
             f"{at}: the scan got no further within {silence_max_s:g} s, and was ended: the file is damaged, or its storage "
             "hangs; copy it again or leave it out, or raise scan_timeout_s of the source where the storage is just slow"
         ) from None
-    finally:
-        popen.kill()
-        popen.wait()
-        popen.stdout.close()
     if status < 0:
         raise SourceInvalid(
-            f"{at} is damaged, or was changed while it was scanned: looking at it ended a process by signal "
-            f"{-status} ({signal.Signals(-status).name}); copy it again"
+            f"{at} is damaged, or was changed while it was scanned: looking at it ended a process by {describe(status)}; "
+            "copy it again"
         )
     if status or not size:
-        raise SourceInvalid(
-            f"{source.place} cannot be scanned: the process that should ended with exit status {status}"
-        )
+        raise SourceInvalid(f"{source.place} cannot be scanned: the process that should ended with {describe(status)}")
     return size
 
 

@@ -19,7 +19,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from struct import Struct
@@ -162,7 +162,8 @@ def _write(file: Path, chunks: Iterable[memoryview]) -> None:
     """Make a file that is whole or not there at all."""
     unfinished = file.with_suffix(f".{os.getpid()}.unfinished")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(unfinished.unlink, missing_ok=True)
         with os.fdopen(descriptor, "wb", buffering=0) as stream:
             for chunk in chunks:
                 rest = chunk
@@ -170,10 +171,7 @@ def _write(file: Path, chunks: Iterable[memoryview]) -> None:
                     rest = rest[stream.write(rest) :]
             os.fsync(stream.fileno())
         unfinished.rename(file)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
+        where_it_fails.pop_all()
 
 
 def _aligned(offset: int) -> int:

@@ -9,9 +9,10 @@ Invariant: what ``open`` gives lies within the bound, whoever changes links and 
 
 import errno
 import os
+from contextlib import ExitStack
 
 from batchd.sources.errors import SampleUnreadable
-from batchd.sources.shards import OPEN_FLAGS, check_opened
+from batchd.sources.shards import OPEN_FLAGS, check_opened, open_within
 
 FOLDERS_MAX = 4096
 """Of a source with more of them, the first ones that are met stay open."""
@@ -42,14 +43,12 @@ class Folders:
                 os.close(self._open.pop(folder))
                 if error.errno == errno.ELOOP:
                     self._open[folder] = known = _HAS_LINKS
-        descriptor = os.open(path, OPEN_FLAGS)
-        try:
-            check_opened(descriptor, self._bound)
-            if known != _HAS_LINKS and self._has_room:
+        descriptor = open_within(path, self._bound)
+        if known != _HAS_LINKS and self._has_room:
+            with ExitStack() as where_it_fails:
+                where_it_fails.callback(os.close, descriptor)
                 self._keep(folder)
-        except BaseException:
-            os.close(descriptor)
-            raise
+                where_it_fails.pop_all()
         return descriptor
 
     def close(self) -> None:

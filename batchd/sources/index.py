@@ -22,6 +22,7 @@ import json
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct
@@ -118,14 +119,13 @@ class SourceIndex:
         """
         sections, size = self.sections()
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(os.close, descriptor)
             os.posix_fallocate(descriptor, 0, size)
             for start, section in sections:
                 write_all(descriptor, section, start)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            where_it_fails.pop_all()
         return descriptor
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ version.
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from io import BufferedReader
 from typing import Any, BinaryIO
 
@@ -37,11 +38,10 @@ class OpenFile:
         self._remote = remote
         self._object: ObjectStream | None = None
         self._stream = self._open_object(footer.size) if is_url(path) else _open_here(path)
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.close)
             self._file = self._opened(footer)
-        except BaseException:
-            self.close()
-            raise
+            where_it_fails.pop_all()
 
     def read(self, group: int, title: str, bytes_max: int) -> Any:
         """A column of a row group. Raises ``Unreadable`` where it is damaged, ``SampleUnreadable`` where it is out of reach."""

@@ -12,6 +12,7 @@ from batchd.config.columns import Column
 from batchd.config.names import nearest
 from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
+from batchd.functions.told import FunctionFailed, call
 from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, SourceKind, SourceProblem
 from batchd.sources.places import status_of
@@ -30,9 +31,9 @@ def _kind(source: PluginSource) -> SourceKind:
         )
     point = next(iter(found))
     try:
-        kind = point.load()
-    except Exception as error:
-        raise SourceInvalid(f"{point.value}, which brings {source.name!r}, cannot be imported: {error!r}") from error
+        kind = call(point.load)
+    except FunctionFailed as error:
+        raise SourceInvalid(f"{point.value}, which brings {source.name!r}, cannot be imported: {error}") from None
     if not isinstance(kind, SourceKind):
         raise SourceInvalid(f"{point.value} is {type(kind).__name__}, not a SourceKind of batchd.plugin")
     return kind

@@ -9,15 +9,11 @@ and the text that people change with their data.
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from operator import getitem
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
+from batchd.children import PIPE, STDOUT, describe, start
 from batchd.config.code_sources import PythonSource
 from batchd.config.columns import Column
 from batchd.config.function import parse_function
@@ -108,55 +104,34 @@ def _scan(source: PythonSource, survey: Survey) -> SourceIndex:
 
 
 def _ask(source: PythonSource, question: bytes) -> int:
-    """The length of the object, from a process that makes it."""
-    with TemporaryFile() as asked, TemporaryFile() as said:
-        asked.write(question)
-        asked.seek(0)
-        ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            problem = _run(theirs, asked, said, source.length_timeout_s)
-            answer = _answer(ours)
-        finally:
-            os.close(ours)
-            os.close(theirs)
-        if problem is None and isinstance(answer, int) and 0 < answer <= LENGTH_MAX:
-            return answer
-        if problem is None:
-            raise SourceInvalid(f"{source.function} gives an object with {answer} samples")
-        said.seek(max(0, said.seek(0, os.SEEK_END) - STDERR_BYTES_MAX))
-        words = said.read().decode("utf-8", "replace").strip()
-    raise SourceInvalid(f"asking {source.function} for its length: {problem}" + (f":\n{words}" if words else ""))
-
-
-def _run(result: int, asked: IO[bytes], said: IO[bytes], timeout_s: float) -> str | None:
-    """Run the helper to its end; what went wrong, where something did. Nothing of its group stays."""
-    popen = subprocess.Popen(
-        [sys.executable, "-P", "-m", "batchd.worker.length", str(result)],
-        pass_fds=(result,),
-        stdin=asked,
-        stdout=said,
-        stderr=said,
-        process_group=0,
-    )
+    """The length of the object, from a process that makes it. Nothing of its process group stays."""
+    result = os.memfd_create("batchd-length", os.MFD_CLOEXEC)
     try:
-        status = popen.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return f"it took longer than length_timeout_s = {timeout_s:g}"
+        child = start(
+            "batchd.worker.length", str(result), descriptors=[result], given=question, stdout=PIPE, stderr=STDOUT
+        )
+        with child:
+            words = child.read(source.length_timeout_s, STDERR_BYTES_MAX).decode("utf-8", "replace").strip()
+            is_late = not child.has_ended()
+            status = child.end()
+        answer = _answer(result)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(popen.pid, signal.SIGKILL)
-        popen.wait()
-    if status == 0:
-        return None
-    return (
-        f"its process ended with exit status {status}" if status > 0 else f"its process was ended by signal {-status}"
-    )
+        os.close(result)
+    if is_late:
+        problem = f"it took longer than length_timeout_s = {source.length_timeout_s:g}"
+    elif status:
+        problem = f"its process ended with {describe(status)}"
+    elif isinstance(answer, int) and 0 < answer <= LENGTH_MAX:
+        return answer
+    else:
+        raise SourceInvalid(f"{source.function} gives an object with {answer} samples")
+    raise SourceInvalid(f"asking {source.function} for its length: {problem}" + (f":\n{words}" if words else ""))
 
 
 def _answer(descriptor: int) -> object:
     try:
-        return json.loads(os.read(descriptor, ANSWER_BYTES_MAX))["length"]
-    except (BlockingIOError, ValueError, LookupError, TypeError):
+        return json.loads(os.pread(descriptor, ANSWER_BYTES_MAX, 0))["length"]
+    except (ValueError, LookupError, TypeError):
         return None
 
 

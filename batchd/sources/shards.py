@@ -6,7 +6,7 @@ Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker, those t
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
 from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
@@ -37,12 +37,7 @@ class OpenShards:
         if descriptor is None:
             if len(self._descriptors) >= SHARDS_MAX:
                 os.close(self._descriptors.pop(next(iter(self._descriptors))))
-            descriptor = os.open(file, OPEN_FLAGS)
-            try:
-                check_opened(descriptor, self._bound)
-            except BaseException:
-                os.close(descriptor)
-                raise
+            descriptor = open_within(file, self._bound)
         self._descriptors[file] = descriptor
         return descriptor
 
@@ -57,6 +52,16 @@ class OpenShards:
         """Close those that are open."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
+
+
+def open_within(path: bytes, bound: bytes | None) -> int:
+    """Open a file to read; the descriptor is the caller's. Raises as ``check_opened``, and ``OSError``."""
+    with ExitStack() as where_it_fails:
+        descriptor = os.open(path, OPEN_FLAGS)
+        where_it_fails.callback(os.close, descriptor)
+        check_opened(descriptor, bound)
+        where_it_fails.pop_all()
+    return descriptor
 
 
 def check_opened(descriptor: int, bound: bytes | None) -> None:

@@ -8,6 +8,7 @@ Invariant: opening and demuxing a file runs no decoder, and opens nothing.
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NoReturn, TypeAlias
 
 import av
@@ -84,11 +85,11 @@ def open_video(descriptor: int) -> tuple[InputContainer, VideoStream]:
         )
     except av.FFmpegError as error:
         raise VideoUnreadable(f"is no {FORMATS_SHOWN}, or damaged at its header: {reason_of(error)}") from None
-    try:
-        return container, _video_of(container)
-    except BaseException:
-        container.close()
-        raise
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(container.close)
+        video = _video_of(container)
+        where_it_fails.pop_all()
+    return container, video
 
 
 def packets_of(container: InputContainer, stream: VideoStream) -> Iterator[VideoPacket]:

@@ -15,6 +15,7 @@ Invariant: a frame that is given out came from a run in which no packet before i
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -23,7 +24,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from batchd.sources.errors import SampleUnreadable
-from batchd.sources.shards import OPEN_FLAGS, blaming_the_sample, check_opened
+from batchd.sources.shards import blaming_the_sample, open_within
 from batchd.sources.video_files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, FileFrames
 
@@ -46,11 +47,10 @@ class VideoFrames:
         """Whether the decoder has met an error, or there is none."""
         self._container: InputContainer
         self._descriptor = descriptor
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.close)
             self._prepare()
-        except BaseException:
-            self.close()
-            raise
+            where_it_fails.pop_all()
         self._group: Iterator[_Timed] = iter(())
         self._key = NO_KEY
         """The key frame that the group belongs to."""
@@ -67,16 +67,17 @@ class VideoFrames:
         if key != self._key or self._shown >= time:
             self._key, self._group, self._trouble = key, self._decode_group(key), ""
         self._shown = time
-        try:
-            with blaming_the_sample():
-                return self._take(time)
-        except SampleUnreadable as error:
-            if not self._trouble:
-                self._forget()
-            raise SampleUnreadable(f"{self.frames.text(number)}: {error}") from None
-        except BaseException:
-            self._forget()
-            raise
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self._forget)
+            try:
+                with blaming_the_sample():
+                    frame = self._take(time)
+            except SampleUnreadable as error:
+                if self._trouble:  # which is remembered
+                    where_it_fails.pop_all()
+                raise SampleUnreadable(f"{self.frames.text(number)}: {error}") from None
+            where_it_fails.pop_all()
+        return frame
 
     def close(self) -> None:
         """Give back the file and the decoder."""
@@ -237,15 +238,13 @@ class VideoFrames:
 
 def open_file(path: bytes, bound: bytes | None) -> int:
     """A file, open, if it is one and lies within ``bound``. Raises ``SampleUnreadable``."""
-    with blaming_the_sample():
-        descriptor = os.open(path, OPEN_FLAGS)
-    try:
-        check_opened(descriptor, bound)
+    with ExitStack() as where_it_fails:
+        with blaming_the_sample():
+            descriptor = open_within(path, bound)
+        where_it_fails.callback(os.close, descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise SampleUnreadable(f"is no regular file: {_CHANGED}")
-    except BaseException:
-        os.close(descriptor)
-        raise
+        where_it_fails.pop_all()
     return descriptor
 
 

@@ -56,7 +56,7 @@ class Opened(Generic[T]):
             return
         try:
             self._end()
-        except Exception:  # of a device that is broken nothing more is to be had
+        except Exception:  # any library of a device may raise it: of a broken device nothing more is to be had
             self._at_last.detach()
             raise
         self._at_last.detach()

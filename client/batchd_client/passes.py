@@ -100,9 +100,8 @@ class Passes:
             try:
                 batch = self.stream.take(record.present.start.epoch)
                 record.taken, record.end = record.taken + (batch is not None), _position_of(self.stream)
-            except BaseException:
-                self._return_to(record.end)
-                raise
+            finally:
+                self._return_to(record.end)  # where it fails; otherwise the stream stands there
             return batch
 
     def rewind(self, batches: int) -> None:

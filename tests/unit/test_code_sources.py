@@ -234,7 +234,7 @@ def test_the_digest_knows_source_options_length_and_the_text(write, survey):
         ),
         ("def Data(n): return iter([])", "TypeError: object of type 'list_iterator' has no len"),
         ("import os\ndef Data(n): os._exit(9)", "its process ended with exit status 9"),
-        ("import os\ndef Data(n): os.kill(os.getpid(), 11)", "its process was ended by signal 11"),
+        ("import os\ndef Data(n): os.kill(os.getpid(), 11)", "its process ended with signal 11"),
         (
             "import sys\nsys.stderr.write('the last words')\nimport gone",
             "(?s)last words.*No module named 'gone'",

@@ -15,9 +15,9 @@ import batchd_wire
 from support.forbidden import forbidden_in
 
 ALLOWED = {
-    ("batchd.worker.process", "ctypes"): "prctl(2) has no other door",
+    ("batchd.children", "ctypes"): "prctl(2) has no other door",
     (
-        "batchd.worker.process",
+        "batchd.children",
         "ctypes.CDLL",
     ): "of the C library that is loaded already; two numbers go in, nothing is cast",
     (

@@ -51,17 +51,16 @@ sys.exit(rescan.main())
 
 def run(program, errand):
     """Everything that the process sends, and the document in the end."""
-    memory = os.memfd_create("errand")
-    os.pwrite(memory, json.dumps(errand).encode(), 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptors = theirs.fileno(), memory
+    command = [sys.executable, "-c", program, str(theirs.fileno())]
     messages, document = [], None
     with (
         ours,
-        subprocess.Popen([sys.executable, "-c", program, *map(str, descriptors)], pass_fds=descriptors) as reader,
+        subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as reader,
     ):
         theirs.close()
-        os.close(memory)
+        with reader.stdin as given:
+            given.write(json.dumps(errand).encode())
         try:
             while True:
                 message, given = receive_message(ours, TO_DAEMON_FROM_RESCAN)

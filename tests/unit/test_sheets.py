@@ -36,9 +36,8 @@ def test_the_current_batch_is_what_the_foremost_trainer_took_last(subscriptions,
 @pytest.mark.parametrize(
     ("failure", "text"),
     [
-        (MemoryError(), "no sheet can be drawn: MemoryError"),
+        (MemoryError(), "no sheet can be drawn: there is no memory"),
         (OSError(12, "Cannot allocate memory"), "no sheet can be drawn: Cannot allocate memory"),
-        (ValueError("I/O on closed file"), "no sheet can be drawn: ValueError I/O on closed file"),
     ],
 )
 def test_a_sheet_that_cannot_be_drawn_says_why_and_the_next_one_is_tried(monkeypatch, failure, text):
@@ -70,23 +69,3 @@ def test_a_sheet_for_which_there_is_no_thread_says_so_and_the_next_one_is_tried(
     monkeypatch.setattr(sheets, "KEPT_S", 0.0)
     monkeypatch.setattr(drawing, "_drawn", lambda *_arguments: sheets.Sheet(b"PNG", "", float("inf")))
     assert drawing.sheet("photos", (0, 0), PATIENCE_S).picture == b"PNG"
-
-
-def test_a_child_that_ends_by_itself_while_it_is_ended_is_no_error():
-    """Its thread forgets it at any moment."""
-
-    class Child:
-        """Is forgotten as soon as it is touched."""
-
-        def kill(self):
-            drawing._child = None
-
-        def wait(self):
-            pass
-
-    drawing = Sheets("ipc:///nowhere")
-    drawing._child = Child()
-
-    drawing.close()
-
-    assert drawing._child is None

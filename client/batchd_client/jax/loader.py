@@ -4,6 +4,7 @@ Invariant: what ``state_dict`` says is what the loop has got, whatever is under 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Unpack
 from weakref import WeakSet
@@ -112,12 +113,11 @@ class BatchdLoader(Batches):
         check_prefetch(prefetch)
         share = _share(rank, world_size)
         daemon = connect(address, **connecting)
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(daemon.close)
             opened = daemon.stream(stream, *share, window=window, epochs=epochs, state=state)
             super().__init__(opened, sharding, fields, prefetch, daemon)
-        except BaseException:
-            daemon.close()
-            raise
+            where_it_fails.pop_all()
         self._restart = restart
 
 

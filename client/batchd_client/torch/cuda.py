@@ -306,7 +306,7 @@ class CudaPlacement:
         try:
             self._wait_for_all()
             self._register.close()
-        except Exception:
+        except Exception:  # whatever the driver raises; an interrupt is none of it: then ``close`` is called again
             self._register.abandon()
             for one in self._copying:
                 one.batch.release()

@@ -5,7 +5,7 @@ Invariant: what ``state_dict`` says is what the loop has got, whatever is under 
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -154,7 +154,8 @@ class BatchdLoader(Loader[Any]):
         self._device = wish.device if runtime is None else runtime.device
         writable_slots = runtime is not None and needs_writable(runtime)
         daemon = connect(wish.address, **wish.connecting, writable_slots=writable_slots)
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(daemon.close)
             stream = daemon.stream(wish.stream, *wish.share, window=wish.window, epochs=wish.epochs, state=wish.state)
             names = wanted(stream.schema, wish.fields, as_dict=wish.as_dict)
             with nullcontext() if runtime is None else runtime.aside():  # a batch's event is behind it
@@ -164,9 +165,7 @@ class BatchdLoader(Loader[Any]):
                 feed = Feed[Any](stream, CudaPlacement(self._recipes, give, runtime, stream.memories), wish.prefetch)
             else:
                 feed = Feed[Any](stream, HostPlacement(self._recipes, give, self._device), 0)
-        except BaseException:
-            daemon.close()
-            raise
+            where_it_fails.pop_all()
         return Opened(self, feed, daemon)
 
 
