@@ -2,7 +2,7 @@
 
     Subscribe -> admit -> [ claim -> place in a slot -> (filled) -> grant a lease -> release ]*  -> end
 
-``promises`` has the rule for memory, ``live_window`` that for what is gone for ever, ``pace`` that for lockstep.
+``promises`` has the rule for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,6 @@ from batchd.core.actions import (
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
-from batchd.core.live_window import LiveWindow
-from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.pace import Pace
 from batchd.core.promises import Promises
@@ -29,6 +27,7 @@ from batchd.core.readers import Readers
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
+from batchd.core.supply import LiveSupply, Supply
 from batchd_wire.codes import ErrorCode
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
@@ -36,9 +35,6 @@ from batchd_wire.wording import counted
 REFILL_INTERVAL_S = 1.0
 """How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
 replaced; and nobody can keep others from their batches by saying so."""
-
-
-_BEFORE_ALL = Position(-1, 0)
 
 
 class Delivery:
@@ -58,14 +54,13 @@ class Delivery:
         self.delivered_samples = 0
         self.shared_batches = 0
         self.mismatched_batches = 0
-        self.mailbox = None if spec.live is None else Mailbox(spec.number, spec.live, spec.plan.batch_size)
-        self.lost_batches = 0
-        self._has_released = False
         self._new_slot = new_slot
         self._refilled_s = -REFILL_INTERVAL_S
         self._promises = Promises(self.ring, self.subscriptions)
         self._pace = Pace(spec.max_skew, spec.slots_max)
-        self._live = None if spec.live is None else LiveWindow(spec.plan, self.ring, self._pace)
+        self.supply = (
+            Supply(spec, self.ring) if spec.live is None else LiveSupply(spec, self.ring, self._readers, self._pace)
+        )
         self._unplaced: set[int] = set()
         """Subscriptions with a claim that waits for a slot to be idle."""
         self._stalled: set[int] = set()
@@ -79,7 +74,7 @@ class Delivery:
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
         """Admit a claim or refuse it with a reason; a refused one leaves nothing behind."""
-        start = Position(asked.epoch, asked.step) if self._live is None else self._live.beginning(asked)
+        start = self.supply.beginning(asked)
         course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
         problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
             self.spec.name, self.ring.slots_max, len(self._active()), self._promises.promised
@@ -155,7 +150,7 @@ class Delivery:
             return
         self.mismatched_batches += 1
         actions.append(ReportMismatch(self.spec.number, event.session, share.position))
-        if self.mailbox is not None:
+        if not self.supply.can_refill:
             return  # it cannot be filled again, and may be sound for others, or when it is sent once more
         slot = self.ring.find(self._key(share.position))
         if slot is None or not slot.is_ready or slot.generation != event.generation:
@@ -180,7 +175,7 @@ class Delivery:
         """Every row is in the slot: hand it to those who claimed it."""
         assert slot.position is not None
         slot.fill = None
-        self.let_go(slot)
+        self.supply.let_go(slot)
         self.decoded_batches += 1
         rows = self.spec.plan.rows(slot.position.step)
         actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
@@ -194,13 +189,13 @@ class Delivery:
         for number in slot.claims:
             subscription = self.subscriptions[number]
             subscription.has_rows(subscription.granted)
-        self.let_go(slot)
+        self.supply.let_go(slot)
         self.wake(actions)
 
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
         """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
-        if self.mailbox is not None and slot.position is not None:
-            self.mailbox.unbind(slot.position)
+        if slot.position is not None:
+            self.supply.mailbox.unbind(slot.position)
         self.ring.remove(slot)
         self._pace.fit(self.ring.slots_max)
         self._claim_elsewhere(slot)
@@ -265,36 +260,14 @@ class Delivery:
                 best = (need, subscription, slot)
         return best
 
-    def bind(self, slot: Slot) -> None:
-        """Rows of a slot are about to be filled: in a live stream it gets its samples, if it has none."""
-        if self.mailbox is not None:
-            assert slot.position is not None
-            if not self.mailbox.is_bound(slot.position):
-                self.mailbox.bind(slot.position, self.spec.plan.rows(slot.position.step))
-                for number in slot.claims:
-                    self._account(self.subscriptions[number])
-
-    def let_go(self, slot: Slot) -> None:
-        """A lease, a claim, an order or the filling of a slot has ended.
-
-        In a live stream, what no trainer has got and nobody claims is not kept: its samples are the next ones again, though
-        a spectator may still look at them, as long as the ring can do without its slot.
-        """
-        self.ring.let_go(slot)
-        if self._live is None or slot.position is None or slot.grants or slot.is_awaited:
-            return
-        if slot.is_idle or self._live.spares_one():
-            self._take_samples_back(slot)
-
-    def _take_samples_back(self, slot: Slot) -> None:
-        """What is in a slot of a live stream will be given to nobody."""
-        assert self.mailbox is not None
+    def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
+        """Cut pending rows of ``slot`` for an order; return the first, how many, and their mailbox places."""
         assert slot.position is not None
-        self.mailbox.unbind(slot.position)
-        if slot.is_idle:
-            self.ring.empty(slot)
-        else:
-            self.ring.spoil(slot)
+        if self.supply.bind(slot):
+            for number in slot.claims:
+                self._account(self.subscriptions[number])
+        first, rows = self.ring.cut(slot, order, rows_max)
+        return first, rows, self.supply.places(slot.position, first, rows)
 
     def wake(self, actions: list[Action]) -> None:
         """Something may have become free: let those who want more try again, whoever is below its fair share first."""
@@ -302,8 +275,7 @@ class Delivery:
         self._try_again(self._unplaced | self._stalled if self._promises.has_room(1) else self._unplaced, actions)
         if self._kept and self._promises.newcomer_finds_room:
             self._try_again(self._kept, actions)
-        while self._ahead and (self._pace.has_moved() or (self._has_released and self.mailbox is not None)):
-            self._has_released = False
+        while self._pace.has_moved() or self.supply.has_changed():
             self._try_again(self._ahead, actions)
 
     # --- the steps ----------------------------------------------------------------------------------------------------
@@ -313,17 +285,13 @@ class Delivery:
 
         Such a batch takes their room where the one that waited for it is gone, or was a spectator. Its claims are placed anew.
         """
-        if self.mailbox is None or self.mailbox.has_room_for_one() or not any(map(self._lacks_samples, self._active())):
+        if self.supply.has_room or not any(map(self._lacks_samples, self._active())):
             return
-        awaited = {id(one.claims[0].slot) for one in self._active() if one.waiting and one.claims}
-        for slot in sorted(self.ring.slots.values(), key=lambda one: one.position or _BEFORE_ALL, reverse=True):
-            is_bound = slot.position is not None and self.mailbox.is_bound(slot.position)
-            is_written = slot.fill is not None and slot.fill.under_way
-            if is_bound and not is_written and id(slot) not in awaited:
-                self._claim_elsewhere(slot)
-                self._take_samples_back(slot)
-            if self.mailbox.has_room_for_one():
-                return
+        first_claims = [one.claims[0].slot for one in self._active() if one.waiting and one.claims]
+        awaited = {slot.number for slot in first_claims if slot is not None}
+        while (slot := self.supply.reclaimable(awaited)) is not None:
+            self._claim_elsewhere(slot)
+            self.supply.take_back(slot)
 
     @property
     def _has_trainers(self) -> bool:
@@ -336,12 +304,8 @@ class Delivery:
     def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
         """The nearest claim with rows for a worker; in a live stream, of those that have samples or can get them now."""
         for ahead, slot in subscription.unfilled(self.ring.pending):
-            if self.mailbox is None:
-                return ahead, slot
-            assert slot.position is not None
             waits = subscription.waiting and ahead == 0 and not (subscription.is_spectator and self._has_trainers)
-            rows = self.spec.plan.rows(slot.position.step)
-            if self.mailbox.is_bound(slot.position) or self.mailbox.may_bind(rows, waits=waits):
+            if self.supply.may_fill(slot, waits=waits):
                 return ahead, slot
         return None
 
@@ -385,8 +349,8 @@ class Delivery:
                 self._stalled.add(subscription.number)
                 return
             claim = Claim(subscription.next_sequence, share)
-            if self._live is not None and not subscription.is_spectator:
-                self._live.claimed(share.position)
+            if not subscription.is_spectator:
+                self.supply.claimed(share.position)
             subscription.claims.append(claim)
             self._next_is(subscription)
             self._promises.recount(subscription)
@@ -394,13 +358,8 @@ class Delivery:
 
     def _may_go(self, subscription: Subscription, position: Position) -> bool:
         """Are the slower ones near enough? A spectator keeps pace with nobody, and gets one look at a live stream."""
-        is_kept = self._live is None or self._live.fits(position)
-        if not subscription.is_spectator:
-            return is_kept and self._pace.allows(subscription.course, position)
-        if self._live is None:
-            return True
-        is_needless = self._live.is_behind_all(position) and self.ring.find(position) is None
-        return is_kept and not subscription.next_sequence and (not is_needless or self._live.spares_one())
+        is_near = subscription.is_spectator or self._pace.allows(subscription.course, position)
+        return is_near and self.supply.may_claim(subscription, position)
 
     def _account(self, subscription: Subscription) -> None:
         """Note what it waits for from now on, and whether it has as much ahead as it wants. After whatever may change that."""
@@ -420,8 +379,7 @@ class Delivery:
             return WaitCause.MEMORY
         if slot.is_ready:  # two batches before it are being sent
             return WaitCause.NETWORK
-        is_empty = self.mailbox is not None and slot.position is not None and not self.mailbox.is_bound(slot.position)
-        return WaitCause.PRODUCERS if is_empty else WaitCause.WORKERS
+        return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
 
     def _may_grant(self, subscription: Subscription) -> bool:
         """May a claim become a lease, which cannot be taken back?
@@ -451,9 +409,7 @@ class Delivery:
             if slot is None:
                 self._unplaced.add(subscription.number)
                 return
-            if self._live is not None and slot.grants and slot.position is not None:
-                self._live.is_gone(slot.position)
-                self.lost_batches += self._readers.nearest(slot.position) is not None
+            self.supply.replaced(slot)
             self.ring.take(slot, position, self.spec.plan.rows(position.step))
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
@@ -491,12 +447,12 @@ class Delivery:
             )
         )
         if subscription.is_spectator:
-            self.let_go(slot)
+            self.supply.let_go(slot)
             return
         slot.grants += 1
         self.shared_batches += slot.grants == 2  # noqa: PLR2004  the second reader makes it shared
-        if self.mailbox is not None and slot.grants == 1:
-            self.mailbox.release(claim.share.position, actions)
+        if slot.grants == 1:
+            self.supply.handed_over(claim.share.position, actions)
 
     def _consume(self, subscription: Subscription, consumed: int) -> None:
         """The trainer has got so far; what says less has been overtaken."""
@@ -531,8 +487,7 @@ class Delivery:
             subscription.awaited = None
         self._promises.recount(subscription)
         lease.slot.leases -= 1
-        self._has_released = True
-        self.let_go(lease.slot)
+        self.supply.let_go(lease.slot)
         subscription.released += 1
 
     def _end(self, subscription: Subscription, leases_from: int | None) -> None:
@@ -560,8 +515,7 @@ class Delivery:
             self._next_is(subscription)
             if claim.slot is not None:
                 claim.slot.unclaim(subscription.number)
-                self._has_released = True
-                self.let_go(claim.slot)
+                self.supply.let_go(claim.slot)
         self._promises.recount(subscription)
 
     def _make_room(self, slots: int) -> None:

@@ -200,12 +200,11 @@ class DaemonState:
                 stream.delivery.end(ended, actions, leases_from=leases_from)
             for subscription in ended:
                 self._forget_if_over(subscription.number)
-            mailbox = stream.delivery.mailbox
-            if mailbox is not None:
-                if leases_from is None:
-                    mailbox.dismiss(event.session)
-                else:
-                    mailbox.end(event.session, actions)
+            mailbox = stream.delivery.supply.mailbox
+            if leases_from is None:
+                mailbox.dismiss(event.session)
+            else:
+                mailbox.end(event.session, actions)
 
     def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
         """Only the session that made a subscription may speak for it."""
@@ -223,15 +222,14 @@ class DaemonState:
 
     def _produce(self, event: ProducerAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
-        mailbox = self.streams[number].delivery.mailbox if number is not None else None
         if self.draining:
             problem = DRAINING
         elif number is None:
             problem = unknown_stream(event.stream, self._numbers)
-        elif mailbox is None:
+        elif self.streams[number].spec.live is None:
             problem = not_live(event.stream)
         else:
-            mailbox.admit(event.session)
+            self.streams[number].delivery.supply.mailbox.admit(event.session)
             actions.append(AdmitProducer(event.session, event.request, number))
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
@@ -267,10 +265,9 @@ class DaemonState:
     def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, Refusal | None]:
         """The mailbox of which a session is a producer, and why its stream does not go on, if it does not."""
         stream = self.streams.get(number)
-        mailbox = stream.delivery.mailbox if stream is not None else None
-        if stream is None or mailbox is None or not mailbox.has(session):
+        if stream is None or not stream.delivery.supply.mailbox.has(session):
             return None, None
-        return mailbox, stream.delivery.verdict
+        return stream.delivery.supply.mailbox, stream.delivery.verdict
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -366,17 +363,14 @@ class DaemonState:
             fill, position = slot.fill, slot.position
             assert fill is not None
             assert position is not None
-            stream.delivery.bind(slot)
             self._last_order += 1
             rows_max = stream.chunk_rows(
                 fill.pending_rows, len(self.fleet.workers), self.fleet.idle if distance == 0 else 0
             )
-            first, rows = stream.delivery.ring.cut(slot, self._last_order, rows_max)
+            first, rows, places = stream.delivery.cut(slot, self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
             self.fleet.give(worker, order, now)
-            mailbox = stream.delivery.mailbox
-            places = mailbox.places(position, first, rows) if mailbox is not None else ()
             actions.append(
                 OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows, places)
             )

@@ -60,7 +60,7 @@ class Stream:
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.finish(order.number)
-        self.delivery.let_go(order.slot)
+        self.delivery.supply.let_go(order.slot)
         self._blank_deaths = 0
         self._measure(order, done.work)
         if self.suspects.has_open:
@@ -122,8 +122,7 @@ class Stream:
         if not self.delivery.ring.slots and not self._is_empty:
             self._is_empty = True
             actions.append(EndStream(self.spec.number))
-        mailbox = self.delivery.mailbox
-        has_producers = mailbox is not None and mailbox.has_producers
+        has_producers = self.delivery.supply.mailbox.has_producers
         return self._is_empty and not self.delivery.subscriptions and not has_producers
 
     def statistics(self) -> StreamStatistics:
@@ -155,7 +154,7 @@ class Stream:
             work=self.work.statistics(),
             stopped=delivery.stopped,
             bgr_fields=self.spec.bgr_fields,
-            live=None if delivery.mailbox is None else delivery.mailbox.statistics(delivery.lost_batches),
+            live=delivery.supply.statistics(),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
 
@@ -201,8 +200,7 @@ class Stream:
 
     def _answer_producers(self, problem: Refusal, actions: list[Action]) -> None:
         """No place will be free any more: tell whoever waits for one."""
-        waiting = self.delivery.mailbox.forget_waiting() if self.delivery.mailbox is not None else []
-        for session, request in waiting:
+        for session, request in self.delivery.supply.mailbox.forget_waiting():
             actions.append(Refuse(session, request, 0, *problem))
 
     def _sample(self, order: Order, row: int) -> int:

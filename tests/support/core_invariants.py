@@ -68,8 +68,7 @@ def _check_streams(world: World) -> None:
             continue
         assert all(not slot.is_idle for slot in stream.delivery.ring.slots.values()), "memory is kept for nobody"
         assert (number in world.ended) == (not stream.delivery.ring.slots)
-        mailbox = stream.delivery.mailbox
-        producers = mailbox is not None and mailbox.has_producers
+        producers = stream.delivery.supply.mailbox.has_producers
         assert stream.delivery.ring.slots or stream.delivery.subscriptions or producers, "a stream is kept for nobody"
     assert {slot.stream for slot in world.slots.values()} <= set(world.state.streams)
     assert not world.ended & {slot.stream for slot in world.slots.values()}
@@ -132,7 +131,7 @@ def _check_slots(stream: Stream, world: World) -> None:
 
 def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
     """In a live stream, a slot may be empty: what was filled into it no trainer wants or got, though some may look at it."""
-    if stream.delivery.mailbox is None or slot.position is not None or slot.grants:
+    if stream.spec.live is None or slot.position is not None or slot.grants:
         return False
     holders = world.holders(slot.number)
     assert all(world.trainers[number].is_spectator for number in holders)
@@ -271,8 +270,8 @@ def _check_workers(world: World) -> None:
 
 def _has_samples(stream: Stream, one: Subscription, claim: Claim) -> bool:
     """Could its rows be filled? In a live stream that takes samples, and some are left for who waits for a batch."""
-    mailbox, position = stream.delivery.mailbox, claim.share.position
-    if mailbox is None or mailbox.is_bound(position):
+    mailbox, position = stream.delivery.supply.mailbox, claim.share.position
+    if stream.spec.live is None or mailbox.is_bound(position):
         return True
     trainers = [other for other in stream.delivery.subscriptions.values() if not other.ended and not other.is_spectator]
     waits = one.waiting and claim.sequence == one.granted and not (one.is_spectator and trainers)
