@@ -1,51 +1,51 @@
-"""The rules between one ring and its subscriptions: who may claim, what is evicted, who gets which slot. Nobody's process.
+"""Hands the batches of one stream to its trainers: admits, grants, releases, retries, refuses. Pure code.
 
     Subscribe -> admit -> [ claim -> place in a slot -> (filled) -> grant a lease -> release ]*  -> end
 
-``promises`` has the rule for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
+``claims`` has the rules for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
+After every event each subscription has all that it may have now, or ``Subscription.blocked`` says why
+not. ``Delivery.wake`` ends every event and tries the blocked ones again:
+
+    blocked by   the subscription                              is retried when
+    NO_SLOT      has a claim, and no slot is idle for it       any event of the stream has happened
+    NO_MEMORY    wants a claim that the ring cannot promise    the ring can promise one more slot
+    RESERVED     has a ready batch, and its lease would leave  a newcomer would find room after
+                 a newcomer no room                            one more lease
+    AHEAD        wants a position too far from the slowest     the slowest trainer has moved, or, in a
+                 trainer, or one that the ring cannot hold     live stream, a slot was let go
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from batchd.core.actions import (
-    Action,
-    AdmitSubscription,
-    CommitSlot,
-    CreateSlot,
-    GrantLease,
-    Refuse,
-    ReportMismatch,
-    ReserveSlot,
-)
+from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReportMismatch
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
+from batchd.core.claims import Claims
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
-from batchd.core.measure import Moment, Spells, WaitCause, Waits
-from batchd.core.pace import Pace
-from batchd.core.promises import Promises
-from batchd.core.readers import Readers
-from batchd.core.ring import Ring, Slot
+from batchd.core.measure import Moment, Spells, Waits
+from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
-from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
-from batchd.core.supply import LiveSupply, Supply
+from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
 from batchd_wire.codes import ErrorCode
-from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0
-"""How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
-replaced; and nobody can keep others from their batches by saying so."""
+"""At most once in this time a batch is decoded again because a trainer reports a mismatch.
+
+Memory that often fails should be replaced, and a trainer that lies cannot keep the others waiting."""
 
 
 class Delivery:
-    """One stream's ring and subscriptions. ``new_slot`` gives numbers that were never used."""
+    """One stream's ring and subscriptions. ``new_slot`` returns numbers that were never used."""
 
     def __init__(self, spec: StreamSpec, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
         self._moment = moment
-        self._readers = Readers(spec.plan, repeats=spec.repeats)
-        self.ring = Ring(spec.slots_max, self._readers)
+        self._new_slot = new_slot
         self.subscriptions: dict[int, Subscription] = {}
+        self.claims = Claims(spec, self.subscriptions, new_slot)
+        self.ring = self.claims.ring
+        self.supply = self.claims.supply
         self.stopped: str | None = None
         self.retired: Refusal | None = None
         """Why the stream is not served any more, as its trainers are told."""
@@ -54,33 +54,19 @@ class Delivery:
         self.delivered_samples = 0
         self.shared_batches = 0
         self.mismatched_batches = 0
-        self._new_slot = new_slot
         self._refilled_s = -REFILL_INTERVAL_S
-        self._promises = Promises(self.ring, self.subscriptions)
-        self._pace = Pace(spec.max_skew, spec.slots_max)
-        self.supply = (
-            Supply(spec, self.ring) if spec.live is None else LiveSupply(spec, self.ring, self._readers, self._pace)
-        )
-        self._unplaced: set[int] = set()
-        """Subscriptions with a claim that waits for a slot to be idle."""
-        self._stalled: set[int] = set()
-        """Subscriptions that want more memory than they may have just now."""
-        self._kept: set[int] = set()
-        """Subscriptions with a batch that is ready and kept from them, so that a newcomer finds room."""
-        self._ahead: set[int] = set()
-        """Subscriptions that wait for slower ones, in lockstep."""
 
     # --- what trainers do ---------------------------------------------------------------------------------------------
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
-        """Admit a claim or refuse it with a reason; a refused one leaves nothing behind."""
+        """Admit a subscription, or refuse it with a reason; a refused one leaves nothing behind."""
         start = self.supply.beginning(asked)
         course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
-        problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
-            self.spec.name, self.ring.slots_max, len(self._active()), self._promises.promised
+        problem = (
+            self.verdict
+            or refusal(asked, course, self.spec.name, self.spec.fingerprint)
+            or ring_too_small(self.spec.name, self.ring.slots_max, len(self._active()), self.claims.promised)
         )
-        if self.verdict is not None:
-            problem = self.verdict
         if problem is not None:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
@@ -97,11 +83,11 @@ class Delivery:
             asked.is_spectator,
             asked.is_remote,
         )
-        self._make_room(ENTITLEMENT_SLOTS)
+        self.claims.make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
-        self._next_is(subscription)
-        self._promises.recount(subscription)
-        self._stands(subscription)
+        self.claims.next_is(subscription)
+        self.claims.recount(subscription)
+        self._set_pace(subscription)
         actions.append(
             AdmitSubscription(asked.session, asked.request, asked.subscription, self.spec.number, course, window)
         )
@@ -111,12 +97,12 @@ class Delivery:
         return subscription
 
     def pull(self, pulled: Pulled, actions: list[Action]) -> None:
-        """Take back what a trainer releases and hand it what it wants next."""
+        """Take back what a trainer releases, and hand over what it wants next."""
         subscription = self.subscriptions[pulled.subscription]
         for sequence, generation in pulled.released:
             self._release(subscription, sequence, generation)
         if not subscription.ended:
-            # Who waits for a batch whose handle is on its way takes it in the same breath, and will not say so again.
+            # A waiting trainer consumes a handle in flight without another `Pull`: count it as consumed.
             self._consume(subscription, min(pulled.consumed + pulled.waiting, subscription.granted))
             subscription.waiting = pulled.waiting and pulled.consumed == subscription.granted
             is_being_sent = pulled.waiting and subscription.is_remote and pulled.consumed in subscription.leases
@@ -141,9 +127,9 @@ class Delivery:
         self.wake(actions)
 
     def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
-        """A trainer got other bytes than were written: nobody else shall be given what may be a spoilt slot."""
+        """A trainer got other bytes than were written: hand the slot, which may be faulty, to no other trainer."""
         if self.retired is not None:
-            return  # it is asked for again of the stream that there is now, and this one's slots go back one by one
+            return  # the trainer asks the stream that replaced this one
         subscription = self.subscriptions[event.subscription]
         share = subscription.course.at(event.sequence) if event.sequence < subscription.granted else None
         if share is None:
@@ -151,19 +137,19 @@ class Delivery:
         self.mismatched_batches += 1
         actions.append(ReportMismatch(self.spec.number, event.session, share.position))
         if not self.supply.can_refill:
-            return  # it cannot be filled again, and may be sound for others, or when it is sent once more
-        slot = self.ring.find(self._key(share.position))
+            return  # the slot may be sound for other trainers, or when it is sent once more
+        slot = self.claims.find(share.position)
         if slot is None or not slot.is_ready or slot.generation != event.generation:
             return
         if now - self._refilled_s >= REFILL_INTERVAL_S:
             self._refilled_s = now
             self.ring.spoil(slot)
-            self._claim_elsewhere(slot)
+            self.claims.move(slot)
             self.ring.let_go(slot)
             self.wake(actions)
 
     def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
-        """Claims are given up, with their leases from sequence ``leases_from`` on (None: the trainers keep them all)."""
+        """End subscriptions, with their leases from sequence ``leases_from`` on (None: trainers keep all)."""
         for subscription in subscriptions:
             self._end(subscription, leases_from)
         self.wake(actions)
@@ -172,7 +158,7 @@ class Delivery:
     # --- what workers do ----------------------------------------------------------------------------------------------
 
     def filled(self, slot: Slot, actions: list[Action]) -> None:
-        """Every row is in the slot: hand it to those who claimed it."""
+        """Every row is in the slot: hand it to the trainers that claimed it."""
         assert slot.position is not None
         slot.fill = None
         self.supply.let_go(slot)
@@ -184,7 +170,7 @@ class Delivery:
         self.wake(actions)
 
     def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]], actions: list[Action]) -> None:
-        """The rows of an order have to be filled again, in these ``parts``."""
+        """Have the rows of an order filled again, in these ``parts``: (first row, rows) each."""
         self.ring.put_back(slot, order, parts)
         for number in slot.claims:
             subscription = self.subscriptions[number]
@@ -193,28 +179,30 @@ class Delivery:
         self.wake(actions)
 
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
-        """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
+        """Place the claims of a slot without memory elsewhere; return why the stream stops if too few are left."""
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
         self.ring.remove(slot)
-        self._pace.fit(self.ring.slots_max)
-        self._claim_elsewhere(slot)
-        needed = max(ENTITLEMENT_SLOTS, self._promises.promised)
+        self.claims.pace.fit(self.ring.slots_max)
+        self.claims.move(slot)
+        needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
         if self.ring.slots_max < needed:
             return f"memory for {counted(self.ring.slots_max, 'slot')} could be had, and its trainers need {needed}"
-        self._make_room(0)
+        self.claims.make_room(0)
         self.wake(actions)
         self._answer_hoarders(actions)
         return None
 
+    # --- the life of the stream ---------------------------------------------------------------------------------------
+
     def stop(self, text: str, actions: list[Action]) -> None:
-        """The stream cannot go on: nothing is filled any more, and whoever waits is told why."""
+        """Fill nothing any more, because the stream cannot go on, and tell the trainers that wait."""
         self.stopped = text
         for subscription in self._active():
-            self._withdraw_claims(subscription, 0)
+            self.claims.withdraw(subscription, 0)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
-            self._account(subscription)
+            self.claims.account(subscription)
 
     @property
     def verdict(self) -> Refusal | None:
@@ -224,200 +212,71 @@ class Delivery:
         return None if self.stopped is None else (ErrorCode.STREAM_STOPPED, self.stopped)
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """The stream is not served any more: whoever waits for its next batch is told so, and leases stay until they end."""
+        """Serve the stream no more, and tell the trainers that wait. Leases stay until they end."""
         self.retired = problem
         self.stop(problem[1], actions)
 
     def extend_ring(self, actions: list[Action]) -> None:
-        """Make a slot before anybody needs it; the ring can grow."""
+        """Make a slot before a trainer needs it; the ring can grow."""
         slot = self.ring.add(self._new_slot())
         actions.append(CreateSlot(self.spec.number, slot.number))
 
     def free_idle(self) -> list[int]:
-        """Of a retired stream: forget the slots that nobody reads or writes any more."""
+        """Forget the slots of a retired stream that no process reads or writes; return their numbers."""
         idle = sorted(self.ring.idle.slots)
         for number in idle:
             self.ring.drop(self.ring.slots[number])
         return idle
 
-    def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
-        """The filling that is needed most: a waiting trainer's first, then the nearest, then whoever had least of the workers.
-
-        Nobody counts as having had less than ``least_served_s``: who wanted nothing for long has saved nothing up.
-        """
-        if not self.ring.pending:
-            return None
-        best = None
-        for subscription in self.subscriptions.values():
-            found = self._first_fillable(subscription)
-            if found is None:
-                continue
-            ahead, slot = found
-            waits = subscription.waiting and ahead == 0
-            distance = 0 if waits else 1 + subscription.granted + ahead - subscription.consumed
-            need = (distance, max(subscription.served_s, least_served_s))
-            if best is None or need < best[0]:
-                best = (need, subscription, slot)
-        return best
-
-    def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
-        """Cut pending rows of ``slot`` for an order; return the first, how many, and their mailbox places."""
-        assert slot.position is not None
-        if self.supply.bind(slot):
-            for number in slot.claims:
-                self._account(self.subscriptions[number])
-        first, rows = self.ring.cut(slot, order, rows_max)
-        return first, rows, self.supply.places(slot.position, first, rows)
-
     def wake(self, actions: list[Action]) -> None:
-        """Something may have become free: let those who want more try again, whoever is below its fair share first."""
-        self._leave_room_for_who_waits()
-        self._try_again(self._unplaced | self._stalled if self._promises.has_room(1) else self._unplaced, actions)
-        if self._kept and self._promises.newcomer_finds_room:
-            self._try_again(self._kept, actions)
-        while self._pace.has_moved() or self.supply.has_changed():
-            self._try_again(self._ahead, actions)
+        """Retry the blocked subscriptions, by the table of the module. Paired with every event."""
+        self.claims.reclaim_samples()
+        reasons = (Blocked.NO_SLOT, Blocked.NO_MEMORY) if self.claims.has_room(1) else (Blocked.NO_SLOT,)
+        self._retry(self._blocked_by(*reasons), actions)
+        if (reserved := self._blocked_by(Blocked.RESERVED)) and self.claims.newcomer_finds_room:
+            self._retry(reserved, actions)
+        while self.claims.pace.has_moved() or self.supply.has_changed():
+            self._retry(self._blocked_by(Blocked.AHEAD), actions)
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
-    def _leave_room_for_who_waits(self) -> None:
-        """In a live stream, a trainer that waits for samples is not kept from them by batches for which nobody waits.
+    def _blocked_by(self, *reasons: Blocked) -> list[Subscription]:
+        return [one for one in self.subscriptions.values() if one.blocked and not one.blocked.isdisjoint(reasons)]
 
-        Such a batch takes their room where the one that waited for it is gone, or was a spectator. Its claims are placed anew.
-        """
-        if self.supply.has_room or not any(map(self._lacks_samples, self._active())):
-            return
-        first_claims = [one.claims[0].slot for one in self._active() if one.waiting and one.claims]
-        awaited = {slot.number for slot in first_claims if slot is not None}
-        while (slot := self.supply.reclaimable(awaited)) is not None:
-            self._claim_elsewhere(slot)
-            self.supply.take_back(slot)
-
-    @property
-    def _has_trainers(self) -> bool:
-        return any(not one.is_spectator for one in self._active())
-
-    def _lacks_samples(self, subscription: Subscription) -> bool:
-        """Does a trainer wait for a batch that has no samples yet?"""
-        return not subscription.is_spectator and self._cause(subscription) is WaitCause.PRODUCERS
-
-    def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
-        """The nearest claim with rows for a worker; in a live stream, of those that have samples or can get them now."""
-        for ahead, slot in subscription.unfilled(self.ring.pending):
-            waits = subscription.waiting and ahead == 0 and not (subscription.is_spectator and self._has_trainers)
-            if self.supply.may_fill(slot, waits=waits):
-                return ahead, slot
-        return None
-
-    def _try_again(self, numbers: set[int], actions: list[Action]) -> None:
-        if not numbers:
-            return
-        fair_slots = self._promises.fair_slots
-        subscriptions = [self.subscriptions[number] for number in numbers]
+    def _retry(self, subscriptions: Iterable[Subscription], actions: list[Action]) -> None:
+        """Advance subscriptions: those below their fair share first, then those with the least worker time."""
+        fair_slots = self.claims.fair_slots
         for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
             self._advance(subscription, actions)
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
-        """Claim what it wants and may have, and hand out what is ready, in order."""
-        has_unplaced = subscription.number in self._unplaced
-        self._stop_waiting(subscription)
+        """Claim what a trainer wants and may have, and hand out what is ready, in order."""
+        has_open_claims = Blocked.NO_SLOT in subscription.blocked
+        subscription.blocked.clear()
         if self.stopped is None and not subscription.ended:
-            if has_unplaced:
-                for claim in subscription.claims:
-                    if claim.slot is None:
-                        self._place(subscription, claim, actions)
-            self._claim_and_grant(subscription, actions)
-        self._account(subscription)
-
-    def _claim_and_grant(self, subscription: Subscription, actions: list[Action]) -> None:
-        self._extend(subscription, actions)
-        claims = subscription.claims
-        while claims and (slot := claims[0].slot) is not None and slot.is_ready and self._may_grant(subscription):
-            self._grant(subscription, slot, actions)
-            self._extend(subscription, actions)
-
-    def _extend(self, subscription: Subscription, actions: list[Action]) -> None:
-        limit = subscription.consumed + subscription.window
-        while subscription.next_sequence < limit:
-            share = subscription.course.at(subscription.next_sequence)
-            if share is None:
-                return
-            if not self._may_go(subscription, share.position):
-                self._ahead.add(subscription.number)
-                return
-            if not self._promises.may_claim(subscription, self._stalled):
-                self._stalled.add(subscription.number)
-                return
-            claim = Claim(subscription.next_sequence, share)
-            if not subscription.is_spectator:
-                self.supply.claimed(share.position)
-            subscription.claims.append(claim)
-            self._next_is(subscription)
-            self._promises.recount(subscription)
-            self._place(subscription, claim, actions)
-
-    def _may_go(self, subscription: Subscription, position: Position) -> bool:
-        """Are the slower ones near enough? A spectator keeps pace with nobody, and gets one look at a live stream."""
-        is_near = subscription.is_spectator or self._pace.allows(subscription.course, position)
-        return is_near and self.supply.may_claim(subscription, position)
-
-    def _account(self, subscription: Subscription) -> None:
-        """Note what it waits for from now on, and whether it has as much ahead as it wants. After whatever may change that."""
-        subscription.waits.turn(self._cause(subscription))
-        number = subscription.number
-        subscription.short_of_memory.turn(on=number in self._stalled or number in self._unplaced)
-
-    def _cause(self, subscription: Subscription) -> WaitCause | None:
-        if subscription.awaited is not None:
-            return WaitCause.NETWORK
-        if not subscription.waiting:
-            return None
-        if not subscription.claims:
-            return WaitCause.TRAINERS if subscription.number in self._ahead else WaitCause.MEMORY
-        slot = subscription.claims[0].slot
-        if slot is None:
-            return WaitCause.MEMORY
-        if slot.is_ready:  # two batches before it are being sent
-            return WaitCause.NETWORK
-        return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
+            if has_open_claims:
+                self.claims.place_open(subscription, actions)
+            self.claims.extend(subscription, actions)
+            claims = subscription.claims
+            while claims and (slot := claims[0].slot) is not None and slot.is_ready and self._may_grant(subscription):
+                self._grant(subscription, slot, actions)
+                self.claims.extend(subscription, actions)
+        self.claims.account(subscription)
 
     def _may_grant(self, subscription: Subscription) -> bool:
-        """May a claim become a lease, which cannot be taken back?
-
-        For a batch read ahead only within a fair share that leaves a newcomer its own, and only while he finds two slots; so
-        whether he is let in does not depend on how much of what is ready the others were handed before.
-        """
+        """Return whether the first claim may become a lease, which cannot be taken back."""
         leases = len(subscription.leases)
         if leases < ENTITLEMENT_SLOTS:
             return True
         if subscription.is_remote:
             return False
-        if subscription.waiting or self._promises.may_read_ahead(leases):
+        if subscription.waiting or self.claims.may_read_ahead(leases):
             return True
-        self._kept.add(subscription.number)
+        subscription.blocked.add(Blocked.RESERVED)
         return False
 
-    def _place(self, subscription: Subscription, claim: Claim, actions: list[Action]) -> None:
-        """Find the slot that has, gets or shall get the claimed position."""
-        position = self._key(claim.share.position)
-        slot = self.ring.find(position)
-        if slot is None:
-            slot = self.ring.choose()
-            if slot is None and self.ring.can_grow:
-                slot = self.ring.add(self._new_slot())
-                actions.append(CreateSlot(self.spec.number, slot.number))
-            if slot is None:
-                self._unplaced.add(subscription.number)
-                return
-            self.supply.replaced(slot)
-            self.ring.take(slot, position, self.spec.plan.rows(position.step))
-            actions.append(ReserveSlot(slot.number))
-        claim.slot = slot
-        subscription.has_rows(claim.sequence)
-        self.ring.claim(slot, subscription.number)
-
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:
-        """The first claim becomes a lease; the usage stays the same."""
+        """Turn the first claim into a lease; the usage stays the same."""
         claim = subscription.claims.popleft()
         slot.unclaim(subscription.number)
         slot.leases += 1
@@ -455,85 +314,50 @@ class Delivery:
             self.supply.handed_over(claim.share.position, actions)
 
     def _consume(self, subscription: Subscription, consumed: int) -> None:
-        """The trainer has got so far; what says less has been overtaken."""
+        """Note how far a trainer is. A smaller number than before was overtaken by a later message."""
         if consumed > subscription.consumed:
             subscription.consumed = consumed
-            self._stands(subscription)
+            self._set_pace(subscription)
 
-    def _stands(self, subscription: Subscription) -> None:
+    def _set_pace(self, subscription: Subscription) -> None:
         if not subscription.is_spectator:
-            self._pace.stands(subscription.number, subscription.course, subscription.consumed)
-
-    def _stop_waiting(self, subscription: Subscription) -> None:
-        for waiting in (self._unplaced, self._stalled, self._kept, self._ahead):
-            waiting.discard(subscription.number)
-
-    def _claim_elsewhere(self, slot: Slot) -> None:
-        """Nobody will be given what is in the slot; its claims are placed anew."""
-        for number in slot.claims:
-            for claim in self.subscriptions[number].claims:
-                if claim.slot is slot:
-                    claim.slot = None
-            self._unplaced.add(number)
-        slot.claims.clear()
+            self.claims.pace.stands(subscription.number, subscription.course, subscription.consumed)
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
-        """End a lease. A release that names no lease, or another generation, changes nothing (it may be a repetition)."""
+        """End a lease. A release that names no lease or another generation may be a repetition: ignore it."""
         lease = subscription.leases.get(sequence)
         if lease is None or lease.generation != generation:
             return
         del subscription.leases[sequence]
         if subscription.awaited == sequence:
             subscription.awaited = None
-        self._promises.recount(subscription)
+        self.claims.recount(subscription)
         lease.slot.leases -= 1
         self.supply.let_go(lease.slot)
         subscription.released += 1
 
     def _end(self, subscription: Subscription, leases_from: int | None) -> None:
         if not subscription.ended:
-            self._withdraw_claims(subscription, 0)
+            self.claims.withdraw(subscription, 0)
             subscription.ended = True
             subscription.waiting = False
             subscription.awaited = None
-            self._promises.recount(subscription)
-            self._pace.forget(subscription.number)
-            self._readers.forget(subscription.number)
-            self.ring.idle.forget(subscription.number)
-            self._stop_waiting(subscription)
-            self._account(subscription)
+            subscription.blocked.clear()
+            self.claims.recount(subscription)
+            self.claims.forget(subscription)
+            self.claims.account(subscription)
         if leases_from is not None:
             for sequence, lease in list(subscription.leases.items()):
                 if sequence >= leases_from:
                     self._release(subscription, sequence, lease.generation)
         self._forget_if_over(subscription)
 
-    def _withdraw_claims(self, subscription: Subscription, keep: int) -> None:
-        """Take back the farthest claims until ``keep`` are left."""
-        while len(subscription.claims) > keep:
-            claim = subscription.claims.pop()
-            self._next_is(subscription)
-            if claim.slot is not None:
-                claim.slot.unclaim(subscription.number)
-                self.supply.let_go(claim.slot)
-        self._promises.recount(subscription)
-
-    def _make_room(self, slots: int) -> None:
-        """Take claims back, the farthest one of whoever has most, until the ring can promise ``slots`` more."""
-        while not self._promises.has_room(slots):
-            richest = max((one for one in self._active() if one.claims), key=lambda one: one.usage)
-            assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
-            self._withdraw_claims(richest, len(richest.claims) - 1)
-            self._stalled.add(richest.number)
-            self._account(richest)
-
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
-        """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""
-        if self.verdict is not None:
-            problem = self.verdict
-        elif subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
-            return  # what is claimed will come, what is being sent goes; and after the last batch nothing does
-        else:
+        """Refuse a trainer that waits in vain: the stream stopped, or the trainer itself holds all it may hold."""
+        problem = self.verdict
+        if problem is None:
+            if subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
+                return  # a claim will be filled, a batch in flight will be sent, and the course may be over
             slots, held = self.ring.slots_max, len(subscription.leases)
             others = sum(
                 len(one.leases) if one.ended else ENTITLEMENT_SLOTS
@@ -544,11 +368,11 @@ class Delivery:
                 return
             problem = ring_exhausted(self.spec.name, slots, held, others)
         subscription.waiting = False
-        self._account(subscription)
+        self.claims.account(subscription)
         actions.append(Refuse(subscription.session, 0, subscription.number, *problem))
 
     def _answer_hoarders(self, actions: list[Action]) -> None:
-        """There is less to be had than before: tell those who have been waiting for what they now cannot get."""
+        """Refuse the waiting trainers that cannot get a batch any more, after the ring can promise less."""
         for subscription in self._active():
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
@@ -559,12 +383,3 @@ class Delivery:
 
     def _active(self) -> list[Subscription]:
         return [one for one in self.subscriptions.values() if not one.ended]
-
-    def _key(self, position: Position) -> Position:
-        """What names the bytes: where every epoch has the same, the step alone does."""
-        return Position(0, position.step) if self.spec.repeats else position
-
-    def _next_is(self, subscription: Subscription) -> None:
-        """Keep what each reads next, whenever a claim was made or taken back; nothing is kept for a spectator."""
-        if not subscription.is_spectator:
-            self._readers.move(subscription.number, subscription.course, subscription.next_sequence)

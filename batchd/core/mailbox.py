@@ -148,8 +148,8 @@ class Mailbox:
         self._bound_places += rows
 
     def places(self, position: Position, first: int, rows: int) -> tuple[int, ...]:
-        """Where the samples of some rows of a batch are."""
-        return tuple(self._bound[position][first : first + rows])
+        """Return where the samples of some rows of a batch are; none where the batch has no samples."""
+        return tuple(self._bound.get(position, ())[first : first + rows])
 
     def release(self, position: Position, actions: list[Action]) -> None:
         """A trainer has got the batch: its samples are never read again."""

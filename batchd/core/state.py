@@ -355,7 +355,9 @@ class DaemonState:
             return
         while (worker := self.fleet.free()) is not None:
             wants = [
-                (want, stream) for stream in self.streams.values() if (want := stream.delivery.wanted(self._served_s))
+                (want, stream)
+                for stream in self.streams.values()
+                if (want := stream.delivery.claims.wanted(self._served_s))
             ]
             if not wants:
                 return
@@ -367,7 +369,7 @@ class DaemonState:
             rows_max = stream.chunk_rows(
                 fill.pending_rows, len(self.fleet.workers), self.fleet.idle if distance == 0 else 0
             )
-            first, rows, places = stream.delivery.cut(slot, self._last_order, rows_max)
+            first, rows, places = stream.delivery.claims.cut(slot, self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
             self.fleet.give(worker, order, now)

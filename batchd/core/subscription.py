@@ -4,13 +4,14 @@
                read before | handed over,     | claimed: being | not claimed yet: no memory to
                            | not yet looked at | filled or about to be | promise, or not wanted yet
 
-``usage`` = leases + claims is what the subscription takes of the ring; ``Delivery`` keeps the sum of all usages, each counted as
+``usage`` = leases + claims is what the subscription takes of the ring; ``Claims`` keeps the sum of all usages, each counted as
 at least its entitlement of two slots, within the ring. So every claim has a slot, and nobody waits for somebody else's.
 """
 
 from collections import deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -20,6 +21,15 @@ from batchd.core.ring import Slot
 
 ENTITLEMENT_SLOTS = 2
 """One to read, one being filled: with them a subscription goes on whatever the others do."""
+
+
+class Blocked(Enum):
+    """Why a subscription has less than it wants. ``delivery`` has the table of when each is retried."""
+
+    NO_SLOT = "a claim has no slot: none is idle"
+    NO_MEMORY = "the ring cannot promise one more slot"
+    RESERVED = "a ready batch is reserved: its lease would leave a newcomer no room"
+    AHEAD = "the next position is too far ahead of the slowest trainer, or of what the ring can hold"
 
 
 @dataclass(slots=True)
@@ -66,6 +76,7 @@ class Subscription:
     claims: deque[Claim] = field(default_factory=deque)
     leases: dict[int, Lease] = field(default_factory=dict)
     """By sequence."""
+    blocked: set[Blocked] = field(default_factory=set)
     ended: bool = False
     """The trainer wants no more; only its leases are left."""
     exhausted: int = 0
@@ -97,6 +108,11 @@ class Subscription:
     def next_sequence(self) -> int:
         """The first place of its course that is not claimed."""
         return self.granted + len(self.claims)
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether memory alone keeps it from having more ahead."""
+        return Blocked.NO_MEMORY in self.blocked or Blocked.NO_SLOT in self.blocked
 
     def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
         """The claims to slots that are ``pending``, the nearest first: (how many claims stand before it, its slot)."""

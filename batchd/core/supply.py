@@ -66,10 +66,6 @@ class Supply:
         """Give the batch of ``slot`` its samples, if it needs any; return whether that was done."""
         return False
 
-    def places(self, _position: Position, _first: int, _rows: int) -> tuple[int, ...]:
-        """Return the mailbox places of some rows of a batch; none for stored samples."""
-        return ()
-
     def handed_over(self, position: Position, actions: list[Action]) -> None:
         """Note that the first trainer got the batch at ``position``."""
 
@@ -174,10 +170,6 @@ class LiveSupply(Supply):
             return False
         self.mailbox.bind(slot.position, self._plan.rows(slot.position.step))
         return True
-
-    def places(self, position: Position, first: int, rows: int) -> tuple[int, ...]:
-        """Return the places of rows ``first`` to ``first + rows``."""
-        return self.mailbox.places(position, first, rows)
 
     def handed_over(self, position: Position, actions: list[Action]) -> None:
         """Free the places of the batch's samples: the slot has their content."""

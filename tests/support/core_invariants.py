@@ -7,7 +7,7 @@ from batchd.core.fleet import ORDERS_MAX, WorkerState
 from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
-from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Subscription
+from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from support.core_eviction import check_choice
 from support.core_world import World
 
@@ -89,12 +89,14 @@ def _check_promises(delivery: Delivery) -> None:
     """The ring can keep what it promised, and the sum that is kept step by step is the sum."""
     subscriptions = delivery.subscriptions.values()
     committed = sum(one.committed for one in subscriptions)
-    assert committed == delivery._promises._committed
+    assert committed == delivery.claims.committed
     assert committed <= delivery.ring.slots_max or delivery.stopped is not None
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
         assert [claim.sequence for claim in one.claims] == list(range(one.granted, one.next_sequence))
-        assert one.waits.cause is delivery._cause(one), "its time is put down to what it does not wait for any more"
+        assert one.waits.cause is delivery.claims.cause(one), (
+            "its time is put down to what it does not wait for any more"
+        )
 
 
 def _check_slots(stream: Stream, world: World) -> None:
@@ -106,7 +108,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.has_pending}
     for one in subscriptions:
         is_placed = all(claim.slot is not None for claim in one.claims)
-        assert is_placed or one.number in stream.delivery._unplaced, "a claim that nobody tries to place again"
+        assert is_placed or Blocked.NO_SLOT in one.blocked, "a claim that nobody tries to place again"
         exhausted = [claim.slot for claim in one.claims if claim.sequence < one.exhausted]
         assert all(slot is None or slot.number not in ring.pending for slot in exhausted), (
             "rows that a worker would not find"
@@ -188,7 +190,7 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
         if not _wants_more(delivery, one):
             continue
         assert one.usage >= ENTITLEMENT_SLOTS, "a trainer does not get its two slots"
-        assert one.usage >= fair_slots or not delivery._promises.has_room(1), "a trainer does not get its fair share"
+        assert one.usage >= fair_slots or not delivery.claims.has_room(1), "a trainer does not get its fair share"
         others = sum(
             len(other.leases) if other.ended else ENTITLEMENT_SLOTS
             for other in delivery.subscriptions.values()
