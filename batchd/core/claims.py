@@ -1,9 +1,11 @@
-"""The claims of a stream's subscriptions: who may have one more slot, and which slot it is. Pure code.
+"""The claims of a stream's subscriptions: who may have one more slot, and which slot it is.
+
+Pure code.
 
     next position of a trainer -> claim -> slot: one that holds it, or one that is taken for it
 
-A claim is a promise of memory, so it is made only if the ring can keep it whatever other trainers do.
-With U(i) the leases and claims of subscription i, each claim and each admission keeps
+A claim is a promise of memory, so it is made only if the ring can keep it whatever other trainers
+do. With U(i) the leases and claims of subscription i, each claim and each admission keeps
 
     sum over i of max(2, U(i))  <=  slots of the ring
 
@@ -44,7 +46,7 @@ class Claims:
         self.committed = 0
         """The sum above, kept as it changes."""
 
-    # --- the account of memory ----------------------------------------------------------------------------------------
+    # --- the account of memory --------------------------------------------------------------------
 
     def recount(self, subscription: Subscription) -> None:
         """Keep the sum after the leases or claims of a subscription have changed."""
@@ -71,15 +73,16 @@ class Claims:
         return self.promised + 1 + ENTITLEMENT_SLOTS <= self.ring.slots_max
 
     def may_read_ahead(self, leases: int) -> bool:
-        """Return whether a trainer with ``leases`` may get one more batch that it does not wait for.
+        """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
 
-        A lease cannot be taken back, so it must stay within a share that is fair with one more trainer,
-        and leave that trainer two slots. So a newcomer is admitted however far others have read ahead.
+        A lease cannot be taken back, so it must stay within a share that is fair with one more
+        trainer, and leave that trainer two slots. So a newcomer is admitted however far others have
+        read ahead.
         """
         return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
 
     def _may_claim(self, subscription: Subscription) -> bool:
-        """Return whether one more slot can be promised, and no trainer below its fair share wants it."""
+        """Return whether a slot can be promised that no trainer below its fair share wants."""
         if subscription.usage < ENTITLEMENT_SLOTS:
             return True
         if not self.has_room(1):
@@ -89,15 +92,18 @@ class Claims:
             one.usage >= fair_slots or Blocked.NO_MEMORY not in one.blocked for one in self._subscriptions.values()
         )
 
-    # --- making claims and taking them back ---------------------------------------------------------------------------
+    # --- making claims and taking them back -------------------------------------------------------
 
     def next_is(self, subscription: Subscription) -> None:
-        """Record what a trainer reads next, after a claim was made or withdrawn. Spectators count for nothing."""
+        """Record what a trainer reads next, after a claim was made or withdrawn.
+
+        Spectators count for nothing.
+        """
         if not subscription.is_spectator:
             self._readers.move(subscription.number, subscription.course, subscription.next_sequence)
 
     def extend(self, subscription: Subscription, actions: list[Action]) -> None:
-        """Claim the next positions up to the end of the window, or note what blocks the next claim."""
+        """Claim all positions of the window, or note what blocks the next claim."""
         limit = subscription.consumed + subscription.window
         while subscription.next_sequence < limit:
             share = subscription.course.at(subscription.next_sequence)
@@ -124,7 +130,7 @@ class Claims:
                 self._place(subscription, claim, actions)
 
     def move(self, slot: Slot) -> None:
-        """Take all claims off ``slot``, whose batch will be handed to no trainer; they need another slot."""
+        """Take all claims off ``slot``, whose batch no trainer will get: they need another."""
         for number in slot.claims:
             subscription = self._subscriptions[number]
             for claim in subscription.claims:
@@ -144,7 +150,7 @@ class Claims:
         self.recount(subscription)
 
     def make_room(self, slots: int) -> None:
-        """Withdraw the farthest claims of those that use most, until the ring can promise ``slots`` more."""
+        """Withdraw claims of those that use most, until the ring can promise ``slots`` more."""
         while not self.has_room(slots):
             active = (one for one in self._subscriptions.values() if not one.ended)
             richest = max((one for one in active if one.claims), key=lambda one: one.usage)
@@ -154,10 +160,10 @@ class Claims:
             self.account(richest)
 
     def reclaim_samples(self) -> None:
-        """Give a waiting trainer's batch room for samples, in a live stream whose mailbox is full of others.
+        """Make room in a live stream's mailbox for the batch that a trainer waits for.
 
-        It takes the samples of batches that no trainer waits for: the trainer that did is gone, or was a
-        spectator. The claims on these batches are placed again.
+        It takes the samples of batches that no trainer waits for: the trainer that did is gone, or
+        was a spectator. The claims on these batches are placed again.
         """
         if self.supply.has_room:
             return
@@ -185,7 +191,10 @@ class Claims:
         return Position(0, position.step) if self._spec.repeats else position
 
     def _is_near(self, subscription: Subscription, position: Position) -> bool:
-        """Return whether slower trainers are near enough. A spectator keeps pace with no trainer."""
+        """Return whether slower trainers are near enough.
+
+        A spectator keeps pace with no trainer.
+        """
         is_in_step = subscription.is_spectator or self.pace.allows(subscription.course, position)
         return is_in_step and self.supply.may_claim(subscription, position)
 
@@ -208,14 +217,14 @@ class Claims:
         subscription.has_rows(claim.sequence)
         self.ring.claim(slot, subscription.number)
 
-    # --- what is filled next, and what trainers wait for --------------------------------------------------------------
+    # --- what is filled next, and what trainers wait for ------------------------------------------
 
     def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
-        """Return the filling that is needed most: (distance, worker time), its subscription and slot.
+        """Return the most urgent filling: (distance, worker time), its subscription and slot.
 
-        The batch that a trainer waits for comes first, then the nearest to its trainer, then that of the
-        subscription with the least worker time. No subscription counts as having had less than
-        ``least_served_s``: a trainer that wanted nothing for long has saved nothing up.
+        The batch that a trainer waits for comes first, then the nearest to its trainer, then that
+        of the subscription with the least worker time. No subscription counts as having had less
+        than ``least_served_s``: a trainer that wanted nothing for long has saved nothing up.
         """
         if not self.ring.pending:
             return None
@@ -233,7 +242,7 @@ class Claims:
         return best
 
     def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
-        """Cut pending rows of ``slot`` for an order: (first row, rows, their places in the mailbox)."""
+        """Cut rows of ``slot`` for an order: (first row, rows, their places in the mailbox)."""
         assert slot.position is not None
         if self.supply.bind(slot):
             for number in slot.claims:
@@ -242,7 +251,10 @@ class Claims:
         return first, rows, self.supply.mailbox.places(slot.position, first, rows)
 
     def account(self, subscription: Subscription) -> None:
-        """Count the time from now on for what a trainer waits for. Call it after each change of that."""
+        """Count the time from now on for what a trainer waits for.
+
+        Call it after each change of that.
+        """
         subscription.waits.turn(self.cause(subscription))
         subscription.short_of_memory.turn(on=subscription.is_short_of_memory)
 
@@ -262,7 +274,7 @@ class Claims:
         return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
 
     def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
-        """Return the nearest claim whose rows a worker can fill now: (claims before it, its slot)."""
+        """Return the nearest claim that a worker can fill now: (claims before it, its slot)."""
         for ahead, slot in subscription.unfilled(self.ring.pending):
             waits = subscription.waiting and ahead == 0
             if waits and subscription.is_spectator:

@@ -1,18 +1,20 @@
-"""Hands the batches of one stream to its trainers: admits, grants, releases, retries, refuses. Pure code.
+"""Hands the batches of one stream to its trainers: admits, grants, releases, retries, refuses.
 
-    Subscribe -> admit -> [ claim -> place in a slot -> (filled) -> grant a lease -> release ]*  -> end
+Pure code.
+
+    Subscribe -> admit -> [ claim -> find a slot -> (filled) -> grant a lease -> release ]* -> end
 
 ``claims`` has the rules for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
-After every event each subscription has all that it may have now, or ``Subscription.blocked`` says why
-not. ``Delivery.wake`` ends every event and tries the blocked ones again:
+After every event each subscription has all that it may have now, or ``Subscription.blocked`` says
+why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
 
     blocked by   the subscription                              is retried when
     NO_SLOT      has a claim, and no slot is idle for it       any event of the stream has happened
     NO_MEMORY    wants a claim that the ring cannot promise    the ring can promise one more slot
     RESERVED     has a ready batch, and its lease would leave  a newcomer would find room after
                  a newcomer no room                            one more lease
-    AHEAD        wants a position too far from the slowest     the slowest trainer has moved, or, in a
-                 trainer, or one that the ring cannot hold     live stream, a slot was let go
+    AHEAD        wants a position too far from the slowest     the slowest trainer has moved, or in
+                 trainer, or one that the ring cannot hold     a live stream, a slot was let go
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +34,8 @@ from batchd_wire.wording import counted
 REFILL_INTERVAL_S = 1.0
 """At most once in this time a batch is decoded again because a trainer reports a mismatch.
 
-Memory that often fails should be replaced, and a trainer that lies cannot keep the others waiting."""
+Memory that often fails should be replaced, and a trainer that lies cannot keep the others waiting.
+"""
 
 
 class Delivery:
@@ -56,7 +59,7 @@ class Delivery:
         self.mismatched_batches = 0
         self._refilled_s = -REFILL_INTERVAL_S
 
-    # --- what trainers do ---------------------------------------------------------------------------------------------
+    # --- what trainers do -------------------------------------------------------------------------
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
         """Admit a subscription, or refuse it with a reason; a refused one leaves nothing behind."""
@@ -102,7 +105,7 @@ class Delivery:
         for sequence, generation in pulled.released:
             self._release(subscription, sequence, generation)
         if not subscription.ended:
-            # A waiting trainer consumes a handle in flight without another `Pull`: count it as consumed.
+            # A waiting trainer consumes a handle in flight without another `Pull`: count it.
             self._consume(subscription, min(pulled.consumed + pulled.waiting, subscription.granted))
             subscription.waiting = pulled.waiting and pulled.consumed == subscription.granted
             is_being_sent = pulled.waiting and subscription.is_remote and pulled.consumed in subscription.leases
@@ -127,7 +130,7 @@ class Delivery:
         self.wake(actions)
 
     def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
-        """A trainer got other bytes than were written: hand the slot, which may be faulty, to no other trainer."""
+        """Refill a batch that a trainer got wrong: hand out its slot, perhaps faulty, no more."""
         if self.retired is not None:
             return  # the trainer asks the stream that replaced this one
         subscription = self.subscriptions[event.subscription]
@@ -149,13 +152,13 @@ class Delivery:
             self.wake(actions)
 
     def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
-        """End subscriptions, with their leases from sequence ``leases_from`` on (None: trainers keep all)."""
+        """End subscriptions, and their leases from ``leases_from`` on (None: keep all)."""
         for subscription in subscriptions:
             self._end(subscription, leases_from)
         self.wake(actions)
         self._answer_hoarders(actions)
 
-    # --- what workers do ----------------------------------------------------------------------------------------------
+    # --- what workers do --------------------------------------------------------------------------
 
     def filled(self, slot: Slot, actions: list[Action]) -> None:
         """Every row is in the slot: hand it to the trainers that claimed it."""
@@ -179,7 +182,7 @@ class Delivery:
         self.wake(actions)
 
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
-        """Place the claims of a slot without memory elsewhere; return why the stream stops if too few are left."""
+        """Forget a slot without memory; return why the stream stops if too few are left."""
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
         self.ring.remove(slot)
@@ -193,10 +196,10 @@ class Delivery:
         self._answer_hoarders(actions)
         return None
 
-    # --- the life of the stream ---------------------------------------------------------------------------------------
+    # --- the life of the stream -------------------------------------------------------------------
 
     def stop(self, text: str, actions: list[Action]) -> None:
-        """Fill nothing any more, because the stream cannot go on, and tell the trainers that wait."""
+        """Stop the stream, which cannot go on, and tell the trainers that wait."""
         self.stopped = text
         for subscription in self._active():
             self.claims.withdraw(subscription, 0)
@@ -222,7 +225,7 @@ class Delivery:
         actions.append(CreateSlot(self.spec.number, slot.number))
 
     def free_idle(self) -> list[int]:
-        """Forget the slots of a retired stream that no process reads or writes; return their numbers."""
+        """Forget the idle slots of a retired stream; return their numbers."""
         idle = sorted(self.ring.idle.slots)
         for number in idle:
             self.ring.drop(self.ring.slots[number])
@@ -238,13 +241,13 @@ class Delivery:
         while self.claims.pace.has_moved() or self.supply.has_changed():
             self._retry(self._blocked_by(Blocked.AHEAD), actions)
 
-    # --- the steps ----------------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
     def _blocked_by(self, *reasons: Blocked) -> list[Subscription]:
         return [one for one in self.subscriptions.values() if one.blocked and not one.blocked.isdisjoint(reasons)]
 
     def _retry(self, subscriptions: Iterable[Subscription], actions: list[Action]) -> None:
-        """Advance subscriptions: those below their fair share first, then those with the least worker time."""
+        """Advance subscriptions: below their fair share first, then by their worker time."""
         fair_slots = self.claims.fair_slots
         for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
             self._advance(subscription, actions)
@@ -314,7 +317,10 @@ class Delivery:
             self.supply.handed_over(claim.share.position, actions)
 
     def _consume(self, subscription: Subscription, consumed: int) -> None:
-        """Note how far a trainer is. A smaller number than before was overtaken by a later message."""
+        """Note how far a trainer is.
+
+        A smaller number than before was overtaken by a later message.
+        """
         if consumed > subscription.consumed:
             subscription.consumed = consumed
             self._set_pace(subscription)
@@ -324,7 +330,10 @@ class Delivery:
             self.claims.pace.stands(subscription.number, subscription.course, subscription.consumed)
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
-        """End a lease. A release that names no lease or another generation may be a repetition: ignore it."""
+        """End a lease.
+
+        A release that names no lease or another generation may be a repetition: ignore it.
+        """
         lease = subscription.leases.get(sequence)
         if lease is None or lease.generation != generation:
             return
@@ -353,11 +362,11 @@ class Delivery:
         self._forget_if_over(subscription)
 
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
-        """Refuse a trainer that waits in vain: the stream stopped, or the trainer itself holds all it may hold."""
+        """Refuse a trainer that waits in vain: the stream stopped, or it holds all it may."""
         problem = self.verdict
         if problem is None:
             if subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
-                return  # a claim will be filled, a batch in flight will be sent, and the course may be over
+                return  # claims will be filled, batches will be sent, the course may be over
             slots, held = self.ring.slots_max, len(subscription.leases)
             others = sum(
                 len(one.leases) if one.ended else ENTITLEMENT_SLOTS
@@ -372,7 +381,7 @@ class Delivery:
         actions.append(Refuse(subscription.session, 0, subscription.number, *problem))
 
     def _answer_hoarders(self, actions: list[Action]) -> None:
-        """Refuse the waiting trainers that cannot get a batch any more, after the ring can promise less."""
+        """Refuse the waiting trainers that can get no batch, after the ring can promise less."""
         for subscription in self._active():
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)

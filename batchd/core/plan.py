@@ -1,17 +1,19 @@
-"""Which sample is in which row of which batch: a pure function of (seed, epoch). Daemon and workers use it.
+"""Which sample is in which row of which batch: a pure function of (seed, epoch).
+
+Daemon and workers use it.
 
     place in the epoch   0 ............ B-1 | B ........... 2B-1 | ...            | samples-1
-    batch (step)              step 0        |      step 1        | ...            | last, perhaps partial
+    batch (step)              step 0        |      step 1        | ...            | last, or partial
     sample index         shuffle(place; seed, epoch), or the place itself without shuffling
 
-The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the rest:
-a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few values that
-land outside (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). With a near the
-root of the length, at most about one value in a walks. The round function is a 64-bit mixer: this is a
-shuffle, not a cipher.
+The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the
+rest: a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few
+values that land outside (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
+2002). With a near the root of the length, at most about one value in a walks. The round function is
+a 64-bit mixer: this is a shuffle, not a cipher.
 
-Invariants: a position names the same samples in the same rows for ever, whatever workers, trainers, clocks
-and crashes do; for each key, ``Permutation`` maps [0, length) onto itself, every index once.
+Invariants: a position names the same samples in the same rows for ever, whatever workers, trainers,
+clocks and crashes do; for each key, ``Permutation`` maps [0, length) onto itself, every index once.
 """
 
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ Indices = NDArray[np.uint64]
 
 
 class Permutation:
-    """One shuffle of [0, length), chosen by ``key`` (any whole numbers, such as a seed and an epoch).
+    """One shuffle of [0, length), chosen by ``key``: integers such as a seed and an epoch.
 
     Raises ``ValueError`` for a length outside 1 to ``LENGTH_MAX``.
     """
@@ -76,7 +78,7 @@ class Permutation:
 
 
 def _mix(values: Indices, key: np.uint64) -> Indices:
-    """Mix 64 bits well (SplitMix64's finaliser) and keep 32, so that adding a half cannot overflow."""
+    """Mix 64 bits well (SplitMix64's finaliser); keep 32, so that a sum cannot overflow."""
     mixed = values + key
     mixed ^= mixed >> np.uint64(30)
     mixed *= _MIX_1
@@ -119,7 +121,7 @@ def _mix_number(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The arithmetic of a stream; ``samples``, ``batch_size`` and the batches of an epoch are at least 1."""
+    """The arithmetic of a stream. Samples, batch size and batches per epoch are at least 1."""
 
     samples: int
     batch_size: int
@@ -135,11 +137,11 @@ class Plan:
         return -(-self.samples // self.batch_size)
 
     def rows(self, step: int) -> int:
-        """Return the samples in batch ``step``: ``batch_size``, or fewer in a partial last batch."""
+        """Return the rows of batch ``step``: ``batch_size``, or fewer in a partial last one."""
         return min(self.batch_size, self.samples - step * self.batch_size)
 
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
-        """Return the sample indices of rows ``first`` to ``first + count`` of a position: int64 ``[count]``."""
+        """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""
         start = position.step * self.batch_size + first
         places = np.arange(start, start + count, dtype=np.uint64)
         if not self.shuffle:
@@ -147,7 +149,7 @@ class Plan:
         return _permutation(self.samples, self.seed, position.epoch)(places).astype(np.int64)
 
     def substitute(self, epoch: int, sample: int, attempt: int) -> int:
-        """Return the substitute of a bad sample at try ``attempt`` (from 1): always the same other sample."""
+        """Return the substitute of a bad sample at try ``attempt``, from 1: always the same."""
         if self.samples == 1:
             return sample
         return (sample + 1 + mixed((self.seed, epoch, sample, attempt)) % (self.samples - 1)) % self.samples

@@ -4,19 +4,20 @@
               |                                                                     ^
               +-------(not claimed, no order under way)-----------------------------+
 
-Invariants: a slot is taken only when no trainer leases or claims it and no worker has an order for it;
-each position is in at most one slot; a slot's generation grows by one each time it is taken; ``idle``
-has exactly the slots that may be taken; ``pending`` has exactly those with rows that no worker has.
+Invariants: a slot is taken only when no trainer leases or claims it and no worker has an order for
+it; each position is in at most one slot; a slot's generation grows by one each time it is taken;
+``idle`` has exactly the slots that may be taken; ``pending`` has exactly those with rows that no
+worker has.
 
 Idle slots are filed so that the one to evict is found without a look at all of them:
 
     loose     examined when a slot is wanted: no reader needs it, or that is not known yet
     filed     under a reader that needs it, at its place in the course of that reader
 
-Readers only move towards what is filed under them, so the order within a file stays. Another reader can
-only be nearer than the one that a slot is filed under. So the farthest among the last slots of all files
-is the one that is needed last, once an examination of its readers confirms that; a slot whose nearest
-reader has changed is filed again.
+Readers only move towards what is filed under them, so the order within a file stays. Another reader
+can only be nearer than the one that a slot is filed under. So the farthest among the last slots of
+all files is the one that is needed last, once an examination of its readers confirms that; a slot
+whose nearest reader has changed is filed again.
 
 Invariant: no slot is needed later than its file says.
 """
@@ -29,7 +30,7 @@ from batchd_wire.position import Position
 
 
 class Fill:
-    """The rows of one batch still to be filled: cut into orders on demand, put back when a worker dies."""
+    """The rows of one batch still to be filled: cut into orders, put back when a worker dies."""
 
     __slots__ = ("_pending", "rows", "under_way")
 
@@ -197,7 +198,10 @@ class Idle:
 
 
 class Ring:
-    """The slots of one stream, made one by one up to ``slots_max``. ``readers`` need what is in them."""
+    """The slots of one stream, made one by one up to ``slots_max``.
+
+    ``readers`` need what is in them.
+    """
 
     def __init__(self, slots_max: int, readers: Readers) -> None:
         self.slots_max = slots_max
@@ -236,7 +240,7 @@ class Ring:
         return len(self.slots) < self.slots_max
 
     def choose(self) -> Slot | None:
-        """Return the idle slot whose position is needed last (Bélády's rule), or None where none is idle.
+        """Return the idle slot that is needed last (Bélády's rule), or None without one.
 
         A slot that is needed again is evicted only when the ring cannot grow.
         """
@@ -267,13 +271,16 @@ class Ring:
         return rows
 
     def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]]) -> None:
-        """Have the rows of an order that was not carried out filled again, as ``Fill.put_back`` does."""
+        """Have the rows of a failed order filled again, as ``Fill.put_back`` does."""
         assert slot.fill is not None, f"slot {slot.number} is not being filled"
         slot.fill.put_back(order, parts)
         self.pending.add(slot.number)
 
     def spoil(self, slot: Slot) -> None:
-        """Never hand out again what is in a ready slot; its leases go on. Paired with ``Claims.move``."""
+        """Never hand out again what is in a ready slot; its leases go on.
+
+        Paired with ``Claims.move``.
+        """
         assert slot.position is not None, f"slot {slot.number} holds nothing"
         del self._by_position[slot.position]
         slot.position = None
@@ -293,6 +300,6 @@ class Ring:
         self.idle.remove(slot.number)
 
     def let_go(self, slot: Slot) -> None:
-        """Note that a lease, a claim, an order or the filling of a slot has ended: it may be idle now."""
+        """File a slot as idle if it is, after a lease, claim, order or filling has ended."""
         if slot.is_idle:
             self.idle.put(slot.number, slot.position if slot.is_ready else None)

@@ -1,9 +1,9 @@
-"""The daemon's state: one event and the time go in, a list of actions comes out. Nobody's process.
+"""The daemon's state: one event and the time go in, a list of actions comes out. Pure code.
 
     event, now --> handle --> [what the event means] --> [orders for idle workers] --> actions
 
-It is the only thing that changes streams, rings, subscriptions and the fleet, and it never asks the world: tests drive it
-without any process, and the same events always give the same actions.
+Only ``handle`` changes streams, rings, subscriptions and the fleet, and it never asks the world.
+Tests drive it without any process, and the same events always give the same actions.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,9 +46,9 @@ from batchd.core.subscription import Subscription
 from batchd_wire.codes import ErrorCode
 
 TICK_S = 0.5
-"""How often ``Ticked`` comes."""
+"""The interval of ``Ticked``."""
 GAP_S = 2.0
-"""A longer pause between two ticks was not ours, so it is not held against anybody."""
+"""A longer pause between two ticks stopped the whole machine: it counts towards no time-out."""
 
 
 DRAINING: Refusal = (ErrorCode.DRAINING, "the daemon is shutting down")
@@ -71,7 +71,7 @@ class DaemonState:
     def __init__(self, specs: list[StreamSpec], workers: int, *, sample_timeout_s: float, chunk_rows_max: int) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
-        """By number; also those that are not served any more and mean something to somebody still."""
+        """By number; also retired streams that trainers, workers or producers still use."""
         self._retired: set[int] = set()
         self.fleet = Fleet(workers, sample_timeout_s)
         self.draining = False
@@ -82,7 +82,7 @@ class DaemonState:
         self._last_order = 0
         self._last_tick_s: float | None = None
         self._served_s = 0.0
-        """What the subscription that was last served had had before; it never falls."""
+        """The worker time that the last served subscription had had before; it never falls."""
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             SubscriptionAsked: self._subscribe,
             Pulled: self._pulled,
@@ -108,7 +108,7 @@ class DaemonState:
         }
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event in, at ``now`` (seconds of a clock that never goes back); say what shall be done, in order."""
+        """Handle an event at ``now``, in seconds of a monotonic clock; return the actions."""
         actions: list[Action] = []
         self._moment.now_s = now
         self._handlers[type(event)](event, now, actions)
@@ -122,16 +122,16 @@ class DaemonState:
 
     @property
     def is_drained(self) -> bool:
-        """Nothing new is begun, and nothing is under way."""
+        """Whether nothing new is begun, and no order is under way."""
         return self.draining and not self.fleet.has_orders
 
     @property
     def has_all_slots(self) -> bool:
-        """Has every ring all the slots that it can have?"""
+        """Whether every ring has all the slots that it can have."""
         return self._growing() is None
 
     def statistics(self, now: float | None = None) -> DaemonStatistics:
-        """Everything that can be counted, up to ``now``; up to the last event where nobody says how late it is."""
+        """Return all counters up to ``now``; None: up to the last event."""
         if now is not None:
             self._moment.now_s = now
         return DaemonStatistics(
@@ -147,7 +147,7 @@ class DaemonState:
         """The numbers of the streams that are served, by name."""
         return self._numbers
 
-    # --- trainers -----------------------------------------------------------------------------------------------------
+    # --- trainers ---------------------------------------------------------------------------------
 
     def _subscribe(self, event: SubscriptionAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
@@ -207,7 +207,7 @@ class DaemonState:
                 mailbox.end(event.session, actions)
 
     def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
-        """Only the session that made a subscription may speak for it."""
+        """Return a subscription and its delivery; None where another session made it."""
         stream = self._stream_of.get(number)
         subscription = stream.delivery.subscriptions[number] if stream is not None else None
         if stream is None or subscription is None or subscription.session != session:
@@ -218,7 +218,7 @@ class DaemonState:
         if number not in self._stream_of[number].delivery.subscriptions:
             del self._stream_of[number]
 
-    # --- producers ----------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
     def _produce(self, event: ProducerAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
@@ -257,26 +257,26 @@ class DaemonState:
         if mailbox is None:
             actions.append(Refuse(event.session, event.request, 0, *_not_yours(event.stream)))
         elif verdict is not None and self.streams[event.stream].delivery.retired is not None:
-            actions.append(Refuse(event.session, event.request, 0, *verdict))  # nobody will ever read it there
+            actions.append(Refuse(event.session, event.request, 0, *verdict))  # no trainer reads it
         elif not mailbox.push(event.session, event.request, event.place, actions):
             text = f"place {event.place} of the mailbox was not lent to this producer"
             actions.append(Refuse(event.session, event.request, 0, ErrorCode.PLACE_NOT_LENT, text))
 
     def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, Refusal | None]:
-        """The mailbox of which a session is a producer, and why its stream does not go on, if it does not."""
+        """Return the mailbox that a session pushes into, and why its stream has stopped."""
         stream = self.streams.get(number)
         if stream is None or not stream.delivery.supply.mailbox.has(session):
             return None, None
         return stream.delivery.supply.mailbox, stream.delivery.verdict
 
-    # --- workers ------------------------------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
     def _worker_ready(self, event: WorkerReady, _now: float, _actions: list[Action]) -> None:
         self.fleet.is_up(event.worker)
 
     def _parts_named(self, event: PartsNamed, _now: float, _actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
-        if stream is not None:  # a worker that says nonsense shall not end the daemon
+        if stream is not None:  # a worker's invalid message must not end the daemon
             stream.work.name_parts(event.parts)
 
     def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
@@ -291,7 +291,7 @@ class DaemonState:
         self.fleet.observe(event.worker, event.note, now, actions)
 
     def _worker_gone(self, event: WorkerGone, now: float, actions: list[Action]) -> None:
-        """Have its orders carried out by others; only the one it had in hand is under suspicion."""
+        """Give a dead worker's orders to others; only the one that it had in hand is suspected."""
         worker = self.fleet.gone(event.worker, now)
         orders = list(worker.orders.values())
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
@@ -307,12 +307,12 @@ class DaemonState:
     def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is None:
-            return  # it has ended meanwhile
+            return  # the stream has ended meanwhile
         for order in stream.slot_lost(event.slot, event.reason, actions):
             self.fleet.recall(order)
 
     def _growing(self) -> Delivery | None:
-        """A stream that is served and whose ring can grow."""
+        """Return a served stream whose ring can grow."""
         deliveries = (self.streams[number].delivery for number in self._numbers.values())
         return next((one for one in deliveries if one.verdict is None and one.ring.can_grow), None)
 
@@ -330,7 +330,7 @@ class DaemonState:
         self.fleet.kill_late_leavers(now, actions)
 
     def _reconfigure(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
-        """Change what is served in one step. Streams that are not named go on as if nothing had happened."""
+        """Change what is served in one step. Streams that are not named go on unchanged."""
         for numbers, problem in ((event.removed, _removed), (event.replaced, _replaced)):
             for number in numbers:
                 stream = self.streams[number]
@@ -350,7 +350,7 @@ class DaemonState:
         self.draining = self.fleet.is_ending = True
 
     def _order_chunks(self, now: float, actions: list[Action]) -> None:
-        """Give every worker that has time the rows that are needed most."""
+        """Give every worker that takes an order the rows that are needed most."""
         if self.draining:
             return
         while (worker := self.fleet.free()) is not None:

@@ -1,17 +1,17 @@
 """How a stream's batches get their samples: a policy object of the ring's rules. Pure code.
 
-``Supply`` is for stored samples: every batch can be filled at any time, and again. ``LiveSupply`` is
-for samples that producers push. A live position has no content until its samples are in the mailbox
-(see ``mailbox``), and an evicted one is lost. What trainers can still read is a stretch of positions
-that moves forward, counted in the batches of the stream:
+``Supply`` is for stored samples: every batch can be filled at any time, and again. ``LiveSupply``
+is for samples that producers push. A live position has no content until its samples are in the
+mailbox (see ``mailbox``), and an evicted one is lost. What trainers can still read is a stretch of
+positions that moves forward, counted in the batches of the stream:
 
     lost | in the ring, or filled from the next samples ...
          ^ kept_from        ^ slowest        ^ claimed_to
 
 Invariant of a live stream: the ring can hold all positions from the slowest trainer to the farthest
-claim, beside the slots that are in use elsewhere (leases behind the slowest trainer, and the batches
-that spectators look at). Claims that would break it are refused, and a new subscription begins
-behind all lost positions, near enough to the others.
+claim, beside the slots that are in use elsewhere (leases behind the slowest trainer, and the
+batches that spectators look at). Claims that would break it are refused, and a new subscription
+begins behind all lost positions, near enough to the others.
 """
 
 from batchd.core.actions import Action
@@ -59,7 +59,7 @@ class Supply:
         return True
 
     def may_fill(self, _slot: Slot, *, waits: bool) -> bool:  # noqa: ARG002  a live stream's rule needs it
-        """Return whether a worker can fill the batch now; ``waits``: a trainer stands still for it."""
+        """Return whether a worker can fill the batch now; ``waits``: a trainer waits for it."""
         return True
 
     def bind(self, _slot: Slot) -> bool:
@@ -74,7 +74,7 @@ class Supply:
         self._ring.let_go(slot)
 
     def take_back(self, slot: Slot) -> None:
-        """Drop the batch of ``slot``, which has no claims; its samples become the next ones again."""
+        """Drop the batch of ``slot``, which has no claims: its samples come next again."""
         assert slot.position is not None
         self.mailbox.unbind(slot.position)
         if slot.is_idle:
@@ -114,7 +114,7 @@ class LiveSupply(Supply):
         self._lost_batches = 0
 
     def beginning(self, asked: SubscriptionAsked) -> Position:
-        """Return the position asked for, moved behind all lost ones; ranks stay in the same rounds."""
+        """Return the position asked for, or one behind all lost ones in the same rounds."""
         start, steps = super().beginning(asked), self._plan.steps
         if not 0 < asked.world_size <= steps:
             return start
@@ -130,7 +130,8 @@ class LiveSupply(Supply):
     def may_claim(self, subscription: Subscription, position: Position) -> bool:
         """Return whether the ring can hold ``position``. A spectator gets one look at the stream.
 
-        A look at a position that no trainer will read takes a slot which the ring must be able to spare.
+        A look at a position that no trainer will read takes a slot which the ring must be able to
+        spare.
         """
         slowest = self._pace.slowest
         if slowest is not None:
@@ -148,7 +149,7 @@ class LiveSupply(Supply):
         self._claimed_to = max(self._claimed_to, place_of(self._plan, position) + 1)
 
     def replaced(self, slot: Slot) -> None:
-        """Move the beginning of the stretch behind a batch that trainers got; count it if one misses it."""
+        """Move the beginning of the stretch; count a batch that a trainer still wants as lost."""
         if slot.grants and slot.position is not None:
             self._kept_from = max(self._kept_from, place_of(self._plan, slot.position) + 1)
             self._lost_batches += self._readers.nearest(slot.position) is not None
@@ -176,9 +177,9 @@ class LiveSupply(Supply):
         self.mailbox.release(position, actions)
 
     def let_go(self, slot: Slot) -> None:
-        """Take a batch back that no trainer got and none claims: its samples are the next ones again.
+        """Take back a batch that no trainer got and none claims.
 
-        A spectator may still look at it, as long as the ring can do without its slot.
+        Its samples come next again. A spectator may look at it while the ring can spare its slot.
         """
         super().let_go(slot)
         self._has_changed = True
@@ -193,7 +194,7 @@ class LiveSupply(Supply):
         return self.mailbox.has_room_for_one()
 
     def reclaimable(self, awaited: set[int]) -> Slot | None:
-        """Return the farthest batch that has samples, is not being written and is not ``awaited``."""
+        """Return the farthest batch with samples that is neither being written nor ``awaited``."""
         bound = (
             (slot.position, slot)
             for slot in self._ring.slots.values()
@@ -214,12 +215,12 @@ class LiveSupply(Supply):
         return self.mailbox.statistics(self._lost_batches)
 
     def _spares_one(self) -> bool:
-        """Return whether the ring could keep all that trainers claimed if one more slot were in use."""
+        """Return whether the ring could keep all claimed positions with one slot less."""
         slowest = self._pace.slowest
         return slowest is None or self._claimed_to - slowest + self._used_beside(slowest) < self._ring.slots_max
 
     def _used_beside(self, first: int) -> int:
-        """Count slots, leased or claimed, of positions outside the ring's length from ``first`` on."""
+        """Count the used slots of positions outside one ring's length from ``first`` on."""
         used = [slot.position for slot in self._ring.slots.values() if slot.leases or slot.claims]
         stretch = range(first, first + self._ring.slots_max)
         return sum(position is None or place_of(self._plan, position) not in stretch for position in used)
