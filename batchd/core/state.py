@@ -9,40 +9,16 @@ Tests drive it without any process, and the same events always give the same act
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from batchd.core import events as ev
 from batchd.core.actions import Action, AdmitProducer, OrderChunk, Refuse
 from batchd.core.admission import Refusal, not_live, unknown_stream
 from batchd.core.delivery import Delivery
-from batchd.core.events import (
-    BatchMismatched,
-    BatchSent,
-    ChunkDone,
-    DrainAsked,
-    Event,
-    PartsNamed,
-    PlaceAsked,
-    PlaceWithdrawn,
-    ProducerAsked,
-    Pulled,
-    Reconfigured,
-    SamplePushed,
-    SessionCutOff,
-    SessionEnded,
-    SlotLost,
-    SlotWanted,
-    SubscriptionAsked,
-    SubscriptionEnded,
-    Ticked,
-    WorkerGone,
-    WorkerObserved,
-    WorkerReady,
-)
 from batchd.core.fleet import Fleet, Order
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
 from batchd.core.spec import StreamSpec
 from batchd.core.statistics import DaemonStatistics
 from batchd.core.stream import Stream
-from batchd.core.subscription import Subscription
 from batchd_wire.codes import ErrorCode
 
 TICK_S = 0.5
@@ -84,30 +60,30 @@ class DaemonState:
         self._served_s = 0.0
         """The worker time that the last served subscription had had before; it never falls."""
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
-            SubscriptionAsked: self._subscribe,
-            Pulled: self._pulled,
-            BatchSent: self._sent,
-            BatchMismatched: self._mismatched,
-            SubscriptionEnded: self._end_subscription,
-            ProducerAsked: self._produce,
-            PlaceAsked: self._place_asked,
-            PlaceWithdrawn: self._place_withdrawn,
-            SamplePushed: self._pushed,
-            SessionEnded: self._end_session,
-            SessionCutOff: self._end_session,
-            WorkerReady: self._worker_ready,
-            PartsNamed: self._parts_named,
-            ChunkDone: self._chunk_done,
-            WorkerObserved: self._worker_observed,
-            WorkerGone: self._worker_gone,
-            SlotLost: self._slot_lost,
-            SlotWanted: self._slot_wanted,
-            Ticked: self._ticked,
-            Reconfigured: self._reconfigure,
-            DrainAsked: self._drain,
+            ev.SubscriptionAsked: self._subscribe,
+            ev.Pulled: self._pulled,
+            ev.BatchSent: self._sent,
+            ev.BatchMismatched: self._mismatched,
+            ev.SubscriptionEnded: self._end_subscription,
+            ev.ProducerAsked: self._produce,
+            ev.PlaceAsked: self._place_asked,
+            ev.PlaceWithdrawn: self._place_withdrawn,
+            ev.SamplePushed: self._pushed,
+            ev.SessionEnded: self._end_session,
+            ev.SessionCutOff: self._end_session,
+            ev.WorkerReady: self._worker_ready,
+            ev.PartsNamed: self._parts_named,
+            ev.ChunkDone: self._chunk_done,
+            ev.WorkerObserved: self._worker_observed,
+            ev.WorkerGone: self._worker_gone,
+            ev.SlotLost: self._slot_lost,
+            ev.SlotWanted: self._slot_wanted,
+            ev.Ticked: self._ticked,
+            ev.Reconfigured: self._reconfigure,
+            ev.DrainAsked: self._drain,
         }
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Handle an event at ``now``, in seconds of a monotonic clock; return the actions."""
         actions: list[Action] = []
         self._moment.now_s = now
@@ -149,7 +125,7 @@ class DaemonState:
 
     # --- trainers ---------------------------------------------------------------------------------
 
-    def _subscribe(self, event: SubscriptionAsked, _now: float, actions: list[Action]) -> None:
+    def _subscribe(self, event: ev.SubscriptionAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
         if self.draining:
             problem = DRAINING
@@ -162,38 +138,32 @@ class DaemonState:
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _pulled(self, event: Pulled, _now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is None:
+    def _pulled(self, event: ev.Pulled, _now: float, actions: list[Action]) -> None:
+        delivery = self._delivery(event.session, event.subscription)
+        if delivery is None:
             text = f"subscription {event.subscription} is not one of this session"
             actions.append(Refuse(event.session, 0, event.subscription, ErrorCode.UNKNOWN_SUBSCRIPTION, text))
             return
-        delivery, _subscription = found
         delivery.pull(event, actions)
         self._forget_if_over(event.subscription)
 
-    def _sent(self, event: BatchSent, _now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is not None:
-            delivery, _subscription = found
+    def _sent(self, event: ev.BatchSent, _now: float, actions: list[Action]) -> None:
+        if delivery := self._delivery(event.session, event.subscription):
             delivery.sent(event, actions)
             self._forget_if_over(event.subscription)
 
-    def _mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is not None:
-            delivery, _subscription = found
+    def _mismatched(self, event: ev.BatchMismatched, now: float, actions: list[Action]) -> None:
+        if delivery := self._delivery(event.session, event.subscription):
             delivery.mismatched(event, now, actions)
 
-    def _end_subscription(self, event: SubscriptionEnded, _now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is not None:
-            delivery, subscription = found
+    def _end_subscription(self, event: ev.SubscriptionEnded, _now: float, actions: list[Action]) -> None:
+        if delivery := self._delivery(event.session, event.subscription):
+            subscription = delivery.subscriptions[event.subscription]
             delivery.end([subscription], actions, leases_from=event.consumed)
             self._forget_if_over(event.subscription)
 
-    def _end_session(self, event: SessionEnded | SessionCutOff, _now: float, actions: list[Action]) -> None:
-        leases_from = 0 if isinstance(event, SessionEnded) else None
+    def _end_session(self, event: ev.SessionEnded | ev.SessionCutOff, _now: float, actions: list[Action]) -> None:
+        leases_from = 0 if isinstance(event, ev.SessionEnded) else None
         for stream in self.streams.values():
             ended = [one for one in stream.delivery.subscriptions.values() if one.session == event.session]
             if ended:
@@ -206,13 +176,12 @@ class DaemonState:
             else:
                 mailbox.end(event.session, actions)
 
-    def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
-        """Return a subscription and its delivery; None where another session made it."""
+    def _delivery(self, session: int, number: int) -> Delivery | None:
+        """Return the delivery of a subscription; None where another session made it."""
         stream = self._stream_of.get(number)
-        subscription = stream.delivery.subscriptions[number] if stream is not None else None
-        if stream is None or subscription is None or subscription.session != session:
+        if stream is None or stream.delivery.subscriptions[number].session != session:
             return None
-        return stream.delivery, subscription
+        return stream.delivery
 
     def _forget_if_over(self, number: int) -> None:
         if number not in self._stream_of[number].delivery.subscriptions:
@@ -220,7 +189,7 @@ class DaemonState:
 
     # --- producers --------------------------------------------------------------------------------
 
-    def _produce(self, event: ProducerAsked, _now: float, actions: list[Action]) -> None:
+    def _produce(self, event: ev.ProducerAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
         if self.draining:
             problem = DRAINING
@@ -234,7 +203,7 @@ class DaemonState:
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _place_asked(self, event: PlaceAsked, _now: float, actions: list[Action]) -> None:
+    def _place_asked(self, event: ev.PlaceAsked, _now: float, actions: list[Action]) -> None:
         mailbox, verdict = self._mailbox(event.session, event.stream)
         if self.draining:
             problem = DRAINING
@@ -247,12 +216,12 @@ class DaemonState:
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _place_withdrawn(self, event: PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
+    def _place_withdrawn(self, event: ev.PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
         mailbox, _verdict = self._mailbox(event.session, event.stream)
         if mailbox is not None:
             mailbox.withdraw(event.session, actions)
 
-    def _pushed(self, event: SamplePushed, _now: float, actions: list[Action]) -> None:
+    def _pushed(self, event: ev.SamplePushed, _now: float, actions: list[Action]) -> None:
         mailbox, verdict = self._mailbox(event.session, event.stream)
         if mailbox is None:
             actions.append(Refuse(event.session, event.request, 0, *_not_yours(event.stream)))
@@ -271,15 +240,15 @@ class DaemonState:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _worker_ready(self, event: WorkerReady, _now: float, _actions: list[Action]) -> None:
+    def _worker_ready(self, event: ev.WorkerReady, _now: float, _actions: list[Action]) -> None:
         self.fleet.is_up(event.worker)
 
-    def _parts_named(self, event: PartsNamed, _now: float, _actions: list[Action]) -> None:
+    def _parts_named(self, event: ev.PartsNamed, _now: float, _actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is not None:  # a worker's invalid message must not end the daemon
             stream.work.name_parts(event.parts)
 
-    def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
+    def _chunk_done(self, event: ev.ChunkDone, _now: float, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
         if event.order not in worker.orders:
             self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
@@ -287,10 +256,10 @@ class DaemonState:
         order = self.fleet.done(worker, event.order, event.work.busy_us)
         self.streams[order.stream].chunk_done(order, event, actions)
 
-    def _worker_observed(self, event: WorkerObserved, now: float, actions: list[Action]) -> None:
+    def _worker_observed(self, event: ev.WorkerObserved, now: float, actions: list[Action]) -> None:
         self.fleet.observe(event.worker, event.note, now, actions)
 
-    def _worker_gone(self, event: WorkerGone, now: float, actions: list[Action]) -> None:
+    def _worker_gone(self, event: ev.WorkerGone, now: float, actions: list[Action]) -> None:
         """Give a dead worker's orders to others; only the one that it had in hand is suspected."""
         worker = self.fleet.gone(event.worker, now)
         orders = list(worker.orders.values())
@@ -304,7 +273,7 @@ class DaemonState:
             self.streams[orders[0].stream].died_between_samples(event, actions)
         self.fleet.spawn_due(now, actions)
 
-    def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:
+    def _slot_lost(self, event: ev.SlotLost, _now: float, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is None:
             return  # the stream has ended meanwhile
@@ -316,12 +285,12 @@ class DaemonState:
         deliveries = (self.streams[number].delivery for number in self._numbers.values())
         return next((one for one in deliveries if one.verdict is None and one.ring.can_grow), None)
 
-    def _slot_wanted(self, _event: SlotWanted, _now: float, actions: list[Action]) -> None:
+    def _slot_wanted(self, _event: ev.SlotWanted, _now: float, actions: list[Action]) -> None:
         delivery = self._growing()
         if delivery is not None:
             delivery.extend_ring(actions)
 
-    def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
+    def _ticked(self, _event: ev.Ticked, now: float, actions: list[Action]) -> None:
         if self._last_tick_s is not None and now - self._last_tick_s > GAP_S:
             self.fleet.forgive(now - self._last_tick_s, now)
         self._last_tick_s = now
@@ -329,7 +298,7 @@ class DaemonState:
         self.fleet.kill_late_starters(now, actions)
         self.fleet.kill_late_leavers(now, actions)
 
-    def _reconfigure(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
+    def _reconfigure(self, event: ev.Reconfigured, now: float, actions: list[Action]) -> None:
         """Change what is served in one step. Streams that are not named go on unchanged."""
         for numbers, problem in ((event.removed, _removed), (event.replaced, _replaced)):
             for number in numbers:
@@ -346,7 +315,7 @@ class DaemonState:
         self.fleet.resize(event.workers, now, renews=event.renews_workers)
         self.fleet.spawn_due(now, actions)
 
-    def _drain(self, _event: DrainAsked, _now: float, _actions: list[Action]) -> None:
+    def _drain(self, _event: ev.DrainAsked, _now: float, _actions: list[Action]) -> None:
         self.draining = self.fleet.is_ending = True
 
     def _order_chunks(self, now: float, actions: list[Action]) -> None:
