@@ -1,6 +1,4 @@
-"""The claims of a stream's subscriptions: who may have one more slot, and which slot it is.
-
-Pure code.
+"""Which subscription of a stream may claim one more slot, and which slot it is. Pure code.
 
     next position of a trainer -> claim -> slot: one that holds it, or one that is taken for it
 
@@ -95,10 +93,7 @@ class Claims:
     # --- making claims and taking them back -------------------------------------------------------
 
     def next_is(self, subscription: Subscription) -> None:
-        """Record what a trainer reads next, after a claim was made or withdrawn.
-
-        Spectators count for nothing.
-        """
+        """Record what a trainer (no spectator) reads next, whenever its claims change."""
         if not subscription.is_spectator:
             self._readers.move(subscription.number, subscription.course, subscription.next_sequence)
 
@@ -191,10 +186,7 @@ class Claims:
         return Position(0, position.step) if self._spec.repeats else position
 
     def _is_near(self, subscription: Subscription, position: Position) -> bool:
-        """Return whether slower trainers are near enough.
-
-        A spectator keeps pace with no trainer.
-        """
+        """Return whether slower trainers are near enough; a spectator ignores them."""
         is_in_step = subscription.is_spectator or self.pace.allows(subscription.course, position)
         return is_in_step and self.supply.may_claim(subscription, position)
 
@@ -251,10 +243,7 @@ class Claims:
         return first, rows, self.supply.mailbox.places(slot.position, first, rows)
 
     def account(self, subscription: Subscription) -> None:
-        """Count the time from now on for what a trainer waits for.
-
-        Call it after each change of that.
-        """
+        """Count time from now on for what a trainer waits for; call it when that changes."""
         subscription.waits.turn(self.cause(subscription))
         subscription.short_of_memory.turn(on=subscription.is_short_of_memory)
 

@@ -24,10 +24,7 @@ from batchd_wire.position import Position
 
 
 class Share(NamedTuple):
-    """What a subscription reads at one place of its course: rows of one position.
-
-    They are ``rows`` rows from ``first`` on.
-    """
+    """One place of a course: ``rows`` rows of one position, from row ``first`` on."""
 
     position: Position
     first: int
@@ -36,10 +33,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The positions of rank ``rank`` of ``world_size`` from step ``base`` of ``epoch`` on.
-
-    They end before ``end_epoch``; None: never.
-    """
+    """The positions of one rank from step ``base`` of ``epoch`` to ``end_epoch`` (None: no end)."""
 
     plan: Plan
     rank: int

@@ -1,6 +1,4 @@
-"""Hands the batches of one stream to its trainers: admits, grants, releases, retries, refuses.
-
-Pure code.
+"""What the trainers of one stream are handed and told. Pure code.
 
     Subscribe -> admit -> [ claim -> find a slot -> (filled) -> grant a lease -> release ]* -> end
 
@@ -317,10 +315,7 @@ class Delivery:
             self.supply.handed_over(claim.share.position, actions)
 
     def _consume(self, subscription: Subscription, consumed: int) -> None:
-        """Note how far a trainer is.
-
-        A smaller number than before was overtaken by a later message.
-        """
+        """Note how far a trainer is; a smaller number was overtaken by a later message."""
         if consumed > subscription.consumed:
             subscription.consumed = consumed
             self._set_pace(subscription)
@@ -330,10 +325,7 @@ class Delivery:
             self.claims.pace.stands(subscription.number, subscription.course, subscription.consumed)
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
-        """End a lease.
-
-        A release that names no lease or another generation may be a repetition: ignore it.
-        """
+        """End a lease; ignore a release of none, or of another generation: it is a repetition."""
         lease = subscription.leases.get(sequence)
         if lease is None or lease.generation != generation:
             return

@@ -130,10 +130,7 @@ class WorkerReady:
 
 @record
 class PartsNamed:
-    """A worker names the parts of a stream's work; all workers name the same.
-
-    See ``orders.StreamMeasured``.
-    """
+    """A worker names the parts of a stream's work. See ``orders.StreamMeasured``."""
 
     stream: int
     parts: tuple[str, ...]

@@ -1,6 +1,4 @@
-"""The places of a live stream's mailbox: free, lent to a producer, queued, or bound to a batch.
-
-Pure code.
+"""The places of a live stream's mailbox, and what is in each. Pure code.
 
     free --lend--> lent --push--> queued --bind--> bound --(first trainer gets the batch)--> free
       ^             |               ^  |             |
@@ -135,10 +133,7 @@ class Mailbox:
     # --- batches ----------------------------------------------------------------------------------
 
     def may_bind(self, rows: int, *, waits: bool) -> bool:
-        """Return whether a batch can get its samples and leave places for one that is waited for.
-
-        ``waits``: a trainer waits for this batch, so none has to be left.
-        """
+        """Return whether a batch can get its samples; unless it ``waits``, it leaves places."""
         if len(self._queued) < rows:
             return False
         return waits or self._bound_places + rows + self._batch_size <= self._spec.capacity

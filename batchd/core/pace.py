@@ -19,10 +19,7 @@ BESIDE_SKEW_SLOTS = 3
 
 
 class Pace:
-    """Where each trainer is.
-
-    With ``max_skew`` None each goes at its own pace and nothing is kept.
-    """
+    """Where each trainer is; nothing is kept with ``max_skew`` None (no lockstep)."""
 
     def __init__(self, max_skew: int | None, slots_max: int) -> None:
         self._max_skew = max_skew

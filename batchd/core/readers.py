@@ -35,10 +35,7 @@ class Reading(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A reader's turn on a line, and the epochs in which it reads there.
-
-    For a stream that repeats, epochs are counted from the reader's own.
-    """
+    """A reader's turn on a line, and its epochs there (counted from its own if they repeat)."""
 
     turn: int
     reader: int
@@ -94,10 +91,7 @@ def _last_before(line: _Line, turn: int, epoch: int) -> Reading | None:
 
 
 class Readers:
-    """See the module.
-
-    ``repeats``: every epoch has the same bytes; ask for its positions as epoch 0.
-    """
+    """See the module. ``repeats``: every epoch has the same bytes; ask for epoch 0."""
 
     def __init__(self, plan: Plan, *, repeats: bool) -> None:
         self._plan = plan

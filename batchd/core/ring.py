@@ -56,10 +56,7 @@ class Fill:
         return sum(count for _first, count in self._pending)
 
     def cut(self, order: int, rows_max: int) -> tuple[int, int]:
-        """Take up to ``rows_max`` pending rows for an order: (first, count).
-
-        Paired with ``finish`` or ``put_back``.
-        """
+        """Take rows for an order: (first, count). Paired with ``finish`` or ``put_back``."""
         first, count = self._pending.pop(0)
         if count > rows_max:
             self._pending.insert(0, (first + rows_max, count - rows_max))
@@ -198,10 +195,7 @@ class Idle:
 
 
 class Ring:
-    """The slots of one stream, made one by one up to ``slots_max``.
-
-    ``readers`` need what is in them.
-    """
+    """The slots of one stream, made one by one up to ``slots_max``, for its ``readers``."""
 
     def __init__(self, slots_max: int, readers: Readers) -> None:
         self.slots_max = slots_max
@@ -277,10 +271,7 @@ class Ring:
         self.pending.add(slot.number)
 
     def spoil(self, slot: Slot) -> None:
-        """Never hand out again what is in a ready slot; its leases go on.
-
-        Paired with ``Claims.move``.
-        """
+        """Hand out a ready slot no more; its leases go on. Paired with ``Claims.move``."""
         assert slot.position is not None, f"slot {slot.number} holds nothing"
         del self._by_position[slot.position]
         slot.position = None

@@ -28,10 +28,7 @@ SMOOTHING = 0.2
 
 
 class Stream:
-    """See the module.
-
-    The measured time per sample sets the rows of an order, up to ``chunk_rows_max``.
-    """
+    """See the module. An order has at most ``chunk_rows_max`` rows."""
 
     def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
@@ -115,10 +112,7 @@ class Stream:
         return orders
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """Serve the stream no more.
-
-        Its slots are freed as leases and orders end; ``sweep`` follows.
-        """
+        """Serve the stream no more; ``sweep`` frees its slots as leases and orders end."""
         self.delivery.retire(problem, actions)
         self._answer_producers(problem, actions)
 

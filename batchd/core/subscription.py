@@ -26,10 +26,7 @@ ENTITLEMENT_SLOTS = 2
 
 
 class Blocked(Enum):
-    """Why a subscription has less than it wants.
-
-    ``delivery`` has the table of when each is retried.
-    """
+    """Why a subscription has less than it wants. ``delivery`` says when each is retried."""
 
     NO_SLOT = "a claim has no slot: none is idle"
     NO_MEMORY = "the ring cannot promise one more slot"
