@@ -33,12 +33,12 @@ from batchd.config.file_sources import ListSource
 from batchd.daemon.cache_file import CacheOnDisk
 from batchd.daemon.cache_memory import CacheMemory, CacheSpec
 from batchd.pipeline.record_length import RECORD_BYTES_MAX
-from batchd.sources.cache import IndexCache
 from batchd.sources.cached_reader import CachedReader
 from batchd.sources.disk_cache import DiskCache
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.sample_cache import SampleCache
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 
 DELAY_S = 0.005
 SAMPLES = 1024

@@ -18,9 +18,9 @@ from batchd.config.load import load_config
 from batchd.core.plan import Plan
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.record_length import record_bytes_max
-from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 
 WORKERS = 2

@@ -13,17 +13,17 @@ import time
 from harness import Bench, Figure, spread
 
 from batchd.config.file_sources import ListSource
-from batchd.sources import cache as cache_module
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
 from batchd.sources.scan import scan_source
+from batchd.storage import index_cache as cache_module
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 
 SAMPLES = 1_280_000
 CLASS_SAMPLES = 1_280
 PRIVATE_BYTES = """
 import sys
 from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
+from batchd.storage.index import SourceIndex
 
 def private_bytes():
     fields = (line.split() for line in open("/proc/self/smaps_rollup"))

@@ -14,8 +14,8 @@ from harness import CROP, Bench, Figure, Player, orders, served, spread
 from source_sides import SIDES, Side
 
 import batchd_client
-from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 
 TURN = 12
 SAMPLES_MIN = 4096

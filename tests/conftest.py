@@ -22,8 +22,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from batchd.functions import load
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
 from support.daemon_process import DaemonProcess
 from support.gs_server import GoogleServer
 from support.http_files import FileServer, serving

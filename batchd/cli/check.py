@@ -23,8 +23,8 @@ from batchd.daemon.checkup import check_reading
 from batchd.daemon.preview import preview
 from batchd.daemon.rings import RingSize
 from batchd.errors import ConfigInvalid, MemoryTooSmall
-from batchd.sources import storage
-from batchd.sources.storage import CHECK_LIMITS, StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import CHECK_LIMITS, StorageLimits
 from batchd_wire.fields import PlacedField, length_texts
 from batchd_wire.wording import counted
 

@@ -25,11 +25,11 @@ from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.geometry import Cut, Move, Pad, Scale, Turn, Warp
 from batchd.pipeline.image_stage import ImagePlan
 from batchd.pipeline.record_length import record_bytes_max
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 

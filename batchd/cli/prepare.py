@@ -29,10 +29,10 @@ from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline import jpeg_box
 from batchd.prepare.run import FILE_SOURCES, Output, Prepared, Progress, Work, prepare
 from batchd.prepare.source_table import files_table, source_table
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.wording import counted
 
 

@@ -21,11 +21,11 @@ from batchd.config.cpus import available_cpus
 from batchd.config.http import DEFAULT, host_name, parse_http
 from batchd.config.kinds import IS_WHOLE, OneOf
 from batchd.config.live_sources import PushSource
-from batchd.config.location import check_local
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
 from batchd.config.sources import SOURCE_KINDS, Source
 from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tcp import parse_tcp
+from batchd.storage.location import check_local
 
 GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
@@ -190,7 +190,7 @@ class DaemonConfig(_Branch):
     notices that. One that means harm could do so unnoticed."""
 
     def storage_limits(self) -> tuple[float, int, float]:
-        """How patient to be with servers of files, as ``sources.storage.StorageLimits`` has it."""
+        """How patient to be with servers of files, as ``storage.access.StorageLimits`` has it."""
         return self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s
 
     def worker_count(self) -> int:

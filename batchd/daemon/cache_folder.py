@@ -21,7 +21,7 @@ from batchd.config.tree import Config, StreamConfig
 from batchd.errors import Problem
 from batchd.pipeline.cut import crop_problem, cropped_files, cut_of, cut_problem, steps_of
 from batchd.pipeline.record_length import record_bytes_max
-from batchd.sources.places import unreachable
+from batchd.storage.paths import unreachable
 
 SUFFIX = ".cache"
 PREFIX = "batchd-"

@@ -33,8 +33,8 @@ from batchd.daemon.slot_memory import SEALS
 from batchd.errors import Problem, SourceInvalid
 from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.step_files import Digests, named_by_content
-from batchd.sources.index import SourceIndex
 from batchd.sources.sample_cache import CacheForm, CacheHeader
+from batchd.storage.index import SourceIndex
 
 MEMORY_NAME = "batchd-cache"
 CLAIMS_NAME = "batchd-cache-claims"

@@ -41,9 +41,9 @@ from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
+from batchd.storage import access as storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.runtime import RuntimeDirectory
 
 _log = structlog.get_logger()

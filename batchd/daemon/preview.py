@@ -32,8 +32,8 @@ from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
 from batchd.functions.named import code_of
 from batchd.pipeline.cut import steps_of
 from batchd.pipeline.step_files import digests_of
-from batchd.sources.index import SourceIndex
 from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.storage.index import SourceIndex
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"

@@ -43,11 +43,11 @@ from batchd.daemon.rings import RingSize
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import write_all
 from batchd.sources.scan import scan_source
-from batchd.sources.storage import CHECK_LIMITS, StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import CHECK_LIMITS, StorageLimits
+from batchd.storage.index import write_all
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.channel import ChannelClosed, send_message
 
 PROGRESS_EVERY_S = 0.5

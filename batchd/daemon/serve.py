@@ -31,8 +31,8 @@ from batchd.daemon.service import Service
 from batchd.daemon.speech import Desk, Numbers
 from batchd.daemon.switch import Switch, code_in
 from batchd.errors import BatchdError
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
 
 _log = structlog.get_logger()
 

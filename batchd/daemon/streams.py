@@ -36,8 +36,8 @@ from batchd.orders.worker import ServeStream
 from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.fields import columns_after, is_random
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
-from batchd.sources import storage
-from batchd.sources.index import SourceIndex
+from batchd.storage import access as storage
+from batchd.storage.index import SourceIndex
 from batchd_wire.fields import SlotLayout
 from batchd_wire.wording import counted
 

@@ -28,8 +28,8 @@ from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
 from batchd.orders.worker import CHUNK_ROWS_MAX, ServeStream, UseStorage
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
 from batchd_wire.fields import layout_from_wire
 
 _log = structlog.get_logger()

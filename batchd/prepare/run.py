@@ -32,10 +32,10 @@ from batchd.pipeline.step_files import Digests, digests_of, named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
 from batchd.prepare.lists import FileSet, gather
 from batchd.prepare.writers import Writer, Writers
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage import access as storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.codec import Message
 from batchd_wire.wording import counted
 

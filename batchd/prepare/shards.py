@@ -32,12 +32,12 @@ from batchd.pipeline.record_length import record_bytes_max
 from batchd.pipeline.step_files import changed_file
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
-from batchd.sources import storage
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import kind_of, read_ahead
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
+from batchd.storage.index import SourceIndex
 from batchd.worker.note import Note
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.location import is_url
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.array_files import ArrayField, Run
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.reader import BytesReader
-from batchd.sources.remote_reader import Extent
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.location import is_url
+from batchd.storage.remote_reader import Extent
 
 
 class ArrayReader:

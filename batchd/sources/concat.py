@@ -8,10 +8,10 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from batchd.config.composed_sources import ConcatSource
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind, kind_of
 from batchd.sources.parts import ComposedReader, PartReaders, Places, common_columns, join, scan_parts
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 
 def _places(index: SourceIndex) -> Places:

@@ -24,11 +24,11 @@ from batchd.errors import SourceInvalid
 from batchd.sources.cells import split_record
 from batchd.sources.csv_reader import IMAGE, CsvReader
 from batchd.sources.csv_records import RecordFinder
-from batchd.sources.index import NUMBER, SourceIndex
 from batchd.sources.kinds import SourceKind, SourceProblem
-from batchd.sources.places import folder_problems, reading
-from batchd.sources.survey import Survey
 from batchd.sources.walk import file_to_look_at, files_of, files_problems
+from batchd.storage.index import NUMBER, SourceIndex
+from batchd.storage.paths import folder_problems, reading
+from batchd.storage.survey import Survey
 
 
 def _columns(source: CsvSource) -> tuple[Column, ...]:

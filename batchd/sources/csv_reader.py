@@ -13,16 +13,16 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.config.location import is_url
 from batchd.config.table_sources import CsvSource
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.cells import cell_reader, split_record
 from batchd.sources.csv_records import TOO_LONG
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.places import below_root
 from batchd.sources.reader import BytesReader
-from batchd.sources.remote_reader import Extent
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.location import is_url
+from batchd.storage.paths import below_root
+from batchd.storage.remote_reader import Extent
 from batchd_wire.wording import counted
 
 IMAGE = "image"

@@ -12,16 +12,16 @@ Invariant: what cannot be served as the user means it is refused here with the f
 import os
 
 from batchd.config.file_sources import FolderSource
-from batchd.config.location import Url
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import bound_of, folder_problems, look_at_folder
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.remote_files import refuse_listing
-from batchd.sources.survey import Survey
 from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.location import Url
+from batchd.storage.paths import bound_of, folder_problems, look_at_folder
+from batchd.storage.remote_files import refuse_listing
+from batchd.storage.survey import Survey
 
 
 def _scan(source: FolderSource, survey: Survey) -> SourceIndex:

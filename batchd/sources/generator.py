@@ -23,11 +23,11 @@ from batchd.functions.find import ModuleNotFound, find_module
 from batchd.functions.given import source_given
 from batchd.functions.load import Here, load_for
 from batchd.functions.told import FunctionFailed, call
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.declared import columns_of, named, values_of
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 _END = object()
 

@@ -7,11 +7,11 @@ from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.glance import no_match
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.survey import Survey
 from batchd.sources.walk import Patterns, below, matching, shards_problems
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 
 def _scan(source: GlobSource, survey: Survey) -> SourceIndex:

@@ -20,8 +20,8 @@ from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 
 class Reader(Protocol):

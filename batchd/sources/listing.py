@@ -13,11 +13,11 @@ from batchd.config.file_sources import ListSource
 from batchd.errors import SourceInvalid
 from batchd.sources.cells import BYTE_ORDER_MARK
 from batchd.sources.files import GrowingIndex
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import file_problems, folder_problems, may_lead_out, reading
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import file_problems, folder_problems, may_lead_out, reading
+from batchd.storage.survey import Survey
 
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""

@@ -21,15 +21,15 @@ from batchd.config.columns import Column
 from batchd.config.declared import declared_columns
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.apart import scan_apart
 from batchd.sources.conversion import converted, from_bytes, from_plain, shaped
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
 from batchd.sources.lmdb_environment import Environment, data_file
-from batchd.sources.places import file_problems, reading
-from batchd.sources.shards import blaming_the_sample
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.paths import file_problems, reading
+from batchd.storage.survey import Survey
 
 SCAN_MODULE = "batchd.sources.lmdb_scan"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from batchd.config.composed_sources import MixSource
 from batchd.errors import SourceInvalid
-from batchd.sources.index import NUMBER, SourceIndex
 from batchd.sources.kinds import SourceKind
 from batchd.sources.parts import ComposedReader, PartReaders, common_columns, join, places_in, scan_parts
-from batchd.sources.survey import Survey
+from batchd.storage.index import NUMBER, SourceIndex
+from batchd.storage.survey import Survey
 
 SAMPLES_MAX = 1 << 30
 """Of an epoch; each costs nine bytes."""

@@ -19,10 +19,10 @@ from batchd.config.columns import Column
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import StoredArray, arrays_index, check_dtype, checked_array, fingerprint, samples_of
 from batchd.sources.array_reader import ArrayReader
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import file_problems, reading, size_of
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.paths import file_problems, reading, size_of
+from batchd.storage.survey import Survey
 
 _DAMAGED = (
     ValueError,

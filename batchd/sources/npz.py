@@ -21,11 +21,11 @@ from batchd.config.names import suggestion
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import StoredArray, arrays_index, samples_of
 from batchd.sources.array_reader import ArrayReader
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
 from batchd.sources.npy import read_array
-from batchd.sources.places import file_problems, reading
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.paths import file_problems, reading
+from batchd.storage.survey import Survey
 
 BLOCK_BYTES = 1 << 20
 _SUFFIX = ".npy"

@@ -15,24 +15,24 @@ from typing import Any
 from batchd.config.arrow_sources import ParquetSource
 from batchd.config.columns import Column
 from batchd.config.declared import declared_columns
-from batchd.config.location import is_url
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.conversion import converted, from_bytes, shaped
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import SourceKind
 from batchd.sources.parquet_files import OpenFiles
 from batchd.sources.parquet_index import ParquetIndex, Place
 from batchd.sources.parquet_scan import check_columns, scan
 from batchd.sources.parquet_types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.places import below_root, reading
 from batchd.sources.reader import BytesReader
-from batchd.sources.remote_reader import Extent, RemoteBytes
 from batchd.sources.row_groups import Unreadable, use_one_thread
-from batchd.sources.storage import versions_in
-from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE
 from batchd.sources.walk import file_to_look_at, shards_problems
+from batchd.storage.access import versions_in
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.location import is_url
+from batchd.storage.paths import below_root, reading
+from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 KEPT_BYTES_MIN = 1 << 10

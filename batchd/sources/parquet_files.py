@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from typing import Any, BinaryIO
 
-from batchd.config.location import is_url
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.parquet_index import ParquetIndex
-from batchd.sources.places import open_regular
-from batchd.sources.remote_reader import Extent, RemoteBytes
-from batchd.sources.remote_stream import ObjectStream
 from batchd.sources.row_groups import FOOTER_BYTES, Footer, ParquetFile, footer_bytes
-from batchd.sources.shards import blaming_the_sample
-from batchd.sources.storage import ObjectUnreadable
+from batchd.storage.access import ObjectUnreadable
+from batchd.storage.location import is_url
+from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.paths import open_regular
+from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.remote_stream import ObjectStream
 
 FILES_MAX = 64
 """Files whose footers a worker keeps, for row groups that it decodes."""

@@ -15,9 +15,9 @@ from batchd.config.columns import Column
 from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
-from batchd.sources.index import Arrays, SourceIndex, blob, readable
 from batchd.sources.kinds import Reader, kind_of, read_ahead
-from batchd.sources.survey import Survey
+from batchd.storage.index import Arrays, SourceIndex, blob, readable
+from batchd.storage.survey import Survey
 
 Parts = Sequence[SourceOptions]
 

@@ -12,10 +12,10 @@ from batchd.config.columns import Column
 from batchd.config.names import nearest
 from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, SourceKind, SourceProblem
-from batchd.sources.places import status_of
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.paths import status_of
+from batchd.storage.survey import Survey
 
 GROUP = "batchd.sources"
 

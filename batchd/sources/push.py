@@ -19,10 +19,10 @@ import numpy.typing as npt
 from batchd.config.columns import Column
 from batchd.config.live_sources import PushSource
 from batchd.config.values import Value
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from batchd_wire.mailbox import Extent, MailColumn
 
 

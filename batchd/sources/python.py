@@ -27,11 +27,11 @@ from batchd.functions.find import ModuleNotFound, find_module
 from batchd.functions.load import FunctionUnusable, load_for
 from batchd.functions.signature import Given
 from batchd.functions.told import FunctionFailed, call
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.declared import columns_of, named, values_of
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 STDERR_BYTES_MAX = 4096
 """How much of what a helper said last is shown."""

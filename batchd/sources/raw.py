@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.array_sources import RawSource
-from batchd.config.location import Url
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import ArrayField, Part, Run, build_index, fingerprint
 from batchd.sources.array_reader import ArrayReader
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import reading, size_of, status_of
-from batchd.sources.survey import Survey
 from batchd.sources.walk import files_of, files_problems
+from batchd.storage.index import SourceIndex
+from batchd.storage.location import Url
+from batchd.storage.paths import reading, size_of, status_of
+from batchd.storage.survey import Survey
 
 
 def _scan(source: RawSource, survey: Survey) -> SourceIndex:

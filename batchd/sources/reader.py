@@ -20,16 +20,16 @@ import numpy.typing as npt
 from batchd import failpoints
 from batchd.config.columns import Column
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.location import is_url
 from batchd.config.values import Value
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
-from batchd.sources.folders import Folders
-from batchd.sources.index import SourceIndex
-from batchd.sources.places import bound_of
-from batchd.sources.remote_reader import Extent, RemoteBytes
-from batchd.sources.shards import OpenShards, blamed, blaming_the_sample
-from batchd.sources.storage import ObjectUnreadable, versions_in
+from batchd.storage.access import ObjectUnreadable, versions_in
+from batchd.storage.index import SourceIndex
+from batchd.storage.location import is_url
+from batchd.storage.open_files import OpenShards, blamed, blaming_the_sample
+from batchd.storage.open_folders import Folders
+from batchd.storage.paths import bound_of
+from batchd.storage.remote_reader import Extent, RemoteBytes
 
 KEPT_BYTES_MAX = 8 << 20
 """A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""

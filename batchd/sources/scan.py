@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from batchd.config.sources import Source
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
+from batchd.config.sources import Source, source_to_plain
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import ReportProgress, Survey
+from batchd.storage import access as storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import ReportProgress, Survey
 
 
 def scan_source(
@@ -18,15 +18,15 @@ def scan_source(
 
     Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is wrong.
     """
-    kind = kind_of(source)
+    kind, plain = kind_of(source), source_to_plain(source)
     try:
-        known = cache.load(source)
+        known = cache.load(plain)
         if known is not None:
             progress(len(known))
             return known
         survey = Survey(progress, python_path)
         index = kind.scan(source, survey)
-        cache.keep(source, index, survey)
+        cache.keep(plain, index, survey)
         return index
     finally:
         storage.close()  # who has scanned asks no server any more

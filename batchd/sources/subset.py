@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.composed_sources import NUMBER_MAX, SubsetSource, share_of
-from batchd.config.location import Url
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
 from batchd.sources.cells import BYTE_ORDER_MARK
-from batchd.sources.index import NUMBER, SourceIndex, readable
 from batchd.sources.kinds import SourceKind, kind_of
 from batchd.sources.npy import read_array
 from batchd.sources.parts import ComposedReader, PartReaders, join, places_in, scan_parts
-from batchd.sources.places import file_problems, reading
-from batchd.sources.survey import Survey
+from batchd.storage.index import NUMBER, SourceIndex, readable
+from batchd.storage.location import Url
+from batchd.storage.paths import file_problems, reading
+from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 INDICES_BYTES_MAX = 8 << 30

@@ -25,13 +25,13 @@ from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
 from batchd.sources.compression import ZLIB, compression_of
 from batchd.sources.files import PROGRESS_EVERY
-from batchd.sources.index import NUMBER, SourceIndex, blob
 from batchd.sources.kinds import SourceKind
-from batchd.sources.places import reading, size_of
-from batchd.sources.survey import ReportProgress, Survey
 from batchd.sources.tfrecord_frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc
 from batchd.sources.tfrecord_reader import TFRecordReader, parts_of
 from batchd.sources.walk import Patterns, shards_of, shards_problems
+from batchd.storage.index import NUMBER, SourceIndex, blob
+from batchd.storage.paths import reading, size_of
+from batchd.storage.survey import ReportProgress, Survey
 
 RECORD_BYTES_MAX = (1 << 31) - 4096
 """Linux reads no more at once, and no protobuf message has more than 2 GiB."""

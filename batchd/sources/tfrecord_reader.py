@@ -14,18 +14,18 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchd.config.columns import Column
-from batchd.config.location import is_url
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.conversion import default_value
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.example_messages import SequenceExample
 from batchd.sources.features import FeatureMisfits, value_of, value_of_steps
-from batchd.sources.index import IndexMalformed, SourceIndex, readable
-from batchd.sources.remote_reader import Extent, RemoteBytes
-from batchd.sources.shards import OpenShards, blaming_the_sample
-from batchd.sources.storage import ObjectUnreadable, versions_in
 from batchd.sources.tfrecord_frames import FOOTER, HEADER, masked_crc
+from batchd.storage.access import ObjectUnreadable, versions_in
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
+from batchd.storage.location import is_url
+from batchd.storage.open_files import OpenShards, blaming_the_sample
+from batchd.storage.remote_reader import Extent, RemoteBytes
 
 
 @dataclass(frozen=True, slots=True)

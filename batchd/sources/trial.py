@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.config.composed_sources import parts_of
 from batchd.config.live_sources import PushSource
-from batchd.config.location import Url
 from batchd.config.plugin_source import PluginSource
 from batchd.config.problems import path_text
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceProblem, kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.location import Url
+from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 SAMPLES_MAX = 10_000

@@ -6,11 +6,11 @@ Invariant: no decoder runs in the daemon, and no demuxer: FFmpeg looks at files 
 from batchd.config.columns import Column
 from batchd.config.video_sources import VideoSource
 from batchd.sources.apart import scan_apart
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
 from batchd.sources.video_reader import VideoReader
 from batchd.sources.walk import shards_problems
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 SCAN_MODULE = "batchd.sources.video_scan"
 

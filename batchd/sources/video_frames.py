@@ -22,10 +22,10 @@ import av
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.shards import OPEN_FLAGS, blaming_the_sample, check_opened
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.video_files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, FileFrames
+from batchd.storage.open_files import OPEN_FLAGS, blaming_the_sample, check_opened
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.array_sources import RawSource
-from batchd.config.location import Url, is_url
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources.glance import absence_problems, first_file, no_file, no_match
-from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
-from batchd.sources.places import bound_of, check_bound, file_problems, folder_problems, look_at_folder, unreadable
-from batchd.sources.remote_files import check_objects, list_folder, object_problems
-from batchd.sources.survey import Survey
+from batchd.storage.index import readable
+from batchd.storage.location import Url, is_url
+from batchd.storage.paths import bound_of, check_bound, file_problems, folder_problems, look_at_folder, unreadable
+from batchd.storage.remote_files import check_objects, list_folder, object_problems
+from batchd.storage.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
 """Endings of the file names that a folder source takes, in any case."""

@@ -16,15 +16,15 @@ from batchd.config.columns import Column
 from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.kinds import Reader, SourceKind
-from batchd.sources.places import reading
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.survey import Survey
 from batchd.sources.tar_members import Member, samples_in
 from batchd.sources.walk import Patterns, shards_of, shards_problems
 from batchd.sources.webdataset_fields import scan_fields
 from batchd.sources.webdataset_reader import MembersReader, fields_columns
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import reading
+from batchd.storage.survey import Survey
 
 LABEL_BYTES_MAX = 1 << 20
 _LABEL_MAX = (1 << 63) - 1

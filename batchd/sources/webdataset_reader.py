@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 
 from batchd.config.columns import Column
 from batchd.config.file_sources import WebDatasetSource
-from batchd.config.location import is_url
 from batchd.config.members import Coding, Member, coding_of, member_of
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.conversion import default_value
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import IndexMalformed, SourceIndex, readable
 from batchd.sources.member_values import json_object, value_in_json, value_of
-from batchd.sources.places import bound_of
 from batchd.sources.reader import BytesReader, padded_text
-from batchd.sources.remote_reader import Extent
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
+from batchd.storage.location import is_url
+from batchd.storage.paths import bound_of
+from batchd.storage.remote_reader import Extent
 
 PLACE = np.dtype("<u4")
 BYTES_MAX = (1 << 32) - 1

@@ -43,15 +43,15 @@ from batchd.pipeline.record_length import record_bytes_max
 from batchd.pipeline.seekable import made_seekable
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
-from batchd.sources import storage
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.cached_reader import CachedReader, open_cache
 from batchd.sources.disk_cache import DiskCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, ReadsAhead, kind_of, read_ahead
 from batchd.sources.push import PushReader
 from batchd.sources.sample_cache import SampleCache
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
+from batchd.storage.index import SourceIndex
 from batchd.worker.note import Note
 from batchd.worker.planned_rows import PlannedRows
 from batchd.worker.run_queue import RunQueue

@@ -21,8 +21,8 @@ from batchd.orders.worker import (
     UseStorage,
 )
 from batchd.pipeline.decode import decoder_versions
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage.access import StorageLimits
 from batchd.worker.chunk import ServedStream
 from batchd.worker.note import Note
 from batchd.worker.slots import WritableSlots

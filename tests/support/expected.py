@@ -15,10 +15,10 @@ from batchd.pipeline.cut import cut_of, steps_of
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
 

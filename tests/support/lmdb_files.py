@@ -8,9 +8,9 @@ from typing import Any
 import lmdb
 
 from batchd.config.lmdb_sources import LmdbSource
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 MAP_BYTES = 1 << 26

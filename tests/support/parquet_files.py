@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from batchd.config.arrow_sources import ParquetSource
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

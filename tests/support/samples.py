@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from batchd.config.sources import Source, source_from_plain, source_to_plain
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from support.source_files import nothing
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from batchd.config.file_sources import FolderSource, ListSource
 from batchd.config.sources import Source
-from batchd.sources.cache import IndexCache
 from batchd.sources.files import FilesIndex
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 
 
 def nothing(_found: int) -> None:

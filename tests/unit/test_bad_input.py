@@ -27,10 +27,10 @@ from batchd.config.table_sources import CsvSource
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
 from support.looks import source_problems
 from support.parquet_files import write_parquet

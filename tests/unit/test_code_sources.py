@@ -19,9 +19,9 @@ from batchd.functions.named import code_of, code_problems, runs_own_code
 from batchd.functions.told import FunctionFailed
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.survey import Survey
 from batchd_wire.position import Position
 from support.images import jpeg, photo
 

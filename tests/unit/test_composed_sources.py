@@ -14,14 +14,14 @@ from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
 from batchd.config.file_sources import FolderSource, ListSource, WebDatasetSource
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import ConfigInvalid, SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.look import look_at
 from batchd.sources.mix import mixed_counts, mixed_order
 from batchd.sources.scan import scan_source
 from batchd.sources.subset import shuffled
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from support.configs import load
 from support.looks import source_problems
 from support.shards import write_shard

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from batchd.config.columns import Column
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources import csv_records
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
@@ -183,7 +183,7 @@ from pathlib import Path
 
 from batchd.config.table_sources import CsvSource
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.survey import Survey
 
 source = CsvSource(path=Path(sys.argv[1]), fields={"number": "int64"})
 index = kind_of(source).scan(source, Survey(lambda _found: None))

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from batchd.sources import folders
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.folders import Folders
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage import open_folders as folders
+from batchd.storage.open_folders import Folders
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 
 from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
 from batchd.sources.glob import KIND
 from batchd.sources.scan import scan_source
+from batchd.storage.index_cache import IndexCache
 from support.source_files import make, nothing, scan_files
 
 

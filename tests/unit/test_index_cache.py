@@ -11,12 +11,12 @@ from batchd.config.array_sources import NpySource, NpzSource, RawSource
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.runtime import default_cache_dir
 from batchd.config.table_sources import CsvSource
-from batchd.sources import cache as cache_module
-from batchd.sources.cache import IndexCache
 from batchd.sources.files import FilesIndex
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
-from batchd.sources.survey import Survey
+from batchd.storage import index_cache as cache_module
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from support.shards import write_shard
 from support.source_files import make, nothing
 

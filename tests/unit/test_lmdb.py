@@ -14,9 +14,9 @@ import pytest
 
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.survey import Survey
 from support.lmdb_files import open_lmdb, scan_lmdb, write_lmdb
 from support.source_files import nothing
 

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from support.parquet_files import class_labels, hugging_face, open_parquet, scan_parquet, write_parquet
 

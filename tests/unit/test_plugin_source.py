@@ -8,11 +8,11 @@ import pytest
 
 from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
-from batchd.sources.survey import Survey
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from support.looks import source_problems
 from support.plugins import install, write_zip
 from support.source_files import nothing

@@ -14,10 +14,10 @@ from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rings import plan_rings
 from batchd.errors import MemoryTooSmall
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
 from batchd.sources.push import PushReader
-from batchd.sources.survey import Survey
+from batchd.storage.survey import Survey
 from batchd_client.errors import ProtocolError, SampleInvalid
 from batchd_client.memory import Mailbox
 from batchd_client.producer import pack_sample

@@ -24,9 +24,9 @@ from batchd.daemon.reserve import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.errors import BatchdError
 from batchd.sources import trial
-from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
 from batchd.sources.trial import try_source
+from batchd.storage.index_cache import IndexCache
 from support.images import write_photos
 from support.shards import write_shard
 

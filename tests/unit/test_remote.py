@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.errors import SourceInvalid
-from batchd.sources import remote_stream, storage
-from batchd.sources.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
-from batchd.sources.remote_stream import ObjectStream
-from batchd.sources.storage import ObjectUnreadable, StorageLimits, Version, Wanted
+from batchd.storage import access as storage
+from batchd.storage import remote_stream
+from batchd.storage.access import ObjectUnreadable, StorageLimits, Version, Wanted
+from batchd.storage.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
+from batchd.storage.remote_stream import ObjectStream
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.waiting import wait_until
 
@@ -203,7 +204,7 @@ def test_bytes_behind_the_end_are_missing(web: FileServer) -> None:
 
 def test_long_ranges_are_read_in_parts_at_once(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of which may fail by itself."""
-    monkeypatch.setattr("batchd.sources.remote.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("batchd.storage.objects.BLOCK_BYTES", 1000)
     web.files["a"] = CONTENT
     web.faults["a"] = [Status(500), Cut(3)]
 
@@ -260,8 +261,8 @@ class TestReadingAhead:
     def test_there_is_a_limit_to_what_is_fetched(self, web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rest is read when it is wanted; and all is forgotten with the next chunk."""
         assert FETCHED_BYTES_MAX < 1 << 26
-        monkeypatch.setattr("batchd.sources.remote_reader.FETCHED_BYTES_MAX", 1000)
-        monkeypatch.setattr("batchd.sources.remote_reader.GAP_BYTES_MAX", 0)
+        monkeypatch.setattr("batchd.storage.remote_reader.FETCHED_BYTES_MAX", 1000)
+        monkeypatch.setattr("batchd.storage.remote_reader.GAP_BYTES_MAX", 0)
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
         remote = RemoteBytes({})

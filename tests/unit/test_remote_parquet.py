@@ -11,13 +11,13 @@ import pytest
 
 from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
-from batchd.sources import cache as cache_module
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of, read_ahead
 from batchd.sources.scan import scan_source
+from batchd.storage import access as storage
+from batchd.storage import index_cache as cache_module
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet

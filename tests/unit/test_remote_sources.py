@@ -16,14 +16,15 @@ from batchd.config.source import SourceOptions
 from batchd.config.table_sources import CsvSource
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
-from batchd.sources import cache as cache_module
-from batchd.sources import kinds, storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources import kinds
 from batchd.sources.kinds import Reader, kind_of, read_ahead
 from batchd.sources.scan import scan_source
-from batchd.sources.storage import StorageLimits
+from batchd.storage import access as storage
+from batchd.storage import index_cache as cache_module
+from batchd.storage.access import StorageLimits
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
 from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
@@ -337,7 +338,7 @@ class TestScansThatFail:
     def test_a_machine_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What to install."""
         monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-        monkeypatch.delitem(__import__("sys").modules, "batchd.sources.remote", raising=False)
+        monkeypatch.delitem(__import__("sys").modules, "batchd.storage.objects", raising=False)
 
         (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")))
         assert problem == "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"

@@ -22,7 +22,7 @@ from batchd.daemon.preview import preview as looked_at
 from batchd.daemon.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
-from batchd.sources.places import file_problems, folder_problems
+from batchd.storage.paths import file_problems, folder_problems
 from batchd_wire import runtime
 from batchd_wire.runtime import RuntimeDirectory
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources import reader as reader_module
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.reader import SampleReader
 from support.source_files import make, scan_list
 

@@ -14,13 +14,13 @@ import pytest
 from batchd.config.file_sources import FolderSource, GlobSource, ListSource
 from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files import PROGRESS_EVERY, FilesIndex
-from batchd.sources.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
 from batchd.sources.kinds import kind_of
 from batchd.sources.reader import FilesReader, SampleReader
 from batchd.sources.scan import scan_source
+from batchd.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
+from batchd.storage.index_cache import IndexCache
 from support.source_files import make, nothing, scan_files, scan_folder, scan_list
 
 
@@ -446,7 +446,7 @@ def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 PRIVATE_BYTES_OF_A_WORKER = """
 import os, sys
 from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
+from batchd.storage.index import SourceIndex
 
 def private_bytes():
     fields = (line.split() for line in open("/proc/self/smaps_rollup"))

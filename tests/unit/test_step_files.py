@@ -16,7 +16,7 @@ from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextByt
 from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
 from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
-from batchd.sources.index import SourceIndex
+from batchd.storage.index import SourceIndex
 from batchd.worker import chunk
 from batchd.worker.note import Note
 from batchd_wire.fields import place_fields

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from batchd.config.columns import Column
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources import kinds, tfrecord
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.survey import Survey
 from batchd.sources.tfrecord import BLOCK_BYTES, KIND
 from batchd.sources.tfrecord_reader import TFRecordReader
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 from support.tfrecords import example, framed, sequence_example, write_records
 

@@ -11,8 +11,8 @@ from batchd.failpoints import VARIABLE
 from batchd.sources import trial
 from batchd.sources.apart import scan_apart
 from batchd.sources.lmdb import SCAN_MODULE
-from batchd.sources.survey import Survey
 from batchd.sources.trial import try_source
+from batchd.storage.survey import Survey
 from support.lmdb_files import write_lmdb
 from support.parquet_files import write_parquet
 from support.source_files import nothing

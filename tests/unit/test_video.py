@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from batchd.config.columns import Column
 from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources import video, video_scan
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
 from batchd.sources.video_files import READ_BYTES, open_video, packets_of
 from batchd.sources.video_frames import VideoFrames
 from batchd.sources.video_pixels import Pixels
+from batchd.storage.survey import Survey
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import nothing
 from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, picture, write_video

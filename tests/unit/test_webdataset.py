@@ -14,13 +14,13 @@ import pytest
 
 from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
 from batchd.sources.reader import SampleReader
-from batchd.sources.shards import SHARDS_MAX
-from batchd.sources.survey import Survey
 from batchd.sources.webdataset import KIND
+from batchd.storage.index import SourceIndex
+from batchd.storage.open_files import SHARDS_MAX
+from batchd.storage.survey import Survey
 from support.shards import write_shard
 from support.source_files import nothing
 

@@ -21,11 +21,11 @@ from batchd.config.sources import source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.source_table import source_table
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader
-from batchd.sources.survey import Survey
 from batchd.sources.webdataset import KIND
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.images import encode, jpeg, photo
 from support.shards import write_shard
 from support.source_files import nothing

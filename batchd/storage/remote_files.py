@@ -10,13 +10,13 @@ from io import BufferedReader
 from os import fsdecode, fsencode
 from typing import BinaryIO
 
-from batchd.config.location import Url
 from batchd.errors import SourceInvalid
-from batchd.sources import storage
-from batchd.sources.index import readable
-from batchd.sources.remote_stream import ObjectStream
-from batchd.sources.storage import CHECK_LIMITS, ObjectUnreadable, Version, Wanted
-from batchd.sources.survey import Survey, Witness, listing_witness, object_witness
+from batchd.storage import access as storage
+from batchd.storage.access import CHECK_LIMITS, ObjectUnreadable, Version, Wanted
+from batchd.storage.index import readable
+from batchd.storage.location import Url
+from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.survey import Survey, Witness, listing_witness, object_witness
 
 BUFFER_BYTES = 64 << 10
 

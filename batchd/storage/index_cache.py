@@ -18,7 +18,7 @@ Invariant: a cache that is missing, damaged, full, somebody else's or out of dat
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -28,10 +28,9 @@ from time import time_ns
 import structlog
 
 from batchd import __version__
-from batchd.config.sources import Source, source_to_plain
-from batchd.sources.index import ALIGNMENT_BYTES, IndexMalformed, SourceIndex
-from batchd.sources.remote_files import first_changed
-from batchd.sources.survey import Survey, Witness, witness
+from batchd.storage.index import ALIGNMENT_BYTES, IndexMalformed, SourceIndex
+from batchd.storage.remote_files import first_changed
+from batchd.storage.survey import Survey, Witness, witness
 
 _log = structlog.get_logger()
 
@@ -46,6 +45,8 @@ SETTLED_NS = 2_000_000_000
 """How long ago a witness must have changed for its times to be trusted: clocks of file systems are coarse."""
 STALE_NS = 3_600_000_000_000
 """After so long a file that was never finished is nobody's any more."""
+PlainSource = Mapping[str, object]
+"""A source as it is configured, as plain data."""
 _PREFIX = Struct("<8sQ32s")
 _FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -56,7 +57,7 @@ class IndexCache:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def load(self, source: Source) -> SourceIndex | None:
+    def load(self, source: PlainSource) -> SourceIndex | None:
         """The index of a source that has not changed since it was kept; None where it has to be scanned."""
         if self._folder is None:
             return None
@@ -74,7 +75,7 @@ class IndexCache:
             return None
         return index
 
-    def keep(self, source: Source, index: SourceIndex, survey: Survey) -> None:
+    def keep(self, source: PlainSource, index: SourceIndex, survey: Survey) -> None:
         """Keep what a scan found, where its size is worth it and its witnesses can be trusted."""
         if self._folder is None or len(index) < SAMPLES_MIN or not survey.is_settled(SETTLED_NS):
             return
@@ -87,9 +88,9 @@ class IndexCache:
         except OSError as error:
             _log.warning("the index is not kept for the next start", file=str(file), reason=str(error))
 
-    def _file(self, folder: Path, source: Source) -> Path:
+    def _file(self, folder: Path, source: PlainSource) -> Path:
         # Keys stay in their order, which counts: the fields of a raw record are those of its bytes.
-        name = sha256(json.dumps([__version__, source_to_plain(source)]).encode()).hexdigest()
+        name = sha256(json.dumps([__version__, source]).encode()).hexdigest()
         return folder / f"{name}.index"
 
     def _is_ours(self, folder: Path) -> bool:

@@ -13,8 +13,8 @@ from itertools import groupby
 from os import fsdecode
 from typing import NamedTuple
 
-from batchd.sources import storage
-from batchd.sources.storage import ObjectTooLong, ObjectUnreadable, Version, Wanted
+from batchd.storage import access as storage
+from batchd.storage.access import ObjectTooLong, ObjectUnreadable, Version, Wanted
 
 FETCHED_BYTES_MAX = 32 << 20
 WHOLE_BYTES_MAX = 4 << 20

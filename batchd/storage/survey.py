@@ -9,8 +9,8 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple, TypeAlias
 
-from batchd.config.location import is_url
-from batchd.sources.storage import Version, version_of
+from batchd.storage.access import Version, version_of
+from batchd.storage.location import is_url
 
 ReportProgress: TypeAlias = Callable[[int], None]
 """Called now and then with the number of samples found so far."""

@@ -10,8 +10,8 @@ Invariant: what ``open`` gives lies within the bound, whoever changes links and 
 import errno
 import os
 
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.shards import OPEN_FLAGS, check_opened
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage.open_files import OPEN_FLAGS, check_opened
 
 FOLDERS_MAX = 4096
 """Of a source with more of them, the first ones that are met stay open."""

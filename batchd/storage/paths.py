@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from batchd.config.location import Url, is_url
 from batchd.errors import SourceInvalid
-from batchd.sources.index import readable
-from batchd.sources.remote_files import bucket_problems, object_problems, opened
-from batchd.sources.survey import Survey
+from batchd.storage.index import readable
+from batchd.storage.location import Url, is_url
+from batchd.storage.remote_files import bucket_problems, object_problems, opened
+from batchd.storage.survey import Survey
 
 
 def folder_problems(folder: Path) -> list[str]:

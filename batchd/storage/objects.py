@@ -29,7 +29,7 @@ import obstore
 from obstore.exceptions import BaseError, NotSupportedError
 from obstore.store import GCSStore, HTTPStore, S3Store
 
-from batchd.sources.storage import Listing, ObjectTooLong, ObjectUnreadable, Version, Wanted, limits
+from batchd.storage.access import Listing, ObjectTooLong, ObjectUnreadable, Version, Wanted, limits
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from batchd.errors import SourceInvalid
 
 if TYPE_CHECKING:
-    from batchd.sources.remote import RemoteClient
+    from batchd.storage.objects import RemoteClient
 
 
 class StorageLimits(NamedTuple):
@@ -132,7 +132,7 @@ def client() -> RemoteClient:
     """The client of this process. Raises ``SourceInvalid`` where its library is not installed."""
     if _Process.client is None:
         try:
-            from batchd.sources.remote import RemoteClient  # noqa: PLC0415  only where there are URLs
+            from batchd.storage.objects import RemoteClient  # noqa: PLC0415  only where there are URLs
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "obstore":
                 raise
