@@ -23,7 +23,8 @@ from batchd.config.plugin_source import PluginSource
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, SourceKind
+from batchd.sources.kinds import Reader
+from batchd.sources.plugin import SourceKind
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 

@@ -15,6 +15,7 @@ from harness import Bench, Figure, spread
 from batchd.config.file_sources import ListSource
 from batchd.sources.scan import scan_source
 from batchd.storage import index_cache as cache_module
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 
@@ -54,12 +55,12 @@ def run(bench: Bench) -> None:
 
 def _seconds(source: ListSource, cache: IndexCache) -> float:
     started_s = time.perf_counter()
-    os.close(scan_source(source, lambda _found: None, cache).to_memfd())
+    os.close(scan_source(source, lambda _found: None, cache, Storage()).to_memfd())
     return time.perf_counter() - started_s
 
 
 def _private_mb(source: ListSource, cache: IndexCache) -> float:
-    descriptor = scan_source(source, lambda _found: None, cache).to_memfd()
+    descriptor = scan_source(source, lambda _found: None, cache, Storage()).to_memfd()
     first_worker = SourceIndex.from_descriptor(
         descriptor
     )  # this process; it touches every page, so that none is another's own

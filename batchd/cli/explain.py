@@ -28,6 +28,7 @@ from batchd.pipeline.record_length import record_bytes_max
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
@@ -37,7 +38,7 @@ SAMPLES = 4
 _TITLES = ("sample", "name", "file", "decoded", "then")
 
 
-def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator[str]:
+def explained(name: str, stream: StreamConfig, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
     """Lines for one stream: its first samples, and the plan of each. Scans its source. Raises ``BatchdError`` where it cannot."""
     whole = steps_of(stream.pipeline, stream.cache_short_side)
     steps = list(takewhile(lambda step: not isinstance(step, Call | PadBatch | Ragged), whole))
@@ -50,7 +51,7 @@ def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator
         return
     python_path = daemon.python_path or ()
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    index = scan_source(stream.source, lambda _found: None, cache, python_path)
+    index = scan_source(stream.source, lambda _found: None, cache, storage, python_path)
     code = code_of(stream, python_path)
     expect([str(path) for path in code.python_path], dict(code.digests))
     plan = Plan(len(index), stream.batch_size, stream.seed, stream.shuffle, drop_last=False)
@@ -59,10 +60,10 @@ def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator
         cut = cut_of(whole)
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
-    pipeline = Pipeline(kind_of(stream.source).columns(stream.source), steps, stream.seed, has_rows=False)
+    pipeline = Pipeline(kind_of(stream.source).columns(stream.source, storage), steps, stream.seed, has_rows=False)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     kept_bytes: list[int] = []
-    yield from aligned([_TITLES, *_rows(stream, index, pipeline, samples, decode, kept_bytes)])
+    yield from aligned([_TITLES, *_rows(stream, index, pipeline, samples, decode, kept_bytes, storage)])
     if stream.cache == "decoded" and kept_bytes:
         need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))
         budget = "cache_memory" if stream.cache_dir is None else "cache_size"
@@ -80,8 +81,9 @@ def _rows(  # noqa: PLR0917  what is read, and how, and what comes of it
     samples: Sequence[int],
     decode: Decode,
     kept_bytes: list[int],
+    storage: Storage,
 ) -> Iterator[tuple[str, ...]]:
-    reader = kind_of(stream.source).open(stream.source, index, record_bytes_max(stream.pipeline))
+    reader = kind_of(stream.source).open(stream.source, index, record_bytes_max(stream.pipeline), storage)
     try:
         for sample in samples:
             yield (str(sample), reader.name(sample), *_cells(reader, pipeline, sample, decode, kept_bytes))

@@ -26,6 +26,7 @@ from batchd.config.sources import SOURCE_KINDS, Source
 from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tcp import parse_tcp
 from batchd.storage.location import check_local
+from batchd.storage.values import StorageLimits
 
 GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
@@ -189,9 +190,9 @@ class DaemonConfig(_Branch):
     memory by themselves only if it is mapped so. A trainer with a bug could then spoil the batches of others; `verify = true`
     notices that. One that means harm could do so unnoticed."""
 
-    def storage_limits(self) -> tuple[float, int, float]:
-        """How patient to be with servers of files, as ``storage.access.StorageLimits`` has it."""
-        return self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s
+    def storage_limits(self) -> StorageLimits:
+        """How patient to be with servers of files."""
+        return StorageLimits(self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s)
 
     def worker_count(self) -> int:
         """The number of workers, with "auto" resolved for this process."""

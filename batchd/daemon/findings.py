@@ -21,6 +21,7 @@ from batchd.errors import Problem
 from batchd.functions.named import code_problems
 from batchd.pipeline.fields import step_problems, taken_names
 from batchd.sources.look import look_at
+from batchd.storage.access import Storage
 
 
 class Findings(NamedTuple):
@@ -34,14 +35,14 @@ class Findings(NamedTuple):
 
 
 def look_at_stream(
-    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, *, thoroughly: bool = True
+    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, storage: Storage, *, thoroughly: bool = True
 ) -> Findings:
     """Look at the source, the functions and the steps of a stream, without scanning anything.
 
     ``python_path`` is None where nobody knows it, and then no functions are looked for. Not ``thoroughly``: of the source only
     what is wrong with its columns, because it will be scanned.
     """
-    look = look_at(draft.source, thoroughly=thoroughly)
+    look = look_at(draft.source, storage, thoroughly=thoroughly)
     found: list[tuple[KeyPath, str]] = [(("source", *one.key), one.text) for one in look.problems]
     wrong_names = taken_names(look.columns or ())
     found += [(("source",), text) for text in wrong_names]

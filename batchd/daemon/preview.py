@@ -33,6 +33,7 @@ from batchd.functions.named import code_of
 from batchd.pipeline.cut import steps_of
 from batchd.pipeline.step_files import digests_of
 from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
@@ -47,13 +48,13 @@ class Preview(NamedTuple):
     unseen: list[tuple[str, str]]
 
 
-def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
+def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Preview:
     """Look at everything that the daemon looks at before its first trainer; ``rings`` are planned."""
     is_running = _is_running(config.daemon.runtime_dir)
     problems = [] if is_running else _machine_problems(config, rings)
     unseen = [("[daemon]", _RUNS)] if is_running else []
     for name, stream in config.streams.items():
-        found, texts = _stream(name, stream, config.daemon.python_path or (), is_running=is_running)
+        found, texts = _stream(name, stream, config.daemon.python_path or (), storage, is_running=is_running)
         problems += found
         unseen += [(name, text) for text in texts]
     short = None if is_running else shortage(needed_bytes(config, rings), available_bytes())
@@ -106,10 +107,10 @@ def _is_running(configured: Path | None) -> bool:
 
 
 def _stream(
-    name: str, config: StreamConfig, python_path: Sequence[Path], *, is_running: bool
+    name: str, config: StreamConfig, python_path: Sequence[Path], storage: Storage, *, is_running: bool
 ) -> tuple[list[Problem], list[str]]:
     """What is wrong with a stream, and what of it was not looked at."""
-    trial = try_source(config.source, python_path, max(SAMPLES_MAX, config.batch_size))
+    trial = try_source(config.source, python_path, storage, max(SAMPLES_MAX, config.batch_size))
     unseen = [
         *trial.unseen,
         *(f"what {step.function} makes of it" for step in config.pipeline if isinstance(step, Call)),

@@ -34,7 +34,7 @@ from batchd.prepare.lists import FileSet, gather
 from batchd.prepare.writers import Writer, Writers
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
-from batchd.storage import access as storage
+from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.codec import Message
 from batchd_wire.wording import counted
@@ -100,6 +100,7 @@ class Work:
     cache: IndexCache
     workers: int
     sample_timeout_s: float
+    storage: Storage
     python_path: Sequence[Path] = ()
     """Where modules of people's own functions are looked for first."""
 
@@ -107,14 +108,14 @@ class Work:
 def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
     _check_source(work, output)
-    columns = kind_of(work.config.source).columns(work.config.source)
+    columns = kind_of(work.config.source).columns(work.config.source, work.storage)
     steps = [step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged))]  # no batch to fit into
     try:
         made = dict(columns_after(columns, steps))
         digests = digests_of(steps)
     except StepInvalid as problem:
         raise ConfigInvalid([Problem(path_text(("streams", work.name, "pipeline")), str(problem))]) from None
-    index = scan_source(work.config.source, lambda _found: None, work.cache, work.python_path)
+    index = scan_source(work.config.source, lambda _found: None, work.cache, work.storage, work.python_path)
     told = _told(work, output, columns, steps, digests)
     orders = _orders(work.name, len(index), output)
     about = {
@@ -172,7 +173,7 @@ def _told(
         files=[(str(path), digest) for path, digest in digests.items()],
         python_path=list(code.python_path),
         modules={**code.digests},
-        storage=storage.limits().to_wire(),
+        storage=work.storage.limits.to_wire(),
         folder=str(output.folder.absolute()),
         image_format=output.image_format,
         quality=output.quality,

@@ -35,9 +35,9 @@ from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files import FilesIndex
 from batchd.sources.kinds import kind_of, read_ahead
-from batchd.storage import access as storage
-from batchd.storage.access import StorageLimits
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
+from batchd.storage.values import StorageLimits
 from batchd.worker.note import Note
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
@@ -95,7 +95,7 @@ class ShardWriter:
                 end = order.first + order.count
                 for sample in range(order.first, end):
                     if (sample - order.first) % AHEAD_SAMPLES == 0:
-                        storage.begin_reading_ahead()
+                        stream.storage.begin_reading_ahead()
                         read_ahead(stream.reader, range(sample, min(sample + AHEAD_SAMPLES, end)))
                     self._note.take(sample - order.first, sample)
                     reason = self._add(stream, sample, skipped, sink)
@@ -124,14 +124,14 @@ class _Stream:
     """What is read, done and written."""
 
     def __init__(self, told: PrepareStream, index: SourceIndex) -> None:
-        storage.use(StorageLimits.from_wire(told.storage))
+        self.storage = Storage(StorageLimits.from_wire(told.storage))
         steps = [step_from_plain(step) for step in told.steps]
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]
         expect(told.python_path, {name: str(digest) for name, digest in told.modules.items()})
         is_bgr = any(isinstance(step, Decode) and step.color == "bgr" for step in steps)
         self.folder = Path(told.folder)
-        self.reader = kind_of(source).open(source, index, record_bytes_max(steps))
+        self.reader = kind_of(source).open(source, index, record_bytes_max(steps), self.storage)
         self.pipeline = Pipeline(columns, steps, told.seed, has_rows=False)
         self._encoder = MemberEncoder(
             self.pipeline.columns, told.image_format, told.quality, is_bgr=is_bgr, is_seekable=told.is_seekable

@@ -33,7 +33,8 @@ from batchd import failpoints
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
 from batchd.storage.index import SourceIndex, readable, write_all
-from batchd.storage.survey import Survey, Witness
+from batchd.storage.survey import Survey
+from batchd.storage.values import Witness
 
 READ_BYTES = 64 << 10
 LOOK_EVERY_S = 0.25

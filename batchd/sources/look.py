@@ -16,8 +16,9 @@ from batchd.config.composed_sources import SubsetSource, UnreadSource, parts_of
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
-from batchd.sources.kinds import SourceKind, SourceProblem, kind_of
+from batchd.sources.kinds import BuiltInKind, SourceProblem, kind_of
 from batchd.sources.parts import agreed_columns
+from batchd.storage.access import Storage
 
 _ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
 
@@ -29,35 +30,37 @@ class Look(NamedTuple):
     problems: tuple[SourceProblem, ...]
 
 
-def look_at(source: SourceOptions | UnreadSource, *, thoroughly: bool = True) -> Look:
+def look_at(source: SourceOptions | UnreadSource, storage: Storage, *, thoroughly: bool = True) -> Look:
     """Look at a source without scanning it. Not ``thoroughly``: find its columns alone, and what is wrong with these."""
-    parts = [(key, look_at(part, thoroughly=thoroughly)) for key, part in parts_of(source)]
+    parts = [(key, look_at(part, storage, thoroughly=thoroughly)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, look in parts for one in look.problems]
     if parts or isinstance(source, UnreadSource):
-        columns, own = _of_parts(source, [look for _key, look in parts], thoroughly=thoroughly)
+        columns, own = _of_parts(source, [look for _key, look in parts], storage, thoroughly=thoroughly)
     else:
-        columns, own = _by_itself(source, thoroughly=thoroughly)
+        columns, own = _by_itself(source, storage, thoroughly=thoroughly)
     return Look(columns, (*problems, *own))
 
 
-def _by_itself(source: SourceOptions, *, thoroughly: bool) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
+def _by_itself(
+    source: SourceOptions, storage: Storage, *, thoroughly: bool
+) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
     problems: list[SourceProblem] = []
     try:
         kind = kind_of(source)
         if thoroughly:
-            problems = _told(source, kind)
-        return kind.columns(source), problems
+            problems = _told(source, kind, storage)
+        return kind.columns(source, storage), problems
     except SourceInvalid as error:
         return None, problems or [SourceProblem(_key_of(source, str(error)), str(error))]
 
 
 def _of_parts(
-    source: SourceOptions | UnreadSource, looks: list[Look], *, thoroughly: bool
+    source: SourceOptions | UnreadSource, looks: list[Look], storage: Storage, *, thoroughly: bool
 ) -> tuple[tuple[Column, ...] | None, list[SourceProblem]]:
     """The columns that the parts agree on, as far as they are known, and what is wrong besides the parts."""
     problems: list[SourceProblem] = []
     if thoroughly and isinstance(source, SourceOptions):
-        problems = _told(source, kind_of(source))
+        problems = _told(source, kind_of(source), storage)
     known = {number: look.columns for number, look in enumerate(looks) if look.columns is not None}
     if not known:
         return None, problems
@@ -69,10 +72,10 @@ def _of_parts(
         return None, problems
 
 
-def _told(source: SourceOptions, kind: SourceKind) -> list[SourceProblem]:
+def _told(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
     """What a kind says of a source, each with its key; its columns may be known all the same."""
     try:
-        told = kind.problems(source)
+        told = kind.problems(source, storage)
     except SourceInvalid as error:
         told = [str(error)]
     return [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in told]

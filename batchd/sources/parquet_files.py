@@ -17,12 +17,11 @@ from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.parquet_index import ParquetIndex
 from batchd.sources.row_groups import FOOTER_BYTES, Footer, ParquetFile, footer_bytes
-from batchd.storage.access import ObjectUnreadable
-from batchd.storage.location import is_url
 from batchd.storage.open_files import blaming_the_sample
 from batchd.storage.paths import open_regular
 from batchd.storage.remote_reader import Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.values import ObjectUnreadable
 
 FILES_MAX = 64
 """Files whose footers a worker keeps, for row groups that it decodes."""
@@ -36,7 +35,7 @@ class OpenFile:
         self._path = path
         self._remote = remote
         self._object: ObjectStream | None = None
-        self._stream = self._open_object(footer.size) if is_url(path) else _open_here(path)
+        self._stream = self._open_object(footer.size) if remote.reads_ahead else _open_here(path)
         try:
             self._file = self._opened(footer)
         except BaseException:

@@ -27,7 +27,7 @@ from batchd.sources.row_groups import ParquetFile, Unreadable
 from batchd.sources.verbatim import NOWHERE, extents_of
 from batchd.sources.walk import Patterns, shards_of
 from batchd.storage.index import NUMBER, SourceIndex, blob
-from batchd.storage.paths import reading, size_of
+from batchd.storage.paths import size_of
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
@@ -48,7 +48,7 @@ def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     scanning = _Scan(source, survey)
     for number, shard in enumerate(shards):
         path = source.root / shard.decode("utf-8", "surrogateescape")
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             scanning.add(number, path, stream)
     return scanning.finish(shards)
 

@@ -19,7 +19,6 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from batchd.config.code_sources import PythonSource
-from batchd.config.columns import Column
 from batchd.config.function import parse_function
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
@@ -29,7 +28,7 @@ from batchd.functions.signature import Given
 from batchd.functions.told import FunctionFailed, call
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.declared import columns_of, named, values_of
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import BuiltInKind
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 
@@ -76,10 +75,6 @@ class PythonReader:
 def make_object(function: str, options: Mapping[str, Any]) -> Any:
     """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
     return call(load_for(function, Given(options=options)), **options)
-
-
-def _columns(source: PythonSource) -> tuple[Column, ...]:
-    return columns_of(source.fields)
 
 
 def _scan(source: PythonSource, survey: Survey) -> SourceIndex:
@@ -160,9 +155,9 @@ def _answer(descriptor: int) -> object:
         return None
 
 
-KIND = SourceKind(
-    problems=lambda _source: [],
-    columns=_columns,
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, _storage: columns_of(source.fields),
     scan=_scan,
-    open=lambda source, _index, max_bytes: PythonReader(source, max_bytes),
+    open=lambda source, _index, max_bytes, _storage: PythonReader(source, max_bytes),
 )

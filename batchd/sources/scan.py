@@ -5,14 +5,14 @@ from pathlib import Path
 
 from batchd.config.sources import Source, source_to_plain
 from batchd.sources.kinds import kind_of
-from batchd.storage import access as storage
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import ReportProgress, Survey
 
 
 def scan_source(
-    source: Source, progress: ReportProgress, cache: IndexCache, python_path: Sequence[Path] = ()
+    source: Source, progress: ReportProgress, cache: IndexCache, storage: Storage, python_path: Sequence[Path] = ()
 ) -> SourceIndex:
     """Find all samples of a source, or know them from before, where nothing has changed.
 
@@ -20,11 +20,11 @@ def scan_source(
     """
     kind, plain = kind_of(source), source_to_plain(source)
     try:
-        known = cache.load(plain)
+        known = cache.load(plain, storage)
         if known is not None:
             progress(len(known))
             return known
-        survey = Survey(progress, python_path)
+        survey = Survey(progress, python_path, storage=storage)
         index = kind.scan(source, survey)
         cache.keep(plain, index, survey)
         return index

@@ -21,6 +21,7 @@ from batchd.config.problems import path_text
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
 from batchd.sources.kinds import SourceProblem, kind_of
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.location import Url
 from batchd.storage.survey import Survey
@@ -71,12 +72,13 @@ class _Bound:
 def try_source(
     source: SourceOptions,
     python_path: Sequence[Path],
+    storage: Storage,
     samples_max: int = SAMPLES_MAX,
     clock: Callable[[], float] = monotonic,
 ) -> Trial:
     """Scan a source in which a look has found nothing wrong, each of its parts by itself."""
     parts = [
-        (key, try_source(part, python_path, samples_max, clock))
+        (key, try_source(part, python_path, storage, samples_max, clock))
         for key, part in parts_of(source)
         if isinstance(part, SourceOptions)  # all of them are, in a source that is right
     ]
@@ -89,7 +91,7 @@ def try_source(
         return Trial(None, (), (reason,))
     bound = _Bound(samples_max if not parts else _all_of(parts), clock)
     try:
-        index = kind_of(source).scan(source, Survey(bound.progress, python_path, bound.looked))
+        index = kind_of(source).scan(source, Survey(bound.progress, python_path, bound.looked, storage))
     except _Enough:
         return Trial(None, (), (f"everything behind the first {counted(bound.found, 'sample')}",))
     except SourceInvalid as error:

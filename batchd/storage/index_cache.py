@@ -28,9 +28,10 @@ from time import time_ns
 import structlog
 
 from batchd import __version__
-from batchd.storage.index import ALIGNMENT_BYTES, IndexMalformed, SourceIndex
-from batchd.storage.remote_files import first_changed
-from batchd.storage.survey import Survey, Witness, witness
+from batchd.storage.access import Storage
+from batchd.storage.index import IndexMalformed, SourceIndex, aligned
+from batchd.storage.survey import Survey
+from batchd.storage.values import Witness
 
 _log = structlog.get_logger()
 
@@ -57,7 +58,7 @@ class IndexCache:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def load(self, source: PlainSource) -> SourceIndex | None:
+    def load(self, source: PlainSource, storage: Storage) -> SourceIndex | None:
         """The index of a source that has not changed since it was kept; None where it has to be scanned."""
         if self._folder is None:
             return None
@@ -66,7 +67,7 @@ class IndexCache:
             if not self._is_ours(self._folder):
                 return None
             content = memoryview(file.read_bytes())
-            index = _index_in(content)
+            index = _index_in(content, storage)
             os.utime(file)  # it was used
         except FileNotFoundError:
             return None
@@ -114,7 +115,7 @@ class IndexCache:
                 file.unlink(missing_ok=True)
 
 
-def _index_in(content: memoryview) -> SourceIndex:
+def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
     """The index in a file of the cache, if its witnesses still say the same. Raises ``IndexMalformed``, ``FileNotFoundError``."""
     if len(content) < PREFIX_BYTES:
         raise IndexMalformed(f"{len(content)} bytes are less than its beginning")
@@ -124,19 +125,16 @@ def _index_in(content: memoryview) -> SourceIndex:
     if _digest(witness_bytes, [content[PREFIX_BYTES:]]) != digest:
         raise IndexMalformed("it is damaged")
     seen = [Witness(*one) for one in json.loads(bytes(content[PREFIX_BYTES : PREFIX_BYTES + witness_bytes]))]
-    remote = [one for one in seen if one.is_remote]
-    for one in seen:
-        if not one.is_remote and witness(os.fsencode(one.path), os.stat(one.path)) != one:  # noqa: PTH116  any string
-            raise FileNotFoundError(one.path)
-    if remote and (changed := first_changed(remote)):
-        raise FileNotFoundError(changed)
-    return SourceIndex.from_memory(content[_aligned(PREFIX_BYTES + witness_bytes) :])
+    for store, is_remote in ((storage.local, False), (storage.remote, True)):
+        if changed := store.first_changed([one for one in seen if one.is_remote == is_remote]):
+            raise FileNotFoundError(changed)
+    return SourceIndex.from_memory(content[aligned(PREFIX_BYTES + witness_bytes) :])
 
 
 def _chunks(index: SourceIndex, witnesses: list[Witness]) -> list[memoryview]:
     """The file's content, in order."""
     seen = json.dumps(witnesses).encode("ascii")
-    padded = seen.ljust(_aligned(PREFIX_BYTES + len(seen)) - PREFIX_BYTES, b"\0")
+    padded = seen.ljust(aligned(PREFIX_BYTES + len(seen)) - PREFIX_BYTES, b"\0")
     chunks = [memoryview(padded), *_without_gaps(index)]
     prefix = _PREFIX.pack(MAGIC, len(seen), _digest(len(seen), chunks)).ljust(PREFIX_BYTES, b"\0")
     return [memoryview(prefix), *chunks]
@@ -175,7 +173,3 @@ def _write(file: Path, chunks: Iterable[memoryview]) -> None:
         with suppress(OSError):
             unfinished.unlink()
         raise
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

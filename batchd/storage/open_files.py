@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
-from batchd.storage.access import Version, version_of
 from batchd.storage.index import readable
 from batchd.storage.paths import is_within
+from batchd.storage.values import Version, version_of
 
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""

@@ -1,59 +1,134 @@
-"""What a scan does with URLs: open objects, list folders of buckets, and see whether they are what they were. Daemon and CLI.
+"""Objects and folders of servers, as scans and checks see them. Daemon and CLI.
 
 Invariant: a message names the URL as people wrote it, and what is wrong with it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from __future__ import annotations
+
 from contextlib import contextmanager
 from hashlib import sha256
 from io import BufferedReader
 from os import fsdecode, fsencode
-from typing import BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from batchd.errors import SourceInvalid
-from batchd.storage import access as storage
-from batchd.storage.access import CHECK_LIMITS, ObjectUnreadable, Version, Wanted
 from batchd.storage.index import readable
+from batchd.storage.local_files import FoundNames, WantedNames
 from batchd.storage.location import Url
 from batchd.storage.remote_stream import ObjectStream
-from batchd.storage.survey import Survey, Witness, listing_witness, object_witness
+from batchd.storage.values import (
+    CHECK_LIMITS,
+    Listing,
+    ObjectUnreadable,
+    Version,
+    Wanted,
+    Witness,
+    listing_witness,
+    object_witness,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from batchd.storage.access import Storage
+    from batchd.storage.survey import Survey
 
 BUFFER_BYTES = 64 << 10
 
 
-@contextmanager
-def opened(url: Url, survey: Survey) -> Iterator[BinaryIO]:
-    """An object, open for a scan, and among what the survey saw. Raises ``SourceInvalid`` where it cannot be read."""
-    client, name = storage.client(), str(url)
+class RemoteFiles:
+    """See ``LocalFiles``. ``storage`` has the client, which is made when the first URL is met."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def file_problems(self, file: Path, _what: str) -> list[str]:
+        """See ``LocalFiles``, as far as a quick look tells."""
+        return _problems(file, lambda: self._storage.client.head(str(file), CHECK_LIMITS.deadline_s))
+
+    def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
+        """See ``LocalFiles``, as far as a quick look tells."""
+
+        def look() -> None:
+            if is_listed:
+                _refuse_listing(Url(folder))
+            if Url(folder).can_list and not self._storage.client.holds_any(str(folder), CHECK_LIMITS.deadline_s):
+                raise SourceInvalid(f"there is nothing in {folder}")
+
+        return _problems(folder, look)
+
+    def known_size(self, _file: Path) -> None:
+        """See ``LocalFiles``: asking is a request."""
+
+    @contextmanager
+    def open(self, file: Path, survey: Survey) -> Iterator[BinaryIO]:
+        """See ``LocalFiles``."""
+        client, name = self._storage.client, str(file)
+        try:
+            version = client.head(name)
+        except ObjectUnreadable as reason:
+            raise _unreadable(name, reason) from None
+        raw = ObjectStream(name, version.size, lambda start, size: client.read(Wanted(name, start, size, version)))
+        survey.reads(file, object_witness(name, version), version)
+        with BufferedReader(raw, BUFFER_BYTES) as stream:
+            yield stream
+
+    def look_at(self, _folder: bytes, _survey: Survey) -> None:
+        """See ``LocalFiles``. Nothing is asked: a listing is its own witness, and no link leads here."""
+
+    def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
+        """See ``LocalFiles``."""
+        url = fsdecode(folder).rstrip("/")
+        _refuse_listing(Url(url))
+        try:
+            found = self._storage.client.list_folder(url)
+        except ObjectUnreadable as reason:
+            raise _unreadable(url, reason) from None
+        survey.add(_listed(url, found))
+        folders, files = (
+            [name for name in map(fsencode, names) if name and (wanted.hidden or not name.startswith(b"."))]
+            for names in (found.folders, [name for name, _version in found.files])
+        )
+        return FoundNames(sorted(folders), sorted(filter(wanted.is_wanted, files)))
+
+    def first_changed(self, witnesses: Sequence[Witness]) -> str:
+        """See ``LocalFiles``."""
+        objects = [one for one in witnesses if not one.is_listing]
+        versions = self._storage.client.heads([one.path for one in objects]) if witnesses else []
+        for one, version in zip(objects, versions, strict=True):
+            if isinstance(version, ObjectUnreadable) or object_witness(one.path, version) != one:
+                return one.path
+        return next((one.path for one in witnesses if one.is_listing and not self._is_same_listing(one)), "")
+
+    def look_at_each(self, urls: Sequence[str], survey: Survey) -> None:
+        """See that objects which are named one by one are there. Raises ``SourceInvalid`` for the first that is not."""
+        for url, version in zip(urls, self._storage.client.heads(urls), strict=True):
+            if isinstance(version, ObjectUnreadable):
+                raise _unreadable(url, version)
+            survey.add(object_witness(url, version))
+
+    def _is_same_listing(self, one: Witness) -> bool:
+        url = one.path.removesuffix("/")
+        try:
+            return _listed(url, self._storage.client.list_folder(url)) == one
+        except ObjectUnreadable:
+            return False
+
+
+def _problems(path: Path, look: Callable[[], object]) -> list[str]:
+    """Why a look at an object or a folder fails; empty where it does not."""
     try:
-        version = client.head(name)
+        look()
     except ObjectUnreadable as reason:
-        raise unreadable_object(name, reason) from None
-    survey.read_object(name, version)
-    raw = ObjectStream(name, version.size, lambda start, size: client.read(Wanted(name, start, size, version)))
-    with BufferedReader(raw, BUFFER_BYTES) as stream:
-        yield stream
+        return [str(_unreadable(str(path), reason))]
+    except SourceInvalid as problem:
+        return [str(problem)]
+    return []
 
 
-def unreadable_object(url: str, reason: ObjectUnreadable) -> SourceInvalid:
-    """What to raise where a server does not give what it should."""
-    return SourceInvalid(f"{readable(fsencode(url))} cannot be read: {reason}")
-
-
-def list_folder(folder: bytes, survey: Survey) -> tuple[list[bytes], list[bytes]]:
-    """The names of the folders and files in a folder of a bucket. Raises ``SourceInvalid``."""
-    url = fsdecode(folder).rstrip("/")
-    refuse_listing(Url(url))
-    try:
-        found = storage.client().list_folder(url)
-    except ObjectUnreadable as reason:
-        raise unreadable_object(url, reason) from None
-    survey.saw_listing(url, _digest(found.folders, found.files))
-    return [fsencode(name) for name in found.folders if name], [fsencode(name) for name, _ in found.files if name]
-
-
-def refuse_listing(url: Url) -> None:
-    """Raise ``SourceInvalid`` where nobody can ask what there is."""
+def _refuse_listing(url: Url) -> None:
+    """Raise ``SourceInvalid`` where the server cannot be asked what there is."""
     if not url.can_list:
         raise SourceInvalid(
             f"{url} cannot be listed: nobody can ask a server of {url.scheme} what it has. Name its files, in a list source, "
@@ -61,62 +136,14 @@ def refuse_listing(url: Url) -> None:
         )
 
 
-def check_objects(urls: Sequence[str], survey: Survey) -> None:
-    """See that objects which are named are there. Raises ``SourceInvalid`` for the first that is not."""
-    for url, version in zip(urls, storage.client().heads(urls), strict=True):
-        if isinstance(version, ObjectUnreadable):
-            raise unreadable_object(url, version)
-        survey.saw_object(url, version)
+def _unreadable(url: str, reason: ObjectUnreadable) -> SourceInvalid:
+    """What to raise where a server does not give what it should."""
+    return SourceInvalid(f"{readable(fsencode(url))} cannot be read: {reason}")
 
 
-def object_problems(url: Url) -> list[str]:
-    """What is wrong with an object, as far as a quick look tells."""
-    try:
-        storage.client().head(str(url), CHECK_LIMITS.deadline_s)
-    except ObjectUnreadable as reason:
-        return [str(unreadable_object(str(url), reason))]
-    except SourceInvalid as problem:
-        return [str(problem)]
-    return []
-
-
-def bucket_problems(url: Url) -> list[str]:
-    """What is wrong with a folder of a bucket, as far as a quick look tells; none where nobody can ask."""
-    try:
-        if url.can_list and not storage.client().holds_any(str(url), CHECK_LIMITS.deadline_s):
-            return [f"there is nothing in {url}"]
-    except ObjectUnreadable as reason:
-        return [str(unreadable_object(str(url), reason))]
-    except SourceInvalid as problem:
-        return [str(problem)]
-    return []
-
-
-def first_changed(witnesses: Iterable[Witness]) -> str:
-    """The first object or folder that is not what it was, or cannot be looked at; "" where all are the same."""
-    seen = list(witnesses)
-    objects = [one for one in seen if not one.is_listing]
-    versions = storage.client().heads([one.path for one in objects])
-    for one, version in zip(objects, versions, strict=True):
-        if isinstance(version, ObjectUnreadable) or object_witness(one.path, version) != one:
-            return one.path
-    for one in seen:
-        if one.is_listing and not _is_same_listing(one):
-            return one.path
-    return ""
-
-
-def _is_same_listing(one: Witness) -> bool:
-    url = one.path.removesuffix("/")
-    try:
-        found = storage.client().list_folder(url)
-    except ObjectUnreadable:
-        return False
-    return listing_witness(url, _digest(found.folders, found.files)) == one
-
-
-def _digest(folders: Iterable[str], files: Iterable[tuple[str, Version]]) -> str:
+def _listed(url: str, found: Listing) -> Witness:
+    files: list[tuple[str, Version]] = sorted(found.files, key=lambda file: file[0])
     digest = sha256()
-    for one in [*sorted(folders), None, *sorted(files, key=lambda file: file[0])]:
+    for one in [*sorted(found.folders), None, *files]:
         digest.update(repr(one).encode("utf-8", "backslashreplace") + b"\0")
-    return digest.hexdigest()
+    return listing_witness(url, digest.hexdigest())

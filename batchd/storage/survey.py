@@ -5,53 +5,31 @@ What it looked at are its witnesses: as long as each folder and file still is wh
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import time_ns
-from typing import NamedTuple, TypeAlias
+from typing import BinaryIO, TypeAlias
 
-from batchd.storage.access import Version, version_of
-from batchd.storage.location import is_url
+from batchd.storage.access import Storage
+from batchd.storage.local_files import FoundNames, WantedNames
+from batchd.storage.values import Version, Witness, witness
 
 ReportProgress: TypeAlias = Callable[[int], None]
 """Called now and then with the number of samples found so far."""
 
 
-class Witness(NamedTuple):
-    """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel.
+class Survey:
+    """What a scan reads through, and what it reports.
 
-    Of an object of a server, ``identity`` is its ETag, and of a folder in a bucket, whose path ends with a slash, a digest of
-    what was in it.
+    ``storage``: where the source's files are. Without witnesses of them the source is scanned at each start.
     """
 
-    path: str
-    size: int
-    modified_ns: int
-    changed_ns: int
-    identity: int | str
-    """The inode of a file or folder."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Is it a server that can tell whether it has changed?"""
-        return is_url(os.fsencode(self.path))
-
-    @property
-    def is_listing(self) -> bool:
-        """Is it a folder of a bucket?"""
-        return self.is_remote and self.path.endswith("/")
-
-    def last_change_ns(self, now_ns: int) -> int:
-        """When it last changed, as far as that counts: what has an ETag cannot change unseen, however fast."""
-        if self.is_remote:
-            return 0 if self.identity else self.modified_ns or now_ns
-        return max(self.modified_ns, self.changed_ns)
-
-
-class Survey:
-    """What a scan reports. Without witnesses nobody can tell whether the source has changed, so it is scanned each time."""
-
     def __init__(
-        self, progress: ReportProgress, python_path: Sequence[Path] = (), looked: Callable[[], None] = lambda: None
+        self,
+        progress: ReportProgress,
+        python_path: Sequence[Path] = (),
+        looked: Callable[[], None] = lambda: None,
+        storage: Storage | None = None,
     ) -> None:
         self.progress = progress
         self.looked = looked
@@ -59,6 +37,7 @@ class Survey:
         What it raises ends the scan."""
         self.python_path = python_path
         """Where modules of people's own functions are looked for first."""
+        self.storage = storage or Storage()
         self.started_ns = time_ns()
         self._seen: list[Witness] = []
         self._parts: list[Survey] = []
@@ -67,7 +46,7 @@ class Survey:
 
     def part(self, found_before: int) -> "Survey":
         """The survey of one of several sources, when those before it have so many samples."""
-        part = Survey(lambda found: self.progress(found_before + found), self.python_path, self.looked)
+        part = Survey(lambda found: self.progress(found_before + found), self.python_path, self.looked, self.storage)
         self._parts.append(part)
         return part
 
@@ -87,28 +66,23 @@ class Survey:
         """The scan looked into this folder, or read this file; ``status`` is from before it did."""
         self.add(witness(path, status))
 
-    def read_file(self, file: Path, status: os.stat_result) -> None:
-        """The scan reads this file; whoever reads samples of it has to find it as it was."""
-        self.saw(os.fsencode(file), status)
-        self.versions[str(file.absolute())] = version_of(status)
-
     def add(self, seen: Witness) -> None:
         """The scan looked at what this is the witness of."""
         self.looked()
         self._seen.append(seen)
 
-    def saw_object(self, url: str, version: Version) -> None:
-        """The scan found this object; ``version`` is what its server says of it."""
-        self._seen.append(object_witness(url, version))
+    def reads(self, file: Path, seen: Witness, version: Version) -> None:
+        """The scan reads this file, and readers of its samples have to find it as it was."""
+        self.add(seen)
+        self.versions[str(file.absolute())] = version
 
-    def read_object(self, url: str, version: Version) -> None:
-        """The scan reads this object, of this version."""
-        self.saw_object(url, version)
-        self.versions[url] = version
+    def open(self, file: Path) -> AbstractContextManager[BinaryIO]:
+        """A file, open for the scan. Raises ``SourceInvalid``."""
+        return self.storage.at(file).open(file, self)
 
-    def saw_listing(self, url: str, digest: str) -> None:
-        """The scan looked into this folder of a bucket."""
-        self._seen.append(listing_witness(url, digest))
+    def names_in(self, folder: bytes, wanted: WantedNames) -> FoundNames:
+        """The wanted names in a folder that the scan looks into. Raises ``SourceInvalid``."""
+        return self.storage.at(folder).names_in(folder, wanted, self)
 
     def place(self) -> dict[str, dict[str, list[object]]]:
         """What belongs to an index's place besides where files are: what they were."""
@@ -116,16 +90,6 @@ class Survey:
         return {"versions": versions} if versions else {}
 
 
-def object_witness(url: str, version: Version) -> Witness:
-    """An object as it is."""
-    return Witness(url, version.size, version.modified_ns, 0, version.etag or "")
-
-
-def listing_witness(url: str, digest: str) -> Witness:
-    """A folder of a bucket, by a digest of what is in it."""
-    return Witness(f"{url.rstrip('/')}/", 0, 0, 0, digest)
-
-
-def witness(path: bytes, status: os.stat_result) -> Witness:
-    """A file or folder as it is."""
-    return Witness(os.fsdecode(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+def quick_look(storage: Storage) -> Survey:
+    """A survey whose progress and witnesses nobody needs: to look at a file without scanning the source."""
+    return Survey(lambda _found: None, storage=storage)

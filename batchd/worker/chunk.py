@@ -49,9 +49,9 @@ from batchd.sources.disk_cache import DiskCache
 from batchd.sources.kinds import Reader, ReadsAhead, kind_of, read_ahead
 from batchd.sources.push import PushReader
 from batchd.sources.sample_cache import SampleCache
-from batchd.storage import access as storage
-from batchd.storage.access import StorageLimits
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
+from batchd.storage.values import StorageLimits
 from batchd.worker.note import Note
 from batchd.worker.planned_rows import PlannedRows
 from batchd.worker.run_queue import RunQueue
@@ -68,12 +68,15 @@ SUBSTITUTES_MAX = 32
 class ServedStream:
     """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
 
-    ``others``: the descriptors beside the index, of the mailbox or of the cache.
+    ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one for all streams of a worker.
     """
 
-    def __init__(self, told: ServeStream, index_descriptor: int, others: list[int], note: Note) -> None:
+    def __init__(
+        self, told: ServeStream, index_descriptor: int, others: list[int], note: Note, storage: Storage
+    ) -> None:
         steps = [step_from_plain(step) for step in told.steps]
-        storage.use(StorageLimits.from_wire(told.storage))
+        storage.limits = StorageLimits.from_wire(told.storage)
+        self._storage = storage
         source = source_from_plain(told.source)
         columns = [parse_column(name, text) for name, text in told.columns]
         index = SourceIndex.from_descriptor(index_descriptor)
@@ -94,7 +97,7 @@ class ServedStream:
         self._maker: Pipeline | None = None
         """Makes what a cache of decoded samples keeps."""
         try:
-            reader = kind_of(source).open(source, index, record_bytes_max(steps))
+            reader = kind_of(source).open(source, index, record_bytes_max(steps), storage)
             self._opened.append(reader)
             self._reads_ahead = isinstance(reader, ReadsAhead)
             self._mailbox = _attached(reader, others)
@@ -172,7 +175,7 @@ class ServedStream:
     def _read_ahead(self, samples: list[int]) -> None:
         """Have the reader get what it can get at once. The longer the chunk, the less waiting that is for each sample."""
         if self._reads_ahead:
-            storage.begin_reading_ahead()
+            self._storage.begin_reading_ahead()
             read_ahead(self._reader, [sample for sample in samples if sample not in self.quarantined])
             self._stopwatch.waited()
 
@@ -183,7 +186,7 @@ class ServedStream:
             return "quarantined"
         failpoints.passing("worker.sample.begin", sample)
         self._stopwatch.begin_sample()
-        storage.begin_sample()
+        self._storage.begin_sample()
         try:
             values = self._reader.read(sample)
             self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)

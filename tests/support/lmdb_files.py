@@ -9,6 +9,7 @@ import lmdb
 
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.sources.kinds import Reader, kind_of
+from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 from support.source_files import nothing
@@ -41,4 +42,4 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_lmdb(path, fields, **changes)
-    return kind_of(source).open(source, index, max_bytes)
+    return kind_of(source).open(source, index, max_bytes, Storage())

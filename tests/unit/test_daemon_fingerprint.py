@@ -18,6 +18,7 @@ from batchd.config.tree import StreamConfig
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
 from batchd.sources.kinds import kind_of
 from batchd.sources.reader import image_columns
+from batchd.storage.access import Storage
 from support.configs import load
 
 STEPS = (
@@ -112,7 +113,7 @@ DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}
 
 def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS, **changes: object) -> str:
     config = StreamConfig(**BASE | changes)
-    return fingerprint(config, kind_of(config.source).columns(config.source), digest, digests)
+    return fingerprint(config, kind_of(config.source).columns(config.source, Storage()), digest, digests)
 
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
@@ -180,7 +181,7 @@ def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
 def test_the_source_of_peoples_functions_counts() -> None:
     """A function that was changed makes other bytes; where there is none, nothing is added."""
     config = StreamConfig(**BASE)
-    columns = kind_of(config.source).columns(config.source)
+    columns = kind_of(config.source).columns(config.source, Storage())
     seen = [
         fingerprint(config, columns, DIGEST, DIGESTS, modules) for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
     ]
