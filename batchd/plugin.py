@@ -22,10 +22,11 @@ from batchd.config.columns import Column, parse_column
 from batchd.config.plugin_source import PluginSource
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, SourceKind
-from batchd.sources.survey import Survey
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.kinds import Reader
+from batchd.sources.plugin import SourceKind
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 __all__ = [
     "Column",

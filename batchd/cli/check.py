@@ -24,8 +24,8 @@ from batchd.daemon.preview import preview
 from batchd.daemon.rings import RingSize
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
-from batchd.sources import storage
-from batchd.sources.storage import CHECK_LIMITS, StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.fields import PlacedField, length_texts
 from batchd_wire.wording import counted
 
@@ -45,10 +45,14 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
     source, servers, your own code; and memory, descriptors and addresses, if a daemon runs already.
     Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
-    storage.use(CHECK_LIMITS)
+    with Storage(CHECK_LIMITS) as storage:
+        _check(config_file, overrides, storage, explain=explain)
+
+
+def _check(config_file: Path, overrides: dict[str, str], storage: Storage, *, explain: bool) -> None:
     reading = read_config(config_file, overrides)
-    config, rings = check_reading(reading, config_file)
-    found = preview(config, rings)
+    config, rings = check_reading(reading, config_file, storage)
+    found = preview(config, rings, storage)
     problems = found.problems + ([found.shortage] if found.shortage is not None else [])
     if problems:
         kind = ConfigInvalid if found.problems else MemoryTooSmall
@@ -61,17 +65,17 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
     for line in aligned(found.unseen):
         click.echo(f"  {line}")
     if explain:
-        _explain(config, rings)
+        _explain(config, rings, storage)
 
 
-def _explain(config: Config, rings: dict[str, RingSize]) -> None:
+def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> None:
     from batchd.cli.explain import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
 
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
+    storage.limits = config.daemon.storage_limits()
     for name, stream in config.streams.items():
         click.echo()
         plan = plan_stream(name, stream, rings[name].columns, config.daemon.python_path or ())
-        for line in explained(plan, config.daemon):
+        for line in explained(plan, config.daemon, storage):
             click.echo(escaped(line))
 
 

@@ -22,11 +22,12 @@ from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.geometry import Cut, Move, Pad, Scale, Turn, Warp
 from batchd.pipeline.image_stage import ImagePlan
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
@@ -34,7 +35,7 @@ SAMPLES = 4
 _TITLES = ("sample", "name", "file", "decoded", "then")
 
 
-def explained(plan: StreamPlan, daemon: DaemonConfig) -> Iterator[str]:
+def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
     """Lines for one stream: its first samples, and the plan of each. Scans its source. Raises ``BatchdError`` where it cannot."""
     name, stream = plan.name, plan.config
     whole, cut = plan.pipeline.steps, plan.pipeline.cut
@@ -47,7 +48,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig) -> Iterator[str]:
         yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
         return
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    index = scan_source(stream.source, lambda _found: None, cache, daemon.python_path or ())
+    index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
     expect(plan.code.python_path, plan.code.digests)
     epochs = epoch_plan(name, stream, len(index))
     samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
@@ -57,7 +58,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig) -> Iterator[str]:
     pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     kept_bytes: list[int] = []
-    yield from aligned([_TITLES, *_rows(plan, index, pipeline, samples, decode, kept_bytes)])
+    yield from aligned([_TITLES, *_rows(plan, index, pipeline, samples, decode, kept_bytes, storage)])
     if stream.cache == "decoded" and kept_bytes:
         need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))
         budget = "cache_memory" if stream.cache_dir is None else "cache_size"
@@ -75,9 +76,10 @@ def _rows(  # noqa: PLR0917  what is read, and how, and what comes of it
     samples: Sequence[int],
     decode: Decode,
     kept_bytes: list[int],
+    storage: Storage,
 ) -> Iterator[tuple[str, ...]]:
     source = plan.config.source
-    reader = kind_of(source).open(source, index, plan.pipeline.record_bytes_max)
+    reader = kind_of(source).open(source, index, plan.pipeline.record_bytes_max, storage)
     try:
         for sample in samples:
             yield (str(sample), reader.name(sample), *_cells(reader, pipeline, sample, decode, kept_bytes))

@@ -29,10 +29,9 @@ from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline import jpeg_box
 from batchd.prepare.run import FILE_SOURCES, Output, Prepared, Progress, Work, prepare
 from batchd.prepare.source_table import files_table, source_table
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
-from batchd.sources.storage import StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.wording import counted
 
 
@@ -98,21 +97,21 @@ def command(
     config = load_config(config_file, overrides)
     if stream not in config.streams:
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
-    stream_config = config.streams[stream]
+    stream_config, storage = config.streams[stream], Storage(config.daemon.storage_limits())
     if seekable:
         stream_config = stream_config.model_copy(
-            update={"pipeline": _seekable_pipeline(stream_config, short_side, image_format)}
+            update={"pipeline": _seekable_pipeline(stream_config, short_side, image_format, storage)}
         )
     elif short_side is not None or as_files:
         given = "--files" if as_files else "--short-side"
         raise click.UsageError(f"{given} is for --seekable: without it, the pipeline says what is done and made")
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
     work = Work(
         name=stream,
         config=stream_config,
         cache=IndexCache(config.daemon.cache_dir or default_cache_dir()),
         workers=config.daemon.worker_count(),
         sample_timeout_s=config.daemon.sample_timeout_s,
+        storage=storage,
         python_path=config.daemon.python_path or (),
     )
     signal.signal(signal.SIGTERM, _interrupt)
@@ -131,7 +130,9 @@ def command(
     _summarise(folder, stream, stream_config.source, prepared)
 
 
-def _seekable_pipeline(stream: StreamConfig, short_side: int | None, image_format: str) -> tuple[Step, ...]:
+def _seekable_pipeline(
+    stream: StreamConfig, short_side: int | None, image_format: str, storage: Storage
+) -> tuple[Step, ...]:
     """What is done to each sample where its JPEGs are to be seekable. Raises ``BatchdError`` where that cannot be."""
     if not jpeg_box.IS_BUILT:
         raise BatchdError(
@@ -142,7 +143,8 @@ def _seekable_pipeline(stream: StreamConfig, short_side: int | None, image_forma
         return ()
     if image_format != "jpg":
         raise click.UsageError(f"--seekable makes JPEGs: --short-side cannot encode them with --format {image_format}")
-    images = [column.name for column in kind_of(stream.source).columns(stream.source) if column.kind == "encoded"]
+    columns = kind_of(stream.source).columns(stream.source, storage)
+    images = [column.name for column in columns if column.kind == "encoded"]
     if len(images) != 1:
         raise BatchdError(
             f"--short-side is for samples of one image, and these have {counted(len(images), 'image')}: give the stream a "

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from batchd.config.location import as_location, check_local
+from batchd.storage.location import as_location, check_local
 
 PATH_BYTES_MAX = 4096
 

@@ -21,11 +21,12 @@ from batchd.config.cpus import available_cpus
 from batchd.config.http import DEFAULT, host_name, parse_http
 from batchd.config.kinds import IS_WHOLE, OneOf
 from batchd.config.live_sources import PushSource
-from batchd.config.location import check_local
 from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
 from batchd.config.sources import SOURCE_KINDS, Source
 from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tcp import parse_tcp
+from batchd.storage.location import check_local
+from batchd.storage.values import StorageLimits
 
 GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
@@ -198,9 +199,9 @@ class DaemonConfig(_Branch):
     then corrupt the batches of others; `verify = true` detects that. A malicious trainer could do
     so undetected."""
 
-    def storage_limits(self) -> tuple[float, int, float]:
-        """How patient to be with servers of files, as ``sources.storage.StorageLimits`` has it."""
-        return self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s
+    def storage_limits(self) -> StorageLimits:
+        """How patient to be with servers of files."""
+        return StorageLimits(self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s)
 
     def worker_count(self) -> int:
         """The number of workers, with "auto" resolved for this process."""

@@ -20,7 +20,7 @@ from batchd.config.steps import step_to_plain
 from batchd.config.tree import Config, StreamConfig
 from batchd.errors import Problem
 from batchd.pipeline.cut import crop_problem, cut_problem, plan_pipeline
-from batchd.sources.places import unreachable
+from batchd.storage.paths import unreachable
 
 SUFFIX = ".cache"
 PREFIX = "batchd-"

@@ -32,8 +32,8 @@ from batchd.daemon.slot_memory import SEALS
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import Problem, SourceInvalid
 from batchd.pipeline.step_files import named_by_content
-from batchd.sources.index import SourceIndex
 from batchd.sources.sample_cache import CacheForm, CacheHeader
+from batchd.storage.index import SourceIndex
 from batchd_wire.status import CacheStatistics
 
 MEMORY_NAME = "batchd-cache"

@@ -21,19 +21,20 @@ from batchd.daemon.findings import look_at_stream
 from batchd.daemon.keys import check_tcp_keys
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.storage.access import Storage
 
 
-def check_reading(reading: Reading, config_file: Path) -> tuple[Config, dict[str, RingSize]]:
+def check_reading(reading: Reading, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
     """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems and their lines."""
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
     problems = list(reading.problems)
     rings: dict[str, RingSize] = {}
     if reading.config is None:
-        problems += _problems_around(reading)
+        problems += _problems_around(reading, storage)
     else:
         problems += _daemon_problems(reading.config.daemon, frozenset())
         try:
-            rings = plan_rings(reading.config, thoroughly=True)
+            rings = plan_rings(reading.config, storage, thoroughly=True)
         except (ConfigInvalid, MemoryTooSmall) as error:
             kind = ConfigInvalid if problems else type(error)
             problems += error.problems
@@ -42,13 +43,13 @@ def check_reading(reading: Reading, config_file: Path) -> tuple[Config, dict[str
     return reading.config, rings
 
 
-def _problems_around(reading: Reading) -> list[Problem]:
+def _problems_around(reading: Reading, storage: Storage) -> list[Problem]:
     """What else is wrong where the file by itself is, as far as anybody can tell. Not the memory: that is divided among all."""
     daemon, wrong = daemon_draft(reading.data)
     problems = _daemon_problems(daemon, wrong)
     python_path = None if "python_path" in wrong else daemon.python_path or ()
     for name, draft in stream_drafts(reading.data).items():
-        problems += look_at_stream(name, draft, python_path).problems
+        problems += look_at_stream(name, draft, python_path, storage).problems
     known = {problem.path for problem in reading.problems}
     for path, text in hidden_problems(reading.data):
         if path_text(path) not in known:

@@ -21,6 +21,7 @@ from batchd.errors import Problem, SourceInvalid
 from batchd.functions.named import code_problems
 from batchd.pipeline.fields import StepCheck, taken_names
 from batchd.sources.look import known_columns, look_at
+from batchd.storage.access import Storage
 
 
 class Findings(NamedTuple):
@@ -34,14 +35,14 @@ class Findings(NamedTuple):
 
 
 def look_at_stream(
-    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, *, thoroughly: bool = True
+    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, storage: Storage, *, thoroughly: bool = True
 ) -> Findings:
     """Look at the source, the functions and the steps of a stream, without scanning anything.
 
     ``python_path`` is None where nobody knows it, and then no functions are looked for. Not ``thoroughly``: of the source only
     what is wrong with its columns, because it will be scanned.
     """
-    looks = [(key, look_at(source, thoroughly=thoroughly)) for key, source in draft.sources]
+    looks = [(key, look_at(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
     found: list[tuple[KeyPath, str]] = [
         (("source", *key, *one.key), one.text) for key, look in looks for one in look.problems
     ]

@@ -241,7 +241,7 @@ class Loop:
             return  # its memory could not be had; SlotLost is in the queue
         stream, worker = self.streams[action.stream], action.worker
         if self._book.enter_stream(worker, action.stream):
-            self.workers.send(worker, stream.serve_stream(), *stream.descriptors)
+            self.workers.send(worker, stream.told, *stream.descriptors)
             for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
                 part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
                 self.workers.send(worker, Quarantine(action.stream, part))

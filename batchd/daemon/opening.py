@@ -38,9 +38,9 @@ from batchd.daemon.worker_interface import Workers
 from batchd.daemon.workers import WorkerProcesses
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.orders.worker import CHUNK_ROWS_MAX
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -58,6 +58,7 @@ class Opening:
 
     def __init__(self, config: Config, stack: ExitStack) -> None:
         self._config = config
+        self._storage = stack.enter_context(Storage(config.daemon.storage_limits()))
         self._daemon = config.daemon
         self._stack = stack
         _allow_descriptors()
@@ -88,7 +89,7 @@ class Opening:
 
     def rings(self, tell: Callable[[str], None]) -> dict[str, RingSize]:
         """Divide the memory; wait for what others are about to give back, as ``tell`` is told. Raises where it stays short."""
-        rings = plan_rings(self._config)
+        rings = plan_rings(self._config, self._storage)
         problem = memory_problem(self._config, wait_for_memory(needed_bytes(self._config, rings), tell))
         if problem is not None:
             raise MemoryTooSmall([problem])
@@ -109,14 +110,15 @@ class Opening:
 
     def streams(self, rings: dict[str, RingSize], progress: Progress) -> dict[int, ServedStream]:
         """Scan all sources. Those that come and go later belong to the same dictionary."""
-        self._stack.callback(storage.close)
         streams: dict[int, ServedStream] = {}
         self._stack.callback(_close_all, streams)
         cache = IndexCache(self._daemon.cache_dir or default_cache_dir())
         python_path = self._daemon.python_path or ()
         for number, (name, stream) in enumerate(self._config.streams.items(), 1):
-            scan = partial(scan_source, progress=partial(progress, name), cache=cache, python_path=python_path)
-            streams[number] = open_stream(number, name, stream, rings[name], scan, python_path=python_path)
+            found = partial(progress, name)
+            scan = partial(scan_source, progress=found, cache=cache, storage=self._storage, python_path=python_path)
+            limits = self._storage.limits
+            streams[number] = open_stream(number, name, stream, rings[name], scan, limits, python_path=python_path)
             self._provide_cache(streams, number)
         tell_unwanted({one.cache.path for one in streams.values() if isinstance(one.cache, CacheOnDisk)})
         return streams

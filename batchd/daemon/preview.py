@@ -30,6 +30,7 @@ from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.stream_plan import epoch_plan, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
 from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.storage.access import Storage
 from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
@@ -44,14 +45,14 @@ class Preview(NamedTuple):
     unseen: list[tuple[str, str]]
 
 
-def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
+def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Preview:
     """Look at everything that the daemon looks at before its first trainer; ``rings`` are planned."""
     is_running = _is_running(config.daemon.runtime_dir)
     problems = [] if is_running else _machine_problems(config, rings)
     unseen = [("[daemon]", _RUNS)] if is_running else []
     for name, stream in config.streams.items():
         python_path = config.daemon.python_path or ()
-        found, texts = _stream(name, stream, rings[name].columns, python_path, is_running=is_running)
+        found, texts = _stream(name, stream, rings[name].columns, python_path, storage, is_running=is_running)
         problems += found
         unseen += [(name, text) for text in texts]
     short = None if is_running else shortage(needed_bytes(config, rings), available_bytes())
@@ -103,11 +104,17 @@ def _is_running(configured: Path | None) -> bool:
     return any(map(has_daemon, map(RuntimeDirectory, candidate_directories())))
 
 
-def _stream(
-    name: str, config: StreamConfig, columns: tuple[Column, ...], python_path: Sequence[Path], *, is_running: bool
+def _stream(  # noqa: PLR0913  all of it is about one stream
+    name: str,
+    config: StreamConfig,
+    columns: tuple[Column, ...],
+    python_path: Sequence[Path],
+    storage: Storage,
+    *,
+    is_running: bool,
 ) -> tuple[list[Problem], list[str]]:
     """What is wrong with a stream, and what of it was not looked at."""
-    trial = try_source(config.source, python_path, max(SAMPLES_MAX, config.batch_size))
+    trial = try_source(config.source, python_path, storage, max(SAMPLES_MAX, config.batch_size))
     unseen = [
         *trial.unseen,
         *(f"what {step.function} makes of it" for step in config.pipeline if isinstance(step, Call)),

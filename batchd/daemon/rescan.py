@@ -43,11 +43,11 @@ from batchd.daemon.rings import RingSize
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import write_all
 from batchd.sources.scan import scan_source
-from batchd.sources.storage import CHECK_LIMITS, StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.index import write_all
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.channel import ChannelClosed, send_message
 
 PROGRESS_EVERY_S = 0.5
@@ -169,15 +169,15 @@ def _errand(plain: dict[str, Any]) -> Errand:
 
 def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
     failpoints.passing("rescan.starting")
-    storage.use(CHECK_LIMITS)
+    storage = Storage(CHECK_LIMITS)  # this process ends with its errand, and its connections with it
     file = Path(errand.file)
     reading = read_config(file, errand.overrides)
     progress = Progress(channel)
     progress.looking(len(reading.config.streams) if reading.config is not None else 0)
-    config, rings = check_reading(reading, file)
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
+    config, rings = check_reading(reading, file, storage)
+    storage.limits = config.daemon.storage_limits()
     now = DaemonConfig.model_validate_json(json.dumps(errand.daemon))
-    streams = {name: _scan(name, config, rings[name], now, progress) for name in config.streams}
+    streams = {name: _scan(name, config, rings[name], now, progress, storage) for name in config.streams}
     same = [name for name, stream in streams.items() if errand.signatures.get(name) == stream.signature]
     rings |= {name: replace(rings[name], slots_max=errand.slots[name]) for name in same}
     restart = [
@@ -208,14 +208,17 @@ def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
     }
 
 
-def _scan(name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: Progress) -> ServedStream:
-    timeout_s, retries, _deadline_s = config.daemon.storage_limits()
-    progress.begun(name, timeout_s * (1 + retries) + _may_take_s(config.streams[name].source))
+def _scan(  # noqa: PLR0913, PLR0917  what is scanned, through what, and who is told
+    name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: Progress, storage: Storage
+) -> ServedStream:
+    limits = storage.limits
+    progress.begun(name, limits.timeout_s * (1 + limits.retries) + _may_take_s(config.streams[name].source))
     failpoints.passing("rescan.scanning")
     python_path = config.daemon.python_path or ()
     cache = IndexCache(now.cache_dir or default_cache_dir())
-    scan = partial(scan_source, progress=partial(progress.found, name), cache=cache, python_path=python_path)
-    return open_stream(0, name, config.streams[name], ring, scan, python_path=python_path)
+    found = partial(progress.found, name)
+    scan = partial(scan_source, progress=found, cache=cache, storage=storage, python_path=python_path)
+    return open_stream(0, name, config.streams[name], ring, scan, limits, python_path=python_path)
 
 
 def _may_take_s(whole: SourceOptions) -> float:

@@ -22,6 +22,7 @@ from batchd.daemon.cache_folder import cache_problems
 from batchd.daemon.findings import look_at_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.pipeline.fields import sample_fields
+from batchd.storage.access import Storage
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, place_fields
 from batchd_wire.wording import counted
 
@@ -55,7 +56,7 @@ class RingSize:
         return self.slots_max * self.slot_bytes + self.mailbox_bytes
 
 
-def plan_rings(config: Config, *, thoroughly: bool = False) -> dict[str, RingSize]:
+def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) -> dict[str, RingSize]:
     """Lay out the slots of every stream and count them. ``thoroughly`` is for whoever does not scan the sources afterwards.
 
     Raises ``ConfigInvalid`` where a source cannot be looked at or the steps of a stream make no sense, and ``MemoryTooSmall``
@@ -66,7 +67,8 @@ def plan_rings(config: Config, *, thoroughly: bool = False) -> dict[str, RingSiz
     columns: dict[str, tuple[Column, ...]] = {}
     layouts: dict[str, SlotLayout] = {}
     for name, stream in config.streams.items():
-        findings = look_at_stream(name, whole_draft(stream), config.daemon.python_path or (), thoroughly=thoroughly)
+        draft, python_path = whole_draft(stream), config.daemon.python_path or ()
+        findings = look_at_stream(name, draft, python_path, storage, thoroughly=thoroughly)
         problems += findings.problems
         if findings.columns is not None:
             columns[name] = findings.columns

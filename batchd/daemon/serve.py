@@ -31,8 +31,6 @@ from batchd.daemon.runtime import hold
 from batchd.daemon.service import Service
 from batchd.daemon.switch import Switch, code_in
 from batchd.errors import BatchdError
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
 from batchd_wire.status import ReloadOutcome
 
 _log = structlog.get_logger()
@@ -78,7 +76,6 @@ def serve(config: Config, options: ServeOptions) -> None:
 
 def _serve(config: Config, options: ServeOptions) -> None:
     started_s = monotonic()
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())

@@ -10,7 +10,7 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
@@ -30,8 +30,8 @@ from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream
 from batchd.pipeline.fields import columns_after
 from batchd.pipeline.step_files import named_by_content
-from batchd.sources import storage
-from batchd.sources.index import SourceIndex
+from batchd.storage.index import SourceIndex
+from batchd.storage.values import StorageLimits
 from batchd_wire.fields import SlotLayout
 
 FINGERPRINT_DIGITS = 32
@@ -50,7 +50,7 @@ Scan: TypeAlias = Callable[[Source], SourceIndex]
 class ServedStream:
     """One stream, as plain facts. The index's descriptor stays open, for workers that come later.
 
-    ``told``: what workers are told, but for what concerns all streams. ``signature``: two with the same one need not be told
+    ``told``: what workers are told of it. ``signature``: two with the same one need not be told
     apart: every setting is the same, and so is what was found in the source and in files. ``place_layout``: of a live stream.
     """
 
@@ -85,7 +85,7 @@ class ServedStream:
 
     @property
     def descriptors(self) -> list[int]:
-        """What goes to a worker with ``serve_stream``: the index, and the mailbox of a live stream, or the cache."""
+        """What goes to a worker with ``told``: the index, and the mailbox of a live stream, or the cache."""
         mailbox = [self.mailbox.readable] if self.mailbox is not None else []
         return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
 
@@ -109,10 +109,6 @@ class ServedStream:
         if isinstance(cache, CacheOnDisk):
             cache.resize(spec.budget_bytes)
 
-    def serve_stream(self) -> ServeStream:
-        """What a worker is told; goes with ``descriptors``."""
-        return replace(self.told, storage=storage.limits().to_wire())
-
     def close(self) -> None:
         """Let go of the index, the mailbox and the cache. Workers and producers that have them keep them."""
         os.close(self.index_descriptor)
@@ -122,8 +118,15 @@ class ServedStream:
             self.mailbox.close()
 
 
-def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
-    number: int, name: str, config: StreamConfig, ring: RingSize, scan: Scan, *, python_path: Sequence[Path] = ()
+def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is made of
+    number: int,
+    name: str,
+    config: StreamConfig,
+    ring: RingSize,
+    scan: Scan,
+    limits: StorageLimits,
+    *,
+    python_path: Sequence[Path] = (),
 ) -> ServedStream:
     """Scan the source and work out everything that follows. Raises ``SourceInvalid`` naming the stream and what is wrong."""
     plan = plan_stream(name, config, ring.columns, python_path)
@@ -159,7 +162,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
         batch_size=config.batch_size,
         shuffle=config.is_shuffled,
         on_error=config.on_error,
-        storage=storage.limits().to_wire(),
+        storage=limits.to_wire(),
         layout=ring.layout.to_wire(),
         cache=config.cache,
     )

@@ -27,8 +27,7 @@ from batchd.daemon.slot_memory import SlotMemory
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage.values import StorageLimits
 from batchd_wire.fields import layout_from_wire
 
 _log = structlog.get_logger()
@@ -153,11 +152,12 @@ class Switch:
 
     def _limit(self, document: dict[str, Any], slots_kept: int) -> None:
         """What sessions, slots and servers of files are held to. ``slots_kept`` stay; all others are to be made."""
-        limits = StorageLimits(*document["storage"])
-        if limits != storage.limits():
-            storage.use(limits)
+        limits = StorageLimits(*document["storage"]).to_wire()
+        if any(stream.told.storage != limits for stream in self.streams.values()):
+            for stream in self.streams.values():
+                stream.told = replace(stream.told, storage=limits)
             for worker in self.workers.pids():
-                self.workers.send(worker, UseStorage(limits.to_wire()))
+                self.workers.send(worker, UseStorage(limits))
         for door in self.doors:
             door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
         sends_bytes = self.daemon["tcp"] is not None

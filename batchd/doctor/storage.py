@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from batchd.config.composed_sources import sources_in
 from batchd.config.file_sources import ListSource
-from batchd.config.location import Url
 from batchd.config.sizes import round_bytes
 from batchd.config.source import SourceOptions
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import Machine
+from batchd.storage.location import Url
 from batchd_wire.wording import counted
 
 FILES_MAX = 200

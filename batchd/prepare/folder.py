@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from batchd.errors import BatchdError
-from batchd.sources.index import readable
+from batchd.storage.index import readable
 
 ABOUT = "prepare.json"
 SIZES = "sizes.tsv"

@@ -31,10 +31,10 @@ from batchd.pipeline.step_files import named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
 from batchd.prepare.lists import FileSet, gather
 from batchd.prepare.writers import Writer, Writers
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
 from batchd.sources.kinds import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.codec import Message
 from batchd_wire.wording import counted
 
@@ -99,6 +99,7 @@ class Work:
     cache: IndexCache
     workers: int
     sample_timeout_s: float
+    storage: Storage
     python_path: Sequence[Path] = ()
     """Where modules of people's own functions are looked for first."""
 
@@ -106,7 +107,7 @@ class Work:
 def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
     _check_source(work, output)
-    columns = kind_of(work.config.source).columns(work.config.source)
+    columns = kind_of(work.config.source).columns(work.config.source, work.storage)
     # no batch to fit into
     steps = tuple(step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged)))
     try:
@@ -115,11 +116,11 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         raise ConfigInvalid([Problem(path_text(("streams", work.name, "pipeline")), str(problem))]) from None
     alone = work.config.model_copy(update={"pipeline": steps, "cache": "off", "cache_short_side": None})
     plan = plan_stream(work.name, alone, columns, work.python_path)
-    index = scan_source(alone.source, lambda _found: None, work.cache, work.python_path)
+    index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
     recipe = plan.recipe()
     told = PrepareStream(
         recipe,
-        storage.limits().to_wire(),
+        work.storage.limits.to_wire(),
         str(output.folder.absolute()),
         output.image_format,
         output.quality,

@@ -24,10 +24,10 @@ from batchd.orders.worker import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRec
 from batchd.pipeline.effects import StepInvalid
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
-from batchd.sources import storage
 from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
-from batchd.sources.storage import StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.values import StorageLimits
 from batchd.worker.note import Note
 from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import Stopwatch
@@ -62,10 +62,10 @@ class ShardWriter:
 
     def _open(self, told: PrepareStream, index: SourceIndex) -> str:
         """Get ready for orders; says why none can be obeyed, "" where they can."""
-        storage.use(StorageLimits.from_wire(told.storage))
+        storage = Storage(StorageLimits.from_wire(told.storage))
         recipe = SampleRecipe(*told.recipe)
         try:
-            self._maker = SampleMaker(recipe, index, Stopwatch(), has_rows=False)
+            self._maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)
         except RecipeUnusable as error:
             return shortened(str(error), HOPELESS_BYTES_MAX)
         self._encoder = MemberEncoder(

@@ -30,8 +30,9 @@ from batchd import children, failpoints
 from batchd.children import PIPE, Child, describe
 from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex, readable, write_all
-from batchd.sources.survey import Survey, Witness
+from batchd.storage.index import SourceIndex, readable, write_all
+from batchd.storage.survey import Survey
+from batchd.storage.values import Witness
 
 READ_BYTES = 64 << 10
 LOOK_EVERY_S = 0.25

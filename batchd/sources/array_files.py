@@ -26,8 +26,8 @@ import numpy as np
 
 from batchd.config.columns import Column
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
-from batchd.sources.survey import Survey
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from batchd_wire.fields import ITEM_BYTES
 
 PROBES = 64

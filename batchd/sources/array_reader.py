@@ -16,19 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.location import is_url
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.array_files import ArrayField, Run
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.reader import BytesReader
-from batchd.sources.remote_reader import Extent
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
 
 
 class ArrayReader:
     """Reads any sample of arrays in files."""
 
-    def __init__(self, source: NpySource | NpzSource | RawSource, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(
+        self, source: NpySource | NpzSource | RawSource, index: SourceIndex, max_bytes: int, storage: Storage
+    ) -> None:
         del source  # the index says all
         facts = index.facts
         self._index = index
@@ -40,7 +42,8 @@ class ArrayReader:
             ArrayField(name, run, offset, dtype, tuple(shape), order)
             for name, run, offset, dtype, shape, order in facts["fields"]
         ]
-        self._bytes = [BytesReader(max_bytes, index.place, "file") for _run in self._parts[0]]
+        remotes = (RemoteBytes(storage, self._files[0], index.place) for _run in self._parts[0])
+        self._bytes = [BytesReader(remote, max_bytes, "file") for remote in remotes]
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
@@ -50,10 +53,9 @@ class ArrayReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Ask servers for all these samples at once."""
-        if is_url(self._files[0]):
-            found = [self._find(sample) for sample in samples]
-            for number, reader in enumerate(self._bytes):
-                reader.prefetch(self._extents(runs[number], place) for runs, place in found if runs[number].pieces == 1)
+        for number, reader in enumerate(self._bytes):
+            found = ((runs[number], place) for runs, place in map(self._find, samples))
+            reader.prefetch(self._extent(run, place) for run, place in found if run.pieces == 1)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """The index holds no values."""
@@ -71,7 +73,7 @@ class ArrayReader:
         for reader in self._bytes:
             reader.close()
 
-    def _extents(self, run: Run, place: int) -> Extent:
+    def _extent(self, run: Run, place: int) -> Extent:
         return Extent(self._files[run.file], run.first + place * run.stride, run.size)
 
     def _find(self, sample: int) -> tuple[list[Run], int]:

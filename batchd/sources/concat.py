@@ -8,10 +8,11 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from batchd.config.composed_sources import ConcatSource
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind, kind_of
+from batchd.sources.kinds import BuiltInKind, kind_of
 from batchd.sources.parts import ComposedReader, PartReaders, Places, common_columns, join, scan_parts
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 
 def _places(index: SourceIndex) -> Places:
@@ -30,23 +31,24 @@ def _scan(source: ConcatSource, survey: Survey) -> SourceIndex:
     return join(parts, sum(map(len, parts)), {"order": "concat"}, {})
 
 
-def _open(source: ConcatSource, index: SourceIndex, max_bytes: int) -> ComposedReader:
-    return ComposedReader(PartReaders(source.sources, index, max_bytes), _places(index), source.source_field)
+def _open(source: ConcatSource, index: SourceIndex, max_bytes: int, storage: Storage) -> ComposedReader:
+    readers = PartReaders(source.sources, index, max_bytes, storage)
+    return ComposedReader(readers, _places(index), source.source_field)
 
 
-def _samples(source: ConcatSource) -> int | None:
+def _samples(source: ConcatSource, storage: Storage) -> int | None:
     samples = 0
     for part in source.sources:
-        count = kind_of(part).samples(part)
+        count = kind_of(part).samples(part, storage)
         if count is None:
             return None
         samples += count
     return samples
 
 
-KIND = SourceKind(
-    problems=lambda _source: [],
-    columns=lambda source: common_columns(source.sources, source.source_field),
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
     scan=_scan,
     open=_open,
     samples=_samples,

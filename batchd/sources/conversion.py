@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchd.config.columns import Column
 from batchd.config.values import Value
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd_wire.wording import counted
 
 

@@ -24,14 +24,14 @@ from batchd.errors import SourceInvalid
 from batchd.sources.cells import split_record
 from batchd.sources.csv_reader import IMAGE, CsvReader
 from batchd.sources.csv_records import RecordFinder
-from batchd.sources.index import NUMBER, SourceIndex
-from batchd.sources.kinds import SourceKind, SourceProblem
-from batchd.sources.places import folder_problems, reading
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind, SourceProblem
 from batchd.sources.walk import file_to_look_at, files_of, files_problems
+from batchd.storage.access import Storage
+from batchd.storage.index import NUMBER, SourceIndex
+from batchd.storage.survey import Survey, quick_look
 
 
-def _columns(source: CsvSource) -> tuple[Column, ...]:
+def _columns(source: CsvSource, _storage: Storage) -> tuple[Column, ...]:
     image = (Column(IMAGE, "encoded"),) if source.image else ()
     return *image, *source.parsed_fields()
 
@@ -46,7 +46,7 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
         found = len(starts)
         finder = RecordFinder(path, source.delimiter)
         header: list[str] | None = None
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             for piece in finder.pieces(stream):
                 records = piece.starts
                 if header is None:
@@ -115,17 +115,19 @@ def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[
     return found
 
 
-def _problems(source: CsvSource) -> Sequence[str | SourceProblem]:
+def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProblem]:
     """A header is read here too, so that a wrong title is found before the daemon starts."""
-    problems: list[str | SourceProblem] = [*files_problems(source.path, source.root, source.files, "the table")]
+    problems: list[str | SourceProblem] = [
+        *files_problems(source.path, source.root, source.files, "the table", storage)
+    ]
     if source.image_root is not None:
-        problems += folder_problems(source.image_root)
+        problems += storage.at(source.image_root).folder_problems(source.image_root)
     path = source.path if source.root is None else None
     if not problems and source.root is not None:
         path = file_to_look_at(source.root, source.files, "files")
     if not problems and path is not None:
         finder = RecordFinder(path, source.delimiter)
-        with reading(path, Survey(lambda _found: None)) as stream:
+        with quick_look(storage).open(path) as stream:
             piece = next(finder.pieces(stream), None)
             if piece is None:
                 raise SourceInvalid(f"{path} is empty")
@@ -134,4 +136,4 @@ def _problems(source: CsvSource) -> Sequence[str | SourceProblem]:
     return problems
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=CsvReader)
+KIND = BuiltInKind(problems=_problems, columns=_columns, scan=_scan, open=CsvReader)

@@ -13,16 +13,16 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.config.location import is_url
 from batchd.config.table_sources import CsvSource
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.cells import cell_reader, split_record
 from batchd.sources.csv_records import TOO_LONG
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.places import below_root
-from batchd.sources.reader import BytesReader
-from batchd.sources.remote_reader import Extent
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import below_root, real_path
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
 from batchd_wire.wording import counted
 
 IMAGE = "image"
@@ -33,7 +33,7 @@ _LINE_FEED = b"\n"[0]
 class CsvReader:
     """Reads the chosen columns of any record."""
 
-    def __init__(self, source: CsvSource, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(self, source: CsvSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         facts, place = index.facts, index.place
         self._index = index
         self._starts: NDArray[np.int64] = index.arrays["starts"]
@@ -45,12 +45,12 @@ class CsvReader:
             (column.name, facts["cells"][column.name], cell_reader(column)) for column in source.parsed_fields()
         ]
         self._image: int | None = facts["image"]
-        self._roots = [root if is_url(root) else os.path.realpath(root) for root in self._folders(place["image_root"])]
+        self._roots = list(map(real_path, self._folders(place["image_root"])))
         self._allow_outside_root = source.allow_outside_root
         self._delimiter = source.delimiter
         self._max_bytes = max_bytes
-        self._bytes = BytesReader(max_bytes, place, "file")
-        self._images = BytesReader(max_bytes, {})
+        self._bytes = BytesReader(RemoteBytes(storage, self._files[0], place), max_bytes, "file")
+        self._images = BytesReader(RemoteBytes(storage, self._roots[0], {}), max_bytes)
         self.close = self._bytes.close  # images are not kept open
 
     def read(self, sample: int) -> Mapping[str, Value]:
@@ -68,10 +68,8 @@ class CsvReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Ask servers for all these records at once, and then for the images that they name."""
-        if not any(is_url(path) for path in (*self._files[:1], *self._roots[:1])):
-            return
-        extents = ((self._files[file], start, end - start) for file, start, end in map(self._extent, samples))
-        self._bytes.prefetch([Extent(*extent) for extent in extents])
+        extents = map(self._extent, samples)
+        self._bytes.prefetch(Extent(self._files[file], start, end - start) for file, start, end in extents)
         if self._image is not None:
             self._images.prefetch(self._images_of(samples))
 

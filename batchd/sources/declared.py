@@ -12,7 +12,7 @@ from batchd.config.columns import Column, parse_column
 from batchd.config.values import Value
 from batchd.functions.taken import NotAsDeclared, taken
 from batchd.functions.told import FunctionFailed
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 
 
 def columns_of(fields: Mapping[str, str]) -> tuple[Column, ...]:

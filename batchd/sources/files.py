@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.sources.index import NUMBER, IndexMalformed, SourceIndex, blob, readable
-from batchd.sources.survey import ReportProgress, Survey
+from batchd.storage.index import NUMBER, IndexMalformed, SourceIndex, blob, readable
+from batchd.storage.survey import ReportProgress, Survey
 
 PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""

@@ -12,24 +12,24 @@ Invariant: what cannot be served as the user means it is refused here with the f
 import os
 
 from batchd.config.file_sources import FolderSource
-from batchd.config.location import Url
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import SourceKind
-from batchd.sources.places import bound_of, folder_problems, look_at_folder
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.remote_files import refuse_listing
-from batchd.sources.survey import Survey
-from batchd.sources.walk import IMAGE_SUFFIXES, below, entries, walk
+from batchd.sources.walk import IMAGE_SUFFIXES, below, is_image, walk
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.local_files import WantedNames
+from batchd.storage.paths import bound_of
+from batchd.storage.survey import Survey
 
 
 def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     top = os.fsencode(source.path)
-    look_at_folder(top, survey)
+    survey.storage.at(top).look_at(top, survey)
     bound = bound_of(source.path, allow_outside_root=source.allow_outside_root)
-    folders, images = entries(top, survey, bound)
+    images_only = WantedNames(is_image, bound)
+    folders, images = survey.names_in(top, images_only)
     if folders and images:
         raise SourceInvalid(
             f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
@@ -38,7 +38,7 @@ def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
         )
 
     def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-        return entries(os.path.join(top, folder), survey, bound)  # noqa: PTH118  bytes
+        return survey.names_in(os.path.join(top, folder), images_only)  # noqa: PTH118  bytes
 
     for name in images:
         growing.add(name, 0)
@@ -57,22 +57,13 @@ def _scan(source: FolderSource, survey: Survey) -> SourceIndex:
     return growing.finish(source.path, folders or [b""], survey)
 
 
-def _problems(source: FolderSource) -> list[str]:
-    if isinstance(source.path, Url):
-        try:
-            refuse_listing(source.path)
-        except SourceInvalid as problem:
-            return [str(problem)]
-    return folder_problems(source.path)
-
-
 def _suffixes() -> str:
     return b" ".join(IMAGE_SUFFIXES).decode()
 
 
-KIND = SourceKind(
-    problems=_problems,
-    columns=lambda source: image_columns(source.path_bytes),
+KIND = BuiltInKind(
+    problems=lambda source, storage: storage.at(source.path).folder_problems(source.path, is_listed=True),
+    columns=lambda source, _storage: image_columns(source.path_bytes),
     scan=_scan,
     open=FilesReader.of,
 )

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from batchd.config.code_sources import SAMPLES_MAX, GeneratorSource
-from batchd.config.columns import Column
 from batchd.config.function import parse_function
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
@@ -23,11 +22,11 @@ from batchd.functions.find import ModuleNotFound, find_module
 from batchd.functions.given import source_given
 from batchd.functions.load import Here, load_for
 from batchd.functions.told import FunctionFailed, call
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.declared import columns_of, named, values_of
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 _END = object()
 
@@ -124,10 +123,6 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
     return "rng" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-def _columns(source: GeneratorSource) -> tuple[Column, ...]:
-    return columns_of(source.fields)
-
-
 def _scan(source: GeneratorSource, survey: Survey) -> SourceIndex:
     """There is nothing to scan. Raises ``SourceInvalid`` where the module is gone."""
     try:
@@ -145,9 +140,9 @@ def _scan(source: GeneratorSource, survey: Survey) -> SourceIndex:
     return SourceIndex.build(source.epoch_samples or SAMPLES_MAX, facts, {}, {})
 
 
-KIND = SourceKind(
-    problems=lambda _source: [],
-    columns=_columns,
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, _storage: columns_of(source.fields),
     scan=_scan,
-    open=lambda source, _index, max_bytes: GeneratorReader(source, max_bytes),
+    open=lambda source, _index, max_bytes, _storage: GeneratorReader(source, max_bytes),
 )

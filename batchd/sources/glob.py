@@ -7,11 +7,11 @@ from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.glance import no_match
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.survey import Survey
 from batchd.sources.walk import Patterns, below, matching, shards_problems
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 
 def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
@@ -26,13 +26,9 @@ def _scan(source: GlobSource, survey: Survey) -> SourceIndex:
     return growing.finish(source.root, classes, survey)
 
 
-def _problems(source: GlobSource) -> list[str]:
-    return shards_problems(source.root, source.patterns, "patterns")
-
-
-KIND = SourceKind(
-    problems=_problems,
-    columns=lambda source: image_columns(source.path_bytes),
+KIND = BuiltInKind(
+    problems=lambda source, storage: shards_problems(source.root, source.patterns, storage, "patterns"),
+    columns=lambda source, _storage: image_columns(source.path_bytes),
     scan=_scan,
     open=FilesReader.of,
 )

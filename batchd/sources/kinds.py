@@ -20,8 +20,9 @@ from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 
 class Reader(Protocol):
@@ -62,19 +63,19 @@ class SourceProblem(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceKind:
-    """One kind of source. ``source`` is always its dataclass of ``config.sources``."""
+class BuiltInKind:
+    """One kind of source. The source is always its dataclass of ``config.sources``; storage is where its files are."""
 
-    problems: Callable[[Any], Sequence[str | SourceProblem]]
+    problems: Callable[[Any, Storage], Sequence[str | SourceProblem]]
     """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these.
     A text alone is about the source as a whole, or about the path that it names."""
-    columns: Callable[[Any], tuple[Column, ...]]
+    columns: Callable[[Any, Storage], tuple[Column, ...]]
     """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]
     """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
-    open: Callable[[Any, SourceIndex, int], Reader]
+    open: Callable[[Any, SourceIndex, int, Storage], Reader]
     """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
-    samples: Callable[[Any], int | None] = lambda _source: None
+    samples: Callable[[Any, Storage], int | None] = lambda _source, _storage: None
     """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
@@ -108,7 +109,7 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
 """What to install for a kind of source whose module needs more than batchd does: modules, and the extra that brings them."""
 
 
-def kind_of(source: SourceOptions) -> SourceKind:
+def kind_of(source: SourceOptions) -> BuiltInKind:
     """What a source can do, by its type. Raises ``SourceInvalid`` where a library that it needs is not installed."""
     try:
         kind = import_module(_MODULES[source.type]).KIND
@@ -119,5 +120,5 @@ def kind_of(source: SourceOptions) -> SourceKind:
         raise SourceInvalid(
             f"a source of type \"{source.type}\" needs {error.name}, which is not installed: pip install 'batchd[{extra}]'"
         ) from None
-    assert isinstance(kind, SourceKind)
+    assert isinstance(kind, BuiltInKind)
     return kind

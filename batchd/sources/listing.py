@@ -13,11 +13,12 @@ from batchd.config.file_sources import ListSource
 from batchd.errors import SourceInvalid
 from batchd.sources.cells import BYTE_ORDER_MARK
 from batchd.sources.files import GrowingIndex
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import SourceKind
-from batchd.sources.places import file_problems, folder_problems, may_lead_out, reading
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import may_lead_out
+from batchd.storage.survey import Survey
 
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
@@ -43,7 +44,7 @@ def _scan(source: ListSource, survey: Survey) -> SourceIndex:
 
 def _lines(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
     """The lines that name samples, with their numbers from 1 on."""
-    with reading(file, survey) as stream:
+    with survey.open(file) as stream:
         number = 0
         while line := stream.readline(LINE_BYTES_MAX + 1):
             number += 1
@@ -70,14 +71,14 @@ def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
     return path, int(label[0])
 
 
-def _problems(source: ListSource) -> list[str]:
-    root = folder_problems(source.root) if source.root is not None else []
-    return root + file_problems(source.path, "the list")
+def _problems(source: ListSource, storage: Storage) -> list[str]:
+    root = storage.at(source.root).folder_problems(source.root) if source.root is not None else []
+    return root + storage.at(source.path).file_problems(source.path, "the list")
 
 
-KIND = SourceKind(
+KIND = BuiltInKind(
     problems=_problems,
-    columns=lambda source: image_columns(source.path_bytes),
+    columns=lambda source, _storage: image_columns(source.path_bytes),
     scan=_scan,
     open=FilesReader.of,
 )

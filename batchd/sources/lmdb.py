@@ -21,15 +21,15 @@ from batchd.config.columns import Column
 from batchd.config.declared import declared_columns
 from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.apart import scan_apart
 from batchd.sources.conversion import converted, from_bytes, from_plain, shaped
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.lmdb_environment import Environment, data_file
-from batchd.sources.places import file_problems, reading
-from batchd.sources.shards import blaming_the_sample
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.survey import Survey
 
 SCAN_MODULE = "batchd.sources.lmdb_scan"
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -155,17 +155,18 @@ def _from_msgpack(column: Column, record: dict[Any, Any], name: str, max_bytes: 
 
 
 def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
-    with reading(data_file(source.path), survey):
+    with survey.open(data_file(source.path)):
         return scan_apart(SCAN_MODULE, source, survey)
 
 
-def _problems(source: LmdbSource) -> list[str]:
-    return file_problems(data_file(source.path), "the database")
+def _problems(source: LmdbSource, storage: Storage) -> list[str]:
+    file = data_file(source.path)
+    return storage.at(file).file_problems(file, "the database")
 
 
-KIND = SourceKind(
+KIND = BuiltInKind(
     problems=_problems,
-    columns=lambda source: declared_columns(source.fields),
+    columns=lambda source, _storage: declared_columns(source.fields),
     scan=_scan,
-    open=LmdbReader,
+    open=lambda source, index, max_bytes, _storage: LmdbReader(source, index, max_bytes),
 )

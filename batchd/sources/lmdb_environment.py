@@ -15,8 +15,8 @@ from typing import Any, Self
 import lmdb
 
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.places import open_regular
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage.paths import open_regular
 
 DATA_FILE = "data.mdb"
 

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from batchd.config.lmdb_sources import FIELD_MARK, LmdbSource
 from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.apart import answer
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import NUMBER, SourceIndex, readable
 from batchd.sources.lmdb_environment import Environment
-from batchd.sources.survey import Survey
+from batchd.storage.index import NUMBER, SourceIndex, readable
+from batchd.storage.survey import Survey
 
 PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""

@@ -17,8 +17,9 @@ from batchd.config.composed_sources import SubsetSource, parts_of
 from batchd.config.lines import KeyPath
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
-from batchd.sources.kinds import SourceKind, SourceProblem, kind_of
+from batchd.sources.kinds import BuiltInKind, SourceProblem, kind_of
 from batchd.sources.parts import agreed_columns
+from batchd.storage.access import Storage
 
 _ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
 
@@ -30,18 +31,18 @@ class Look(NamedTuple):
     problems: tuple[SourceProblem, ...]
 
 
-def look_at(source: SourceOptions, *, thoroughly: bool = True) -> Look:
+def look_at(source: SourceOptions, storage: Storage, *, thoroughly: bool = True) -> Look:
     """Look at a source without scanning it. Not ``thoroughly``: find its columns alone, and what is wrong with these."""
-    parts = [(key, look_at(part, thoroughly=thoroughly)) for key, part in parts_of(source)]
+    parts = [(key, look_at(part, storage, thoroughly=thoroughly)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, look in parts for one in look.problems]
     columns = None
     own: list[SourceProblem] = []
     try:
         kind = kind_of(source)
         if thoroughly:
-            own = _told(source, kind)
+            own = _told(source, kind, storage)
         looks = [look for _key, look in parts]
-        columns = known_columns(looks, getattr(source, "source_field", "")) if parts else kind.columns(source)
+        columns = known_columns(looks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
     except SourceInvalid as error:
         if parts or not own:
             own.append(SourceProblem(_key_of(source, str(error)), str(error)))
@@ -54,10 +55,10 @@ def known_columns(looks: Sequence[Look], source_field: str = "") -> tuple[Column
     return agreed_columns(known, source_field) if known else None
 
 
-def _told(source: SourceOptions, kind: SourceKind) -> list[SourceProblem]:
+def _told(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
     """What a kind says of a source, each with its key; its columns may be known all the same."""
     try:
-        told = kind.problems(source)
+        told = kind.problems(source, storage)
     except SourceInvalid as error:
         told = [str(error)]
     return [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in told]

@@ -15,9 +15,9 @@ from batchd.config.columns import Column
 from batchd.config.members import Coding
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.cells import cell_reader
 from batchd.sources.conversion import converted, from_bytes, from_plain, shaped
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.npy import read_header
 
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from batchd.config.composed_sources import MixSource
 from batchd.errors import SourceInvalid
-from batchd.sources.index import NUMBER, SourceIndex
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.parts import ComposedReader, PartReaders, common_columns, join, places_in, scan_parts
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import NUMBER, SourceIndex
+from batchd.storage.survey import Survey
 
 SAMPLES_MAX = 1 << 30
 """Of an epoch; each costs nine bytes."""
@@ -61,13 +62,14 @@ def mixed_counts(samples: list[int], weights: tuple[float, ...], *, whole: bool)
     return [math.ceil(weight * end - 0.5) for weight in weights]
 
 
-def _open(source: MixSource, index: SourceIndex, max_bytes: int) -> ComposedReader:
-    return ComposedReader(PartReaders(source.sources, index, max_bytes), places_in(index), source.source_field)
+def _open(source: MixSource, index: SourceIndex, max_bytes: int, storage: Storage) -> ComposedReader:
+    readers = PartReaders(source.sources, index, max_bytes, storage)
+    return ComposedReader(readers, places_in(index), source.source_field)
 
 
-KIND = SourceKind(
-    problems=lambda _source: [],
-    columns=lambda source: common_columns(source.sources, source.source_field),
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
     scan=_scan,
     open=_open,
 )

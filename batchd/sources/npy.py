@@ -19,10 +19,11 @@ from batchd.config.columns import Column
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import StoredArray, arrays_index, check_dtype, checked_array, fingerprint, samples_of
 from batchd.sources.array_reader import ArrayReader
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.places import file_problems, reading, size_of
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.paths import size_of
+from batchd.storage.survey import Survey, quick_look
 
 _DAMAGED = (
     ValueError,
@@ -72,7 +73,7 @@ def read_header(where: str, stream: BinaryIO) -> StoredArray:
 @contextmanager
 def _opened(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]]:
     """A file, open, and the array in it. Raises ``SourceInvalid``."""
-    with reading(path, survey) as stream:
+    with survey.open(path) as stream:
         array = read_array(str(path), stream)
         size, need = size_of(stream), array.first + array.size
         if size != need:
@@ -81,10 +82,10 @@ def _opened(path: Path, survey: Survey) -> Iterator[tuple[BinaryIO, StoredArray]
         yield stream, array
 
 
-def _columns(source: NpySource) -> tuple[Column, ...]:
+def _columns(source: NpySource, storage: Storage) -> tuple[Column, ...]:
     arrays = {}
     for name, path in source.paths().items():
-        with _opened(path, Survey(lambda _found: None)) as (_stream, array):
+        with _opened(path, quick_look(storage)) as (_stream, array):
             arrays[name] = array
     samples_of(arrays)
     return tuple(array.column(name) for name, array in arrays.items())
@@ -103,13 +104,14 @@ def _scan(source: NpySource, survey: Survey) -> SourceIndex:
     return index
 
 
-def _problems(source: NpySource) -> list[str]:
-    return [text for path in source.paths().values() for text in file_problems(path, "the array")]
+def _problems(source: NpySource, storage: Storage) -> list[str]:
+    paths = source.paths().values()
+    return [text for path in paths for text in storage.at(path).file_problems(path, "the array")]
 
 
-def _samples(source: NpySource) -> int:
-    with _opened(next(iter(source.paths().values())), Survey(lambda _found: None)) as (_stream, array):
+def _samples(source: NpySource, storage: Storage) -> int:
+    with _opened(next(iter(source.paths().values())), quick_look(storage)) as (_stream, array):
         return array.shape[0]
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader, samples=_samples)
+KIND = BuiltInKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader, samples=_samples)

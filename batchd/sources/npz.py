@@ -21,11 +21,11 @@ from batchd.config.names import suggestion
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import StoredArray, arrays_index, samples_of
 from batchd.sources.array_reader import ArrayReader
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.npy import read_array
-from batchd.sources.places import file_problems, reading
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey, quick_look
 
 BLOCK_BYTES = 1 << 20
 _SUFFIX = ".npy"
@@ -40,7 +40,7 @@ _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, 
 @contextmanager
 def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict[str, zipfile.ZipInfo]]]:
     """The open archive, and the member of each field."""
-    with reading(source.path, survey) as stream:
+    with survey.open(source.path) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:
                 found = archive.infolist()
@@ -115,8 +115,8 @@ def _check(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo, end: in
         )
 
 
-def _columns(source: NpzSource) -> tuple[Column, ...]:
-    with _members(source, Survey(lambda _found: None)) as (stream, members):
+def _columns(source: NpzSource, storage: Storage) -> tuple[Column, ...]:
+    with _members(source, quick_look(storage)) as (stream, members):
         arrays = {name: _array(source, stream, member) for name, member in members.items()}
     samples_of(arrays)
     return tuple(array.column(name) for name, array in arrays.items())
@@ -136,13 +136,15 @@ def _scan(source: NpzSource, survey: Survey) -> SourceIndex:
     return index
 
 
-def _problems(source: NpzSource) -> list[str]:
-    return file_problems(source.path, "the archive")
-
-
-def _samples(source: NpzSource) -> int:
-    with _members(source, Survey(lambda _found: None)) as (stream, members):
+def _samples(source: NpzSource, storage: Storage) -> int:
+    with _members(source, quick_look(storage)) as (stream, members):
         return _array(source, stream, next(iter(members.values()))).shape[0]
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=ArrayReader, samples=_samples)
+KIND = BuiltInKind(
+    problems=lambda source, storage: storage.at(source.path).file_problems(source.path, "the archive"),
+    columns=_columns,
+    scan=_scan,
+    open=ArrayReader,
+    samples=_samples,
+)

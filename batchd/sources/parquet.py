@@ -15,24 +15,23 @@ from typing import Any
 from batchd.config.arrow_sources import ParquetSource
 from batchd.config.columns import Column
 from batchd.config.declared import declared_columns
-from batchd.config.location import is_url
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.conversion import converted, from_bytes, shaped
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import SourceKind
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.parquet_files import OpenFiles
 from batchd.sources.parquet_index import ParquetIndex, Place
 from batchd.sources.parquet_scan import check_columns, scan
 from batchd.sources.parquet_types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.places import below_root, reading
-from batchd.sources.reader import BytesReader
-from batchd.sources.remote_reader import Extent, RemoteBytes
 from batchd.sources.row_groups import Unreadable, use_one_thread
-from batchd.sources.storage import versions_in
-from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE
 from batchd.sources.walk import file_to_look_at, shards_problems
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import below_root, real_path
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.survey import quick_look
 from batchd_wire.wording import counted
 
 KEPT_BYTES_MIN = 1 << 10
@@ -42,7 +41,7 @@ KEPT_BYTES_MIN = 1 << 10
 class ParquetReader:
     """Reads the declared columns of any row. Belongs to one worker and one stream."""
 
-    def __init__(self, source: ParquetSource, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(self, source: ParquetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         use_one_thread()
         self._index = ParquetIndex(index)
         self._columns = declared_columns(source.fields)
@@ -52,9 +51,9 @@ class ParquetReader:
         self._numbers = {
             column.name: self._index.numbers(column.name) for column in self._columns if is_single_number(column)
         }
-        self._remote = RemoteBytes(versions_in(index.place))
+        self._remote = RemoteBytes(storage, os.fsencode(self._index.root), index.place)
         self._bytes = {
-            column.name: BytesReader(max_bytes, index.place, "file", remote=self._remote)
+            column.name: BytesReader(self._remote, max_bytes, "file")
             for column in self._columns
             if not is_single_number(column)
         }
@@ -72,7 +71,7 @@ class ParquetReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Ask servers at once for all that these samples need: values, and row groups that are not kept."""
-        if not is_url(os.fsencode(self._index.root)):
+        if not self._remote.reads_ahead:
             return
         values, groups = [], []
         for number, column in enumerate(self._columns):
@@ -140,9 +139,8 @@ class ParquetReader:
         if b"\0" in name:
             raise SampleUnreadable(f"the path of {column.name} holds the character NUL")
         root = os.fsencode(self._index.root)
-        real = root if is_url(root) else os.path.realpath(root)
         try:
-            file = os.path.join(root, name) if self._outside else below_root(real, name)  # noqa: PTH118  bytes
+            file = os.path.join(root, name) if self._outside else below_root(real_path(root), name)  # noqa: PTH118  bytes
             return self._bytes[column.name].read_file(file, sample)
         except ValueError as error:
             raise SampleUnreadable(f"{readable(name)}: {error}") from None
@@ -198,19 +196,19 @@ class _RowGroups:
             self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]
 
 
-def _problems(source: ParquetSource) -> list[str]:
+def _problems(source: ParquetSource, storage: Storage) -> list[str]:
     """The footer of one file is read too, so that a column that is not there is found before the daemon starts."""
-    problems = shards_problems(source.root, source.shards)
+    problems = shards_problems(source.root, source.shards, storage)
     file = None if problems else file_to_look_at(source.root, source.shards)
     if file is not None:
-        with reading(file, Survey(lambda _found: None)) as stream:
+        with quick_look(storage).open(file) as stream:
             check_columns(source, file, stream)
     return problems
 
 
-KIND = SourceKind(
+KIND = BuiltInKind(
     problems=_problems,
-    columns=lambda source: declared_columns(source.fields),
+    columns=lambda source, _storage: declared_columns(source.fields),
     scan=scan,
     open=ParquetReader,
 )

@@ -14,16 +14,15 @@ from contextlib import ExitStack
 from io import BufferedReader
 from typing import Any, BinaryIO
 
-from batchd.config.location import is_url
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.parquet_index import ParquetIndex
-from batchd.sources.places import open_regular
-from batchd.sources.remote_reader import Extent, RemoteBytes
-from batchd.sources.remote_stream import ObjectStream
 from batchd.sources.row_groups import FOOTER_BYTES, Footer, ParquetFile, footer_bytes
-from batchd.sources.shards import blaming_the_sample
-from batchd.sources.storage import ObjectUnreadable
+from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.paths import open_regular
+from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.values import ObjectUnreadable
 
 FILES_MAX = 64
 """Files whose footers a worker keeps, for row groups that it decodes."""
@@ -37,7 +36,7 @@ class OpenFile:
         self._path = path
         self._remote = remote
         self._object: ObjectStream | None = None
-        self._stream = self._open_object(footer.size) if is_url(path) else _open_here(path)
+        self._stream = self._open_object(footer.size) if remote.reads_ahead else _open_here(path)
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self.close)
             self._file = self._opened(footer)

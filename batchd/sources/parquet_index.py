@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.sources.index import SourceIndex, readable
 from batchd.sources.row_groups import Footer
+from batchd.storage.index import SourceIndex, readable
 
 
 class Place(NamedTuple):

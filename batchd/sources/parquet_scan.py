@@ -22,14 +22,14 @@ from batchd.config.declared import declared_columns
 from batchd.config.names import suggestion
 from batchd.errors import SourceInvalid
 from batchd.sources.conversion import Unfitting, converted
-from batchd.sources.index import NUMBER, SourceIndex, blob
 from batchd.sources.parquet_types import BYTES, class_names, is_image, is_single_number, is_stored_as_bytes, problem_of
-from batchd.sources.places import reading, size_of
-from batchd.sources.remote_stream import ObjectStream
 from batchd.sources.row_groups import ParquetFile, Unreadable
-from batchd.sources.survey import Survey
 from batchd.sources.verbatim import NOWHERE, extents_of
 from batchd.sources.walk import Patterns, shards_of
+from batchd.storage.index import NUMBER, SourceIndex, blob
+from batchd.storage.paths import size_of
+from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 ROWS_MAX = 1 << 27
@@ -48,7 +48,7 @@ def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     scanning = _Scan(source, survey)
     for number, shard in enumerate(shards):
         path = source.root / shard.decode("utf-8", "surrogateescape")
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             scanning.add(number, path, stream)
     return scanning.finish(shards)
 

@@ -15,16 +15,17 @@ from batchd.config.columns import Column
 from batchd.config.source import SourceOptions
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
-from batchd.sources.index import Arrays, SourceIndex, blob, readable
 from batchd.sources.kinds import Reader, kind_of, read_ahead
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import Arrays, SourceIndex, blob, readable
+from batchd.storage.survey import Survey
 
 Parts = Sequence[SourceOptions]
 
 
-def common_columns(parts: Parts, source_field: str = "") -> tuple[Column, ...]:
+def common_columns(parts: Parts, storage: Storage, source_field: str = "") -> tuple[Column, ...]:
     """The columns that all of them have, and one for which part a sample is from. Raises ``SourceInvalid`` where they differ."""
-    return agreed_columns({number: _columns(part, number) for number, part in enumerate(parts)}, source_field)
+    return agreed_columns({number: _columns(part, number, storage) for number, part in enumerate(parts)}, source_field)
 
 
 def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str = "") -> tuple[Column, ...]:
@@ -64,8 +65,9 @@ def join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], a
 class PartReaders:
     """The readers of all parts, each opened when its first sample is asked for."""
 
-    def __init__(self, parts: Parts, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(self, parts: Parts, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._parts = parts
+        self._storage = storage
         self._index = index
         self._max_bytes = max_bytes
         self._readers: dict[int, Reader] = {}
@@ -74,7 +76,8 @@ class PartReaders:
         reader = self._readers.get(number)
         if reader is None:
             part = self._parts[number]
-            reader = self._readers[number] = kind_of(part).open(part, self._part(number), self._max_bytes)
+            reader = kind_of(part).open(part, self._part(number), self._max_bytes, self._storage)
+            self._readers[number] = reader
         return reader
 
     def read_ahead(self, wanted: Mapping[int, Sequence[int]]) -> None:
@@ -146,9 +149,9 @@ def places_in(index: SourceIndex) -> Places:
     return place
 
 
-def _columns(part: SourceOptions, number: int) -> tuple[Column, ...]:
+def _columns(part: SourceOptions, number: int, storage: Storage) -> tuple[Column, ...]:
     try:
-        return kind_of(part).columns(part)
+        return kind_of(part).columns(part, storage)
     except SourceInvalid as error:
         raise SourceInvalid(f"sources[{number}]: {error}") from None
 

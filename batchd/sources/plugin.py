@@ -5,7 +5,8 @@ Invariant: a package's code runs only where a stream asks for it by name, and wh
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from batchd.config.columns import Column
@@ -13,12 +14,29 @@ from batchd.config.names import nearest
 from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
 from batchd.functions.told import FunctionFailed, call
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, SourceKind, SourceProblem
-from batchd.sources.places import status_of
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind, Reader, SourceProblem
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.paths import status_of
+from batchd.storage.survey import Survey
 
 GROUP = "batchd.sources"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """What a package's kind of source can do; ``batchd.plugin`` says where each is run, and what it has to keep to."""
+
+    problems: Callable[[PluginSource], Sequence[str | SourceProblem]]
+    """What is wrong with a source, without scanning it."""
+    columns: Callable[[PluginSource], tuple[Column, ...]]
+    """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
+    scan: Callable[[PluginSource, Survey], SourceIndex]
+    """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
+    open: Callable[[PluginSource, SourceIndex, int], Reader]
+    """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
+    samples: Callable[[PluginSource], int | None] = lambda _source: None
+    """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
 def _kind(source: PluginSource) -> SourceKind:
@@ -58,19 +76,19 @@ def _scan(source: PluginSource, survey: Survey) -> SourceIndex:
     return index
 
 
-def _problems(source: PluginSource) -> Sequence[str | SourceProblem]:
+def _problems(source: PluginSource, _storage: Storage) -> Sequence[str | SourceProblem]:
     try:
         return _kind(source).problems(source)
     except SourceInvalid as error:
         return [str(error)]
 
 
-def _columns(source: PluginSource) -> tuple[Column, ...]:
+def _columns(source: PluginSource, _storage: Storage) -> tuple[Column, ...]:
     return _kind(source).columns(source)
 
 
-def _open(source: PluginSource, index: SourceIndex, max_bytes: int) -> Reader:
+def _open(source: PluginSource, index: SourceIndex, max_bytes: int, _storage: Storage) -> Reader:
     return _kind(source).open(source, index, max_bytes)
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=_open)
+KIND = BuiltInKind(problems=_problems, columns=_columns, scan=_scan, open=_open)

@@ -11,18 +11,17 @@ Invariant: what ``read`` returns lies in this process's own memory and is what `
 
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from batchd.config.columns import Column
 from batchd.config.live_sources import PushSource
 from batchd.config.values import Value
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.kinds import BuiltInKind
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from batchd_wire.mailbox import Extent, MailColumn
 
 
@@ -37,11 +36,6 @@ class PushReader:
         self._buffer = np.zeros(self._layout.place_bytes, np.uint8)
         self._first = 0
         self._places: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, source: PushSource, _index: SourceIndex, max_bytes: int) -> Self:
-        """The reader of a source; see ``kinds``."""
-        return cls(source, max_bytes)
 
     def attach(self, descriptor: int) -> None:
         """Read from this mailbox; the descriptor is ours from now on."""
@@ -108,18 +102,15 @@ def _text(name: str, value: npt.NDArray[np.uint8]) -> str:
         raise SampleUnreadable(f"{name!r} is no UTF-8") from None
 
 
-def _problems(_source: PushSource) -> list[str]:
-    return []
-
-
-def _columns(source: PushSource) -> tuple[Column, ...]:
-    return source.columns
-
-
 def _scan(source: PushSource, survey: Survey) -> SourceIndex:
     survey.progress(0)
     facts = {"push": [column.text for column in source.columns], "fields": [column.name for column in source.columns]}
     return SourceIndex.build(0, facts, {}, {})
 
 
-KIND = SourceKind(_problems, _columns, _scan, PushReader.of)
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, _storage: source.columns,
+    scan=_scan,
+    open=lambda source, _index, max_bytes, _storage: PushReader(source, max_bytes),
+)

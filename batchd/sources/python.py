@@ -15,7 +15,6 @@ from typing import Any
 
 from batchd.children import PIPE, STDOUT, describe, start
 from batchd.config.code_sources import PythonSource
-from batchd.config.columns import Column
 from batchd.config.function import parse_function
 from batchd.config.values import Value
 from batchd.errors import SourceInvalid
@@ -23,11 +22,11 @@ from batchd.functions.find import ModuleNotFound, find_module
 from batchd.functions.load import FunctionUnusable, load_for
 from batchd.functions.signature import Given
 from batchd.functions.told import FunctionFailed, call
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.declared import columns_of, named, values_of
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 STDERR_BYTES_MAX = 4096
 """How much of what a helper said last is shown."""
@@ -72,10 +71,6 @@ class PythonReader:
 def make_object(function: str, options: Mapping[str, Any]) -> Any:
     """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
     return call(load_for(function, Given(options=options)), **options)
-
-
-def _columns(source: PythonSource) -> tuple[Column, ...]:
-    return columns_of(source.fields)
 
 
 def _scan(source: PythonSource, survey: Survey) -> SourceIndex:
@@ -135,9 +130,9 @@ def _answer(descriptor: int) -> object:
         return None
 
 
-KIND = SourceKind(
-    problems=lambda _source: [],
-    columns=_columns,
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, _storage: columns_of(source.fields),
     scan=_scan,
-    open=lambda source, _index, max_bytes: PythonReader(source, max_bytes),
+    open=lambda source, _index, max_bytes, _storage: PythonReader(source, max_bytes),
 )

@@ -5,22 +5,21 @@
 Invariant: a file that is not made of whole records is refused, so a wrong record or offset is found before it does harm.
 """
 
-import os
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from batchd.config.array_sources import RawSource
-from batchd.config.location import Url
 from batchd.errors import SourceInvalid
 from batchd.sources.array_files import ArrayField, Part, Run, build_index, fingerprint
 from batchd.sources.array_reader import ArrayReader
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.places import reading, size_of, status_of
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.walk import files_of, files_problems
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.paths import size_of
+from batchd.storage.survey import Survey
 
 
 def _scan(source: RawSource, survey: Survey) -> SourceIndex:
@@ -28,7 +27,7 @@ def _scan(source: RawSource, survey: Survey) -> SourceIndex:
     parts, contents, samples = [], [], 0
     files = files_of(source, survey)
     for number, path in enumerate(files):
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             size = size_of(stream)
             count = _records(source, path, size)
             contents.append(fingerprint(stream, size))
@@ -62,23 +61,24 @@ def _fields(source: RawSource) -> list[ArrayField]:
     return fields
 
 
-def _problems(source: RawSource) -> list[str]:
-    problems = files_problems(source.path, source.root, source.files, "the file")
-    if not problems and source.path is not None and not isinstance(source.path, Url):
-        _records(source, source.path, status_of(os.fsencode(source.path)).st_size)
+def _problems(source: RawSource, storage: Storage) -> list[str]:
+    problems = files_problems(source.path, source.root, source.files, "the file", storage)
+    if not problems and source.path is not None:
+        size = storage.at(source.path).known_size(source.path)
+        if size is not None:
+            _records(source, source.path, size)
     return problems
 
 
-def _samples(source: RawSource) -> int | None:
+def _samples(source: RawSource, storage: Storage) -> int | None:
     """Of one file of this machine; several would have to be looked for."""
-    if source.path is None or isinstance(source.path, Url):
-        return None
-    return (status_of(os.fsencode(source.path)).st_size - source.offset) // source.record_bytes
+    size = None if source.path is None else storage.at(source.path).known_size(source.path)
+    return None if size is None else (size - source.offset) // source.record_bytes
 
 
-KIND = SourceKind(
+KIND = BuiltInKind(
     problems=_problems,
-    columns=lambda source: source.parsed_record(),
+    columns=lambda source, _storage: source.parsed_record(),
     scan=_scan,
     open=ArrayReader,
     samples=_samples,

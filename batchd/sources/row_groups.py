@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
-from batchd.sources.index import readable
+from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.storage.index import readable
 from batchd_wire.wording import counted
 
 BUFFER_BYTES = 1 << 20

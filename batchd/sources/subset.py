@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.composed_sources import NUMBER_MAX, SubsetSource, share_of
-from batchd.config.location import Url
 from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
 from batchd.sources.cells import BYTE_ORDER_MARK
-from batchd.sources.index import NUMBER, SourceIndex, readable
-from batchd.sources.kinds import SourceKind, kind_of
+from batchd.sources.kinds import BuiltInKind, kind_of
 from batchd.sources.npy import read_array
 from batchd.sources.parts import ComposedReader, PartReaders, join, places_in, scan_parts
-from batchd.sources.places import file_problems, reading
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import NUMBER, SourceIndex, readable
+from batchd.storage.survey import Survey, quick_look
 from batchd_wire.wording import counted
 
 INDICES_BYTES_MAX = 8 << 30
@@ -79,7 +78,7 @@ def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np
 
     Where nobody knows yet how many ``samples`` there are, any number may be one.
     """
-    with reading(file, survey) as stream:
+    with survey.open(file) as stream:
         content = stream.read(INDICES_BYTES_MAX)
     numbers, places = _read_array(file, content) if content.startswith(_NPY) else _read_lines(file, content)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= (NUMBER_MAX if samples is None else samples)))
@@ -118,50 +117,52 @@ def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], N
     return np.array(numbers, NUMBER), np.array(lines, NUMBER)
 
 
-def _problems(source: SubsetSource) -> list[str]:
-    problems = file_problems(source.indices, "the file of indices") if source.indices is not None else []
-    if problems:
+def _problems(source: SubsetSource, storage: Storage) -> list[str]:
+    file = source.indices
+    if file is not None and (problems := storage.at(file).file_problems(file, "the file of indices")):
         return problems
     try:
-        _check(source)
+        _check(source, storage)
     except SourceInvalid as error:
         return [str(error)]
     return []
 
 
-def _check(source: SubsetSource) -> None:
+def _check(source: SubsetSource, storage: Storage) -> None:
     """Raise ``SourceInvalid`` where a scan would, as far as a quick look tells."""
-    samples = _known_samples(source.of)
+    samples = _known_samples(source.of, storage)
     if source.indices is None:
         if samples is not None:
             _bounds(source, samples)
-    elif not isinstance(source.indices, Url) and source.indices.stat().st_size <= CHECKED_BYTES_MAX:
-        _read_indices(source.indices, samples, Survey(lambda _found: None))
+        return
+    size = storage.at(source.indices).known_size(source.indices)
+    if size is not None and size <= CHECKED_BYTES_MAX:
+        _read_indices(source.indices, samples, quick_look(storage))
 
 
-def _known_samples(source: SourceOptions) -> int | None:
+def _known_samples(source: SourceOptions, storage: Storage) -> int | None:
     """How many samples there are, where that is known without a scan; what is wrong with the source, others say."""
     try:
-        return kind_of(source).samples(source)
+        return kind_of(source).samples(source, storage)
     except SourceInvalid:
         return None
 
 
-def _samples(source: SubsetSource) -> int | None:
-    samples = _known_samples(source.of)
+def _samples(source: SubsetSource, storage: Storage) -> int | None:
+    samples = _known_samples(source.of, storage)
     if samples is None or source.indices is not None:
         return None
     start, stop = _bounds(source, samples)
     return stop - start
 
 
-def _open(source: SubsetSource, index: SourceIndex, max_bytes: int) -> ComposedReader:
-    return ComposedReader(PartReaders([source.of], index, max_bytes), places_in(index))
+def _open(source: SubsetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> ComposedReader:
+    return ComposedReader(PartReaders([source.of], index, max_bytes, storage), places_in(index))
 
 
-KIND = SourceKind(
+KIND = BuiltInKind(
     problems=_problems,
-    columns=lambda source: kind_of(source.of).columns(source.of),
+    columns=lambda source, storage: kind_of(source.of).columns(source.of, storage),
     scan=_scan,
     open=_open,
     samples=_samples,

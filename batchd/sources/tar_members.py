@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple
 
 from batchd.errors import SourceInvalid
 from batchd.sources.compression import compression_of
-from batchd.sources.index import readable
-from batchd.sources.places import size_of
+from batchd.storage.index import readable
+from batchd.storage.paths import size_of
 
 HEADER_BYTES_MAX = 1 << 20
 """Longest name or extended header that a member may have; others are read into memory as long as they say they are."""

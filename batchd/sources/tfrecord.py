@@ -25,13 +25,13 @@ from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
 from batchd.sources.compression import ZLIB, compression_of
 from batchd.sources.files import PROGRESS_EVERY
-from batchd.sources.index import NUMBER, SourceIndex, blob
-from batchd.sources.kinds import SourceKind
-from batchd.sources.places import reading, size_of
-from batchd.sources.survey import ReportProgress, Survey
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.tfrecord_frames import CHECKSUM, FOOTER, HEADER, LENGTH_BYTES, masked_crc
 from batchd.sources.tfrecord_reader import TFRecordReader, parts_of
 from batchd.sources.walk import Patterns, shards_of, shards_problems
+from batchd.storage.index import NUMBER, SourceIndex, blob
+from batchd.storage.paths import size_of
+from batchd.storage.survey import ReportProgress, Survey
 
 RECORD_BYTES_MAX = (1 << 31) - 4096
 """Linux reads no more at once, and no protobuf message has more than 2 GiB."""
@@ -49,7 +49,7 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
     firsts, sizes = [0], []
     for shard in shards:
         path = source.root / os.fsdecode(shard)
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             sizes.append(size_of(stream))
             records.add_file(path, _Window(stream, sizes[-1], survey.looked))
         firsts.append(len(records.starts))
@@ -158,13 +158,9 @@ def _is_zlib(data: bytes) -> bool:
     return data[0] & _ZLIB_METHOD_BITS == _ZLIB_METHOD and int.from_bytes(data[:2], "big") % _ZLIB_DIVISOR == 0
 
 
-def _problems(source: TFRecordSource) -> list[str]:
-    return shards_problems(source.root, source.shards)
-
-
-KIND = SourceKind(
-    problems=_problems,
-    columns=lambda source: source.columns,
+KIND = BuiltInKind(
+    problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+    columns=lambda source, _storage: source.columns,
     scan=_scan,
     open=TFRecordReader,
 )

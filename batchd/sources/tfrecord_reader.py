@@ -14,18 +14,17 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from batchd.config.columns import Column
-from batchd.config.location import is_url
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.conversion import default_value
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.example_messages import SequenceExample
 from batchd.sources.features import FeatureMisfits, value_of, value_of_steps
-from batchd.sources.index import IndexMalformed, SourceIndex, readable
-from batchd.sources.remote_reader import Extent, RemoteBytes
-from batchd.sources.shards import OpenShards, blaming_the_sample
-from batchd.sources.storage import ObjectUnreadable, versions_in
 from batchd.sources.tfrecord_frames import FOOTER, HEADER, masked_crc
+from batchd.storage.access import Storage
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class _Record(NamedTuple):
 class TFRecordReader:
     """Reads any record with one ``pread``; see ``kinds.Reader``. Examples are read as ``SequenceExample`` without lists."""
 
-    def __init__(self, source: TFRecordSource, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(self, source: TFRecordSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._index = index
         self._max_bytes = max_bytes
         self._parts = parts_of(source)
@@ -83,9 +82,8 @@ class TFRecordReader:
             len(self._firsts) - 1 == len(self._sizes) == len(self._files)
         ):
             raise IndexMalformed(f"{len(self._starts)} records of {len(index)}, in {len(self._files)} files")
-        self._shards = OpenShards()
-        self._remote = RemoteBytes(versions_in(index.place))
-        self.close = self._shards.close
+        self._bytes = BytesReader(RemoteBytes(storage, root, index.place), max_bytes)
+        self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
@@ -98,13 +96,8 @@ class TFRecordReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Ask servers for all these records at once."""
-        if is_url(self._files[0]):
-            records = map(self._record, samples)
-            self._remote.fetch(
-                Extent(self._files[one.shard], one.start + HEADER.size, one.size)
-                for one in records
-                if 0 < one.size <= self._max_bytes
-            )
+        records = map(self._record, samples)
+        self._bytes.prefetch(Extent(self._files[one.shard], one.start + HEADER.size, one.size) for one in records)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Nothing stands in the index but where the record is."""
@@ -134,30 +127,17 @@ class TFRecordReader:
             raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
         first = record.start + HEADER.size
         file = self._files[record.shard]
-        with blaming_the_sample():
-            data = self._bytes(file, record.size, first)
-            if len(data) < record.size:
-                end = first + len(data) if is_url(file) else os.fstat(self._shards.descriptor(file)).st_size
-                raise SampleUnreadable(f"is cut: the file ends at byte {end}")
-            if masked_crc(data) != checksum:
-                changed = self._bytes(file, FOOTER.size, first + record.size) != FOOTER.pack(checksum)
-                raise SampleUnreadable(
-                    "has changed since the source was scanned"
-                    if changed
-                    else "does not match its checksum: its data is damaged"
-                )
+        data = self._bytes.read_up_to(file, first, record.size)
+        if len(data) < record.size:
+            raise SampleUnreadable(f"is cut: the file ends at byte {self._bytes.end_of(file, first + len(data))}")
+        if masked_crc(data) != checksum:
+            footer = self._bytes.read_up_to(file, first + record.size, FOOTER.size)
+            raise SampleUnreadable(
+                "has changed since the source was scanned"
+                if footer != FOOTER.pack(checksum)
+                else "does not match its checksum: its data is damaged"
+            )
         return data
-
-    def _bytes(self, file: bytes, size: int, start: int) -> bytes:
-        """Bytes of a file, fewer where it ends before."""
-        if not is_url(file):
-            return os.pread(self._shards.descriptor(file), size, start)
-        if size == 0:
-            return b""
-        try:
-            return bytes(self._remote.read(Extent(file, start, size), self._max_bytes))
-        except ObjectUnreadable as reason:
-            raise SampleUnreadable(f"cannot be read: {reason}") from None
 
     def _value(self, part: Part, example: Any) -> Value:
         try:

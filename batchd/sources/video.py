@@ -6,16 +6,17 @@ Invariant: no decoder runs in the daemon, and no demuxer: FFmpeg looks at files 
 from batchd.config.columns import Column
 from batchd.config.video_sources import VideoSource
 from batchd.sources.apart import scan_apart
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceKind
-from batchd.sources.survey import Survey
+from batchd.sources.kinds import BuiltInKind
 from batchd.sources.video_reader import VideoReader
 from batchd.sources.walk import shards_problems
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 SCAN_MODULE = "batchd.sources.video_scan"
 
 
-def _columns(source: VideoSource) -> tuple[Column, ...]:
+def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
     height, width = source.size or (None, None)
     several = (source.frames,) if source.frames > 1 else ()
     path = (Column("path", shape=(source.path_bytes,)),) if source.path_bytes else ()
@@ -32,8 +33,9 @@ def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
     return scan_apart(SCAN_MODULE, source, survey, source.scan_timeout_s)
 
 
-def _problems(source: VideoSource) -> list[str]:
-    return shards_problems(source.root, source.files, "files")
-
-
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=VideoReader)
+KIND = BuiltInKind(
+    problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
+    columns=_columns,
+    scan=_scan,
+    open=lambda source, index, max_bytes, _storage: VideoReader(source, index, max_bytes),
+)

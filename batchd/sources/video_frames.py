@@ -23,10 +23,10 @@ import av
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.shards import blaming_the_sample, open_within
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.video_files import VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, FileFrames
+from batchd.storage.open_files import blaming_the_sample, open_within
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 

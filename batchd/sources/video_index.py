@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.video_sources import VideoSource
-from batchd.sources.index import IndexMalformed, SourceIndex
+from batchd.storage.index import IndexMalformed, SourceIndex
 
 NAMES, SAMPLES, FRAMES, PACKETS = range(4)
 """Rows of ``files``."""

@@ -16,7 +16,7 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 from numpy.typing import NDArray
 
 from batchd.config.video_sources import SAMPLE_BYTES_MAX, VideoSource
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.video_files import reason_of
 
 _FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}

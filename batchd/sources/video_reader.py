@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from batchd.config.values import Value
 from batchd.config.video_sources import SAMPLE_BYTES_MAX, VideoSource
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.places import bound_of
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.reader import padded_text
 from batchd.sources.video_frames import VideoFrames, open_file
 from batchd.sources.video_index import VideoIndex
 from batchd.sources.video_pixels import Pixels
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.paths import bound_of
 
 OPEN_MAX = 4
 

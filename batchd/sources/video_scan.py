@@ -29,12 +29,11 @@ from batchd.errors import SourceInvalid
 from batchd.sources.apart import answer
 from batchd.sources.array_files import fingerprint
 from batchd.sources.glance import no_match
-from batchd.sources.index import NUMBER, SourceIndex, blob, readable
-from batchd.sources.places import reading
-from batchd.sources.survey import Survey
 from batchd.sources.video_files import VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video_index import NO_KEY, PACKET
 from batchd.sources.walk import Patterns, matching
+from batchd.storage.index import NUMBER, SourceIndex, blob, readable
+from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 PROGRESS_EVERY_S = 0.5
@@ -53,7 +52,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
     for label, (folder, names) in enumerate(folders):
         for name in names:
             path = source.root / os.fsdecode(folder) / os.fsdecode(name)
-            with reading(path, survey) as stream:
+            with survey.open(path) as stream:
                 failpoints.passing("scan.video.opening")
                 growing.add(path, stream, label if source.classes == "folder" else 0, survey)
             survey.progress(growing.samples)

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.array_sources import RawSource
-from batchd.config.location import Url, is_url
 from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
 from batchd.sources.glance import absence_problems, first_file, no_file, no_match
-from batchd.sources.index import readable
 from batchd.sources.patterns import Pattern, resolve_braces
-from batchd.sources.places import bound_of, check_bound, file_problems, folder_problems, look_at_folder, unreadable
-from batchd.sources.remote_files import check_objects, list_folder, object_problems
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import readable
+from batchd.storage.local_files import WantedNames
+from batchd.storage.location import Url
+from batchd.storage.paths import bound_of, check_bound
+from batchd.storage.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
 """Endings of the file names that a folder source takes, in any case."""
@@ -37,7 +38,7 @@ def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | No
     while waiting:
         folder, around = waiting.pop()
         full = os.path.join(top, folder)  # noqa: PTH118  bytes
-        identity = look_at_folder(full, survey)
+        identity = survey.storage.at(full).look_at(full, survey)
         check_bound(full, bound)
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
@@ -58,54 +59,6 @@ def is_image(name: bytes) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def entries(
-    folder: bytes,
-    survey: Survey,
-    bound: bytes | None,
-    *,
-    is_wanted: Callable[[bytes], bool] = is_image,
-    hidden: bool = False,
-) -> tuple[list[bytes], list[bytes]]:
-    """The names of the folders and of the wanted files in a folder, sorted, without hidden ones where they are not asked for.
-
-    Whatever is no folder and ends like an image is an image here; the reader looks at what it really is. A wanted file that is a
-    link out of ``bound`` is refused.
-    """
-    if is_url(folder):
-        found_folders, found_files = list_folder(folder, survey)
-        return (
-            sorted(name for name in found_folders if hidden or not name.startswith(b".")),
-            sorted(name for name in found_files if is_wanted(name) and (hidden or not name.startswith(b"."))),
-        )
-    folders, files = [], []
-    try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                survey.looked()
-                if entry.name.startswith(b".") and not hidden:
-                    continue
-                is_file = is_wanted(entry.name)
-                if _is_folder(entry, or_else=is_file or hidden):
-                    folders.append(entry.name)
-                elif is_file:
-                    if entry.is_symlink():
-                        check_bound(entry.path, bound)
-                    files.append(entry.name)
-    except OSError as error:
-        raise unreadable(folder, error) from None
-    return sorted(folders), sorted(files)
-
-
-def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
-    """Tell a folder; a link that leads nowhere is none if ``or_else`` it is taken for an image, and is refused otherwise."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if or_else:
-            return False
-        raise SourceInvalid(f"{readable(entry.path)} cannot be read: {error.strerror}") from None
-
-
 class Patterns(NamedTuple):
     """Patterns of the paths of files below ``root``, and the ``key`` that they stand under. ``allow_outside_root``: of links."""
 
@@ -123,9 +76,9 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
     root = wanted.root
     patterns, top = read_patterns(wanted.texts, wanted.key), os.fsencode(root)
     bound = bound_of(root, allow_outside_root=wanted.allow_outside_root)
-    if isinstance(root, Url) and all(one.is_plain for one in patterns):
-        return _named(root, patterns, survey)
     if isinstance(root, Url):
+        if all(one.is_plain for one in patterns):
+            return _named(root, patterns, survey)
         refuse_wild(root, patterns, wanted.key)
 
     def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -134,8 +87,9 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         def is_wanted(name: bytes) -> bool:
             return any(one.matches([*around, name]) for one in patterns)
 
-        folders, files = entries(os.path.join(top, folder), survey, bound, is_wanted=is_wanted, hidden=True)  # noqa: PTH118
-        return [name for name in folders if any(one.may_match_below([*around, name]) for one in patterns)], files
+        found = survey.names_in(os.path.join(top, folder), WantedNames(is_wanted, bound, hidden=True))  # noqa: PTH118
+        into = [name for name in found.folders if any(one.may_match_below([*around, name]) for one in patterns)]
+        return into, found.files
 
     found = [(folder, names) for folder, names in walk(top, b"", look, survey, bound) if names]
     there = (
@@ -152,7 +106,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
 def _named(root: Url, patterns: Sequence[Pattern], survey: Survey) -> list[tuple[bytes, list[bytes]]]:
     """Objects that are named one by one, as ``matching`` has them: nothing has to be listed."""
     paths = sorted({os.fsencode(one.text) for one in patterns})
-    check_objects([str(root / os.fsdecode(path)) for path in paths], survey)
+    survey.storage.remote.look_at_each([str(root / os.fsdecode(path)) for path in paths], survey)
     found: dict[bytes, list[bytes]] = {}
     for path in paths:
         folder, _, name = path.rpartition(b"/")
@@ -187,19 +141,21 @@ def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
     return [source.root.absolute() / os.fsdecode(shard) for shard in shards_of(wanted, survey)]
 
 
-def files_problems(path: Path | None, root: Path | None, texts: Sequence[str], what: str) -> list[str]:
+def files_problems(
+    path: Path | None, root: Path | None, texts: Sequence[str], what: str, storage: Storage
+) -> list[str]:
     """What is wrong with such files, without looking for them; ``what`` is what people call one ("the table")."""
     if path is not None:
-        return file_problems(path, what)
+        return storage.at(path).file_problems(path, what)
     assert root is not None, "either a path or a root"
-    return shards_problems(root, texts, "files")
+    return shards_problems(root, texts, storage, "files")
 
 
-def shards_problems(root: Path, texts: Sequence[str], key: str = "shards") -> list[str]:
+def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str = "shards") -> list[str]:
     """What is wrong with files below a root that patterns name, without looking for all that patterns match."""
-    problems = pattern_problems(texts, key)
+    problems, store = pattern_problems(texts, key), storage.at(root)
     if problems or not isinstance(root, Url):
-        problems += folder_problems(root)
+        problems += store.folder_problems(root)
         return problems or absence_problems(root, read_patterns(texts, key), texts)
     patterns = read_patterns(texts, key)
     try:
@@ -207,7 +163,7 @@ def shards_problems(root: Path, texts: Sequence[str], key: str = "shards") -> li
     except SourceInvalid as problem:
         return [str(problem)]
     first = patterns[0]
-    return object_problems(root / first.text) if first.is_plain else folder_problems(root)
+    return store.file_problems(root / first.text, key) if first.is_plain else store.folder_problems(root)
 
 
 def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Path | None:

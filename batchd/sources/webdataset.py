@@ -16,15 +16,15 @@ from batchd.config.columns import Column
 from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
-from batchd.sources.index import SourceIndex, readable
-from batchd.sources.kinds import Reader, SourceKind
-from batchd.sources.places import reading
+from batchd.sources.kinds import BuiltInKind, Reader
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.survey import Survey
 from batchd.sources.tar_members import Member, samples_in
 from batchd.sources.walk import Patterns, shards_of, shards_problems
 from batchd.sources.webdataset_fields import scan_fields
 from batchd.sources.webdataset_reader import MembersReader, fields_columns
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.survey import Survey
 
 LABEL_BYTES_MAX = 1 << 20
 _LABEL_MAX = (1 << 63) - 1
@@ -39,7 +39,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     for number, shard in enumerate(shards):
         path = source.root / os.fsdecode(shard)
         found = len(growing)
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             for _key, members in samples_in(path, stream):
                 survey.looked()
                 image, label = _image(source, path, members), _label(source, path, stream, members)
@@ -89,16 +89,17 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
     return found
 
 
-def _problems(source: WebDatasetSource) -> list[str]:
-    return shards_problems(source.root, source.shards)
-
-
-def _columns(source: WebDatasetSource) -> tuple[Column, ...]:
+def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
     return fields_columns(source) if source.fields else image_columns(source.path_bytes)
 
 
-def _open(source: WebDatasetSource, index: SourceIndex, max_bytes: int) -> Reader:
-    return (MembersReader if source.fields else FilesReader.of)(source, index, max_bytes)
+def _open(source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
+    return (MembersReader if source.fields else FilesReader.of)(source, index, max_bytes, storage)
 
 
-KIND = SourceKind(problems=_problems, columns=_columns, scan=_scan, open=_open)
+KIND = BuiltInKind(
+    problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+    columns=_columns,
+    scan=_scan,
+    open=_open,
+)

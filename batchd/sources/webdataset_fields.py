@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import PROGRESS_EVERY
-from batchd.sources.index import NUMBER, SourceIndex, blob, readable
-from batchd.sources.places import reading
-from batchd.sources.survey import Survey
 from batchd.sources.tar_members import Member, TarSample, samples_in
 from batchd.sources.walk import Patterns, shards_of
 from batchd.sources.webdataset_reader import BYTES_MAX, MISSING, PLACE, Part, endings_of, parts_of
+from batchd.storage.index import NUMBER, SourceIndex, blob, readable
+from batchd.storage.survey import Survey
 
 CONTENT_BYTES_MAX = 4096
 """Longer members are known to the digest by their lengths alone."""
@@ -47,7 +46,7 @@ def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     firsts = [0]
     for shard in shards:
         path = source.root / os.fsdecode(shard)
-        with reading(path, survey) as stream:
+        with survey.open(path) as stream:
             for sample in samples_in(path, stream):
                 survey.looked()
                 found.add(path, stream, sample)

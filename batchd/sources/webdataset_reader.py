@@ -17,7 +17,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from tarfile import BLOCKSIZE
 from typing import Any, NamedTuple
 
@@ -26,16 +25,17 @@ from numpy.typing import NDArray
 
 from batchd.config.columns import Column
 from batchd.config.file_sources import WebDatasetSource
-from batchd.config.location import is_url
 from batchd.config.members import Coding, Member, coding_of, member_of
 from batchd.config.values import Value
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.conversion import default_value
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import IndexMalformed, SourceIndex, readable
 from batchd.sources.member_values import json_object, value_in_json, value_of
-from batchd.sources.places import bound_of
-from batchd.sources.reader import BytesReader, padded_text
-from batchd.sources.remote_reader import Extent
+from batchd.sources.reader import padded_text
+from batchd.storage.access import Storage
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
+from batchd.storage.paths import bound_of
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
 
 PLACE = np.dtype("<u4")
 BYTES_MAX = (1 << 32) - 1
@@ -101,7 +101,7 @@ class _Found(NamedTuple):
 class MembersReader:
     """Reads the fields of any sample; see ``kinds.Reader``. Belongs to one worker and one stream."""
 
-    def __init__(self, source: WebDatasetSource, index: SourceIndex, max_bytes: int) -> None:
+    def __init__(self, source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._index = index
         self._max_bytes = max_bytes
         self._path_bytes = source.path_bytes
@@ -118,9 +118,8 @@ class MembersReader:
         shape = (len(index), len(self._wanted))
         if self._endings.shape != shape or self._extents.shape != (*shape, 2):
             raise IndexMalformed(f"members of {self._endings.shape} instead of {shape}")
-        outside = source.allow_outside_root or is_url(root)
-        bound = bound_of(Path(os.fsdecode(root)), allow_outside_root=outside)
-        self._bytes = BytesReader(max_bytes, index.place, bound=bound)
+        bound = bound_of(root, allow_outside_root=source.allow_outside_root)
+        self._bytes = BytesReader(RemoteBytes(storage, root, index.place), max_bytes, bound=bound)
         self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
@@ -147,8 +146,7 @@ class MembersReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Ask servers for the members of all these samples at once."""
-        if is_url(self._files[0]):
-            self._bytes.prefetch(self._extents_of(samples))
+        self._bytes.prefetch(self._extents_of(samples))
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Nothing stands in the index but where members are, and the key."""

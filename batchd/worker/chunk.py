@@ -36,9 +36,9 @@ from batchd.orders.worker import (
 )
 from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.stages import Row
-from batchd.sources import storage
-from batchd.sources.index import SourceIndex
-from batchd.sources.storage import StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.values import StorageLimits
 from batchd.worker.note import Note
 from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
 from batchd.worker.slots import Arrays
@@ -55,12 +55,14 @@ SUBSTITUTES_MAX = 32
 class ServedStream:
     """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
 
-    ``others``: the descriptors beside the index, of the mailbox or of the cache.
+    ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one for all streams of a worker.
     """
 
-    def __init__(self, told: ServeStream, index_descriptor: int, others: list[int], note: Note) -> None:
+    def __init__(
+        self, told: ServeStream, index_descriptor: int, others: list[int], note: Note, storage: Storage
+    ) -> None:
         recipe = SampleRecipe(*told.recipe)
-        storage.use(StorageLimits.from_wire(told.storage))
+        storage.limits = StorageLimits.from_wire(told.storage)
         index = SourceIndex.from_descriptor(index_descriptor)
         self.layout = layout_from_wire(told.layout)
         self.quarantined: set[int] = set()
@@ -75,7 +77,7 @@ class ServedStream:
         self._opened.callback(run_queue.close)
         self._hopeless: str | None = None
         try:
-            self._maker = SampleMaker(recipe, index, self._stopwatch, cache=told.cache, others=others)
+            self._maker = SampleMaker(recipe, index, self._stopwatch, storage, cache=told.cache, others=others)
             self._opened.callback(self._maker.close)
         except RecipeUnusable as error:
             self._hopeless = str(error)

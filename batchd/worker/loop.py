@@ -21,8 +21,8 @@ from batchd.orders.worker import (
     UseStorage,
 )
 from batchd.pipeline.decode import decoder_versions
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.values import StorageLimits
 from batchd.worker.chunk import ServedStream
 from batchd.worker.note import Note
 from batchd.worker.slots import WritableSlots
@@ -37,6 +37,7 @@ class WorkerLoop:
         self._channel = channel
         self._note = note
         self._slots = WritableSlots()
+        self._storage = Storage()
         self._streams: dict[int, ServedStream] = {}
 
     def run(self) -> None:
@@ -64,7 +65,7 @@ class WorkerLoop:
             case UseSlot(), [descriptor]:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
             case ServeStream(), [index, *others]:
-                stream = self._streams[message.stream] = ServedStream(message, index, others, self._note)
+                stream = self._streams[message.stream] = ServedStream(message, index, others, self._note, self._storage)
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
                 send_message(self._channel, StreamMeasured(message.stream, stream.parts))
@@ -73,7 +74,7 @@ class WorkerLoop:
             case ForgetStream(), []:
                 self._streams.pop(message.stream).close()
             case UseStorage(), []:
-                storage.use(StorageLimits.from_wire(message.storage))
+                self._storage.limits = StorageLimits.from_wire(message.storage)
             case Quarantine(), []:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:

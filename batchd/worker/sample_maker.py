@@ -23,12 +23,12 @@ from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.seekable import made_seekable
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
-from batchd.sources import storage
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.cached_reader import CachedReader, open_cache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, ReadsAhead, kind_of, read_ahead
 from batchd.sources.push import PushReader
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd.worker.stopwatch import Stopwatch
 
 BAD = SampleUnreadable, SampleUndecodable
@@ -50,6 +50,7 @@ class SampleMaker:
         recipe: SampleRecipe,
         index: SourceIndex,
         stopwatch: Stopwatch,
+        storage: Storage,
         *,
         cache: str = "off",
         others: Sequence[int] = (),
@@ -66,13 +67,14 @@ class SampleMaker:
         expect(recipe.python_path, dict(recipe.modules))
         self.is_live = source.is_live
         self._stopwatch = stopwatch
+        self._storage = storage
         self._cached: CachedReader | None = None
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps."""
         laps, cut = stopwatch.laps, recipe.cut
         with ExitStack() as where_it_fails:
             try:
-                self._reader: Reader = kind_of(source).open(source, index, recipe.record_bytes_max)
+                self._reader: Reader = kind_of(source).open(source, index, recipe.record_bytes_max, storage)
                 where_it_fails.callback(self._reader.close)
                 self._reads_ahead = isinstance(self._reader, ReadsAhead)
                 self.mailbox = self._reader if isinstance(self._reader, PushReader) else None
@@ -104,7 +106,7 @@ class SampleMaker:
     def read_ahead(self, samples: Sequence[int]) -> None:
         """Have the reader get what it can get at once. The more it is, the less waiting that is for each sample."""
         if self._reads_ahead:
-            storage.begin_reading_ahead()
+            self._storage.begin_reading_ahead()
             read_ahead(self._reader, samples)
             self._stopwatch.waited()
 
@@ -144,7 +146,7 @@ class SampleMaker:
     def _read(self, epoch: int, sample: int, attempt: int) -> Mapping[str, Value]:
         """The values of a sample behind the first steps, where a cache keeps what these make, or else in front of all steps."""
         self._stopwatch.begin_sample()
-        storage.begin_sample()
+        self._storage.begin_sample()
         values = self._reader.read(sample)
         self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)
         failpoints.passing("worker.sample.read", sample)

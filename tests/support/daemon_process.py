@@ -38,7 +38,7 @@ class DaemonProcess:
     words before its command, such as those that run it in a container.
     """
 
-    def __init__(  # noqa: PLR0913  each is one thing about a daemon
+    def __init__(
         self,
         parent: Path,
         streams: dict[str, dict[str, Any]],

@@ -8,9 +8,10 @@ from typing import Any
 import lmdb
 
 from batchd.config.lmdb_sources import LmdbSource
-from batchd.sources.index import SourceIndex
 from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 MAP_BYTES = 1 << 26
@@ -41,4 +42,4 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_lmdb(path, fields, **changes)
-    return kind_of(source).open(source, index, max_bytes)
+    return kind_of(source).open(source, index, max_bytes, Storage())

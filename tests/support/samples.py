@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from batchd.config.sources import Source, source_from_plain, source_to_plain
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from support.source_files import nothing
 
 
 def scan(source: Source) -> SourceIndex:
     """The index of a source, made anew."""
-    return scan_source(source, nothing, IndexCache(None))
+    return scan_source(source, nothing, IndexCache(None), Storage())
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def opened(source: Source, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, S
         index = SourceIndex.from_descriptor(descriptor)
     finally:
         os.close(descriptor)
-    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes)
+    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
     try:
         yield reader, index
     finally:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from batchd.config.file_sources import FolderSource, ListSource
 from batchd.config.sources import Source
-from batchd.sources.cache import IndexCache
 from batchd.sources.files import FilesIndex
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 
 
 def nothing(_found: int) -> None:
@@ -21,7 +22,7 @@ def make(root: Path, *names: str) -> Path:
 
 
 def scan_files(source: Source) -> FilesIndex:
-    return FilesIndex(scan_source(source, nothing, IndexCache(None)))
+    return FilesIndex(scan_source(source, nothing, IndexCache(None), Storage()))
 
 
 def scan_folder(path: Path) -> FilesIndex:

@@ -75,7 +75,7 @@ _STREAM = StreamStatistics(
 )
 
 
-def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counted
+def two_looks(
     *,
     work: dict[str, Any] | None = None,
     parts: dict[str, float] | None = None,

@@ -18,6 +18,7 @@ from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
 from batchd.sources import array_files
 from batchd.sources.kinds import kind_of
+from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
 from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
@@ -39,7 +40,7 @@ def raw(folder: Path, content: bytes, record: dict[str, str], **options) -> RawS
 
 
 def columns(source: Source) -> tuple[Column, ...]:
-    return kind_of(source).columns(source)
+    return kind_of(source).columns(source, Storage())
 
 
 def refused(source: Source) -> str:

@@ -442,7 +442,7 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
         (1000, "took the first of 2 connections, but not all others: the daemon says: who are you"),
     ],
 )
-def test_a_further_connection_that_is_not_taken_is_no_wrong_key(  # noqa: PLR0913, PLR0917  fixtures
+def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
     context, keys, authenticator, tmp_path, burst, hint
 ) -> None:
     """Put off by the rate, or refused as its session has ended meanwhile: the whole session is tried again."""

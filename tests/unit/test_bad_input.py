@@ -27,10 +27,11 @@ from batchd.config.table_sources import CsvSource
 from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
 from support.looks import source_problems
 from support.parquet_files import write_parquet
@@ -187,11 +188,11 @@ def outcome(source: Source, file: Path) -> str:
 def scan(source: Source) -> Callable[[], str]:
     """Scan; gives a function that reads everything, as ``outcome`` tells it."""
     kind = kind_of(source)
-    columns = {column.name: column for column in kind.columns(source)}
-    index = scan_source(source, nothing, IndexCache(None))
+    columns = {column.name: column for column in kind.columns(source, Storage())}
+    index = scan_source(source, nothing, IndexCache(None), Storage())
 
     def read_all() -> str:
-        reader = kind.open(source, index, MAX_BYTES)
+        reader = kind.open(source, index, MAX_BYTES, Storage())
         told = "".join(read(reader, sample, columns) for sample in range(len(index)))
         reader.close()
         return told
@@ -329,7 +330,9 @@ def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_fi
     root = tmp_path / "data"
     root.mkdir()
     source, file = KINDS[kind](root)
-    reader = kind_of(source).open(source, scan_source(source, nothing, IndexCache(None)), MAX_BYTES)
+    reader = kind_of(source).open(
+        source, scan_source(source, nothing, IndexCache(None), Storage()), MAX_BYTES, Storage()
+    )
     left = file.stat().st_size // 3
     if damage == "vanished":
         file.unlink()
@@ -364,8 +367,8 @@ def test_a_file_that_is_cut_after_the_scan_makes_bad_samples(made: Made, made_by
 def test_a_record_that_is_too_large_is_a_bad_sample(made: Made) -> None:
     """Whatever its kind: nobody reads more than ``max_bytes`` for one sample."""
     source, _ = made
-    index = scan_source(source, nothing, IndexCache(None))
-    reader = kind_of(source).open(source, index, 3)
+    index = scan_source(source, nothing, IndexCache(None), Storage())
+    reader = kind_of(source).open(source, index, 3, Storage())
 
     for sample in range(len(index)):
         with pytest.raises(SampleUnreadable, match="more than"):

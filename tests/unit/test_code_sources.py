@@ -19,9 +19,10 @@ from batchd.functions.named import code_of, code_problems, runs_own_code
 from batchd.functions.told import FunctionFailed
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields import sample_fields
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from batchd_wire.position import Position
 from support.images import jpeg, photo
 
@@ -36,13 +37,13 @@ def survey(code):
 
 def open_python(fields=FIELDS, max_bytes=1000, **options):
     return kind_of(source := PythonSource(function="mine:Data", fields=fields, options=options)).open(
-        source, None, max_bytes
+        source, None, max_bytes, Storage()
     )
 
 
 def open_generator(fields=FIELDS, function="mine:generate", **changes):
     source = GeneratorSource(function=function, fields=fields, **changes)
-    return kind_of(source).open(source, None, 1000)
+    return kind_of(source).open(source, None, 1000, Storage())
 
 
 def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():
@@ -144,7 +145,9 @@ def test_an_object_keeps_its_arrays(write):
 
     before, reader = mine.ALL.copy(), open_python({"image": "uint8[4,4,3]"})
     steps = [RandomFlip(probability=1.0), RandomFlip(probability=1.0, direction="vertical")]
-    columns = kind_of(source := PythonSource(function="mine:Data", fields={"image": "uint8[4,4,3]"})).columns(source)
+    columns = kind_of(source := PythonSource(function="mine:Data", fields={"image": "uint8[4,4,3]"})).columns(
+        source, Storage()
+    )
     row = {field.name: np.zeros(field.shape, field.dtype) for field in sample_fields(columns, steps, "fail")}
 
     Pipeline(columns, steps, 0).run(reader.read(1), 0, 1, 0, row)

@@ -21,6 +21,7 @@ from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
 from batchd.functions.named import StreamCode
 from batchd.pipeline.cut import plan_pipeline
 from batchd.sources.kinds import kind_of
+from batchd.storage.access import Storage
 from support.configs import load
 
 STEPS = (
@@ -121,7 +122,7 @@ def plan_of(
     config: StreamConfig, digests: Mapping[Path, str] = DIGESTS, modules: Mapping[str, str] = MappingProxyType({})
 ) -> StreamPlan:
     """The plan of a stream, for which nothing is read."""
-    columns = kind_of(config.source).columns(config.source)
+    columns = kind_of(config.source).columns(config.source, Storage())
     pipeline = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
     return StreamPlan("a", config, columns, pipeline, digests, StreamCode((), dict(modules)), runs_own_code=False)
 

@@ -12,7 +12,6 @@ import pytest
 
 from batchd.config.composed_sources import ConcatSource
 from batchd.config.file_sources import FolderSource, ListSource
-from batchd.config.location import Url
 from batchd.daemon.reserve import DescriptorPlan
 from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.decoding import DecoderSpeed
@@ -20,6 +19,7 @@ from batchd.doctor.finding import Level
 from batchd.doctor.machine import Machine, Running
 from batchd.doctor.storage import PlaceSpeed
 from batchd.pipeline import jpeg_box
+from batchd.storage.location import Url
 from batchd_wire.status import read_status
 from support.machines import GROUP, made_machine
 from support.waiting import wait_until

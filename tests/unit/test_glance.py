@@ -16,7 +16,7 @@ from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
 from batchd.sources import glance
 from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.storage.survey import Survey
 from support.looks import source_problems
 from support.parquet_files import write_parquet
 from support.source_files import make, nothing

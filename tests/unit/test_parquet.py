@@ -14,8 +14,9 @@ from pyarrow import parquet
 
 from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import kind_of
+from batchd.storage.access import Storage
 from support.parquet_files import class_labels, hugging_face, open_parquet, scan_parquet, write_parquet
 
 IMAGES = [f"image {number} ".encode() * (20 + 7 * number) for number in range(60)]
@@ -65,7 +66,7 @@ def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_pat
     file.write_bytes(data[:-100] + bytes(100))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20))] == IMAGES
+    assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20, Storage()))] == IMAGES
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -379,7 +380,7 @@ def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
     source, index = scan_parquet(tmp_path, BOTH)
 
     def reason() -> str:
-        reader = kind_of(source).open(source, index, 1 << 20)
+        reader = kind_of(source).open(source, index, 1 << 20, Storage())
         with pytest.raises(SampleUnreadable) as caught:
             reader.read(3)
         reader.close()
@@ -536,7 +537,8 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     program = (
         f"import sys; sys.modules[{library!r}] = None;"
         "from batchd.config.sources import source_from_plain; from batchd.sources.look import look_at;"
-        f"print(*[one.text for one in look_at(source_from_plain({plain!r})).problems])"
+        "from batchd.storage.access import Storage;"
+        f"print(*[one.text for one in look_at(source_from_plain({plain!r}), Storage()).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     expected = f"a source of type \"{kind}\" needs {library}, which is not installed: pip install 'batchd[{extra}]'"

@@ -25,9 +25,10 @@ from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
 from batchd.sources import trial
-from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
 from batchd.sources.trial import try_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from support.images import write_photos
 from support.shards import write_shard
 
@@ -257,7 +258,7 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
     both.write("", f'{ARRAY}\ncache = "encoded"\ncache_dir = "kept"\ncache_size = "1MiB"')
     config = load_config(both.folder / "batchd.toml")
     stream = config.streams["a"]
-    index = scan_source(stream.source, lambda _found: None, IndexCache(None))
+    index = scan_source(stream.source, lambda _found: None, IndexCache(None), Storage())
     spec = cache_memory.cache_spec(plan_stream("a", stream, (), ()), index)
     assert spec is not None
     if spoil == "link":
@@ -320,11 +321,11 @@ def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeyp
         write_shard(tmp_path / f"{number}.tar", SAMPLE)
     source = WebDatasetSource(root=tmp_path, shards=("*.tar",))
 
-    early = try_source(source, (), samples_max=3)
+    early = try_source(source, (), Storage(), samples_max=3)
     (tmp_path / "8.tar").write_bytes(b"")
-    behind = try_source(source, (), samples_max=3)
+    behind = try_source(source, (), Storage(), samples_max=3)
     (tmp_path / "1.tar").write_bytes(b"")
-    wrong = try_source(source, (), samples_max=3)
+    wrong = try_source(source, (), Storage(), samples_max=3)
 
     assert early == behind == (None, (), ("everything behind the first 4 samples",))
     assert [one.text for one in wrong.problems] == [f"{tmp_path}/1.tar is no tar file, or is damaged: empty file"]
@@ -335,6 +336,6 @@ def test_a_slow_source_is_left_when_its_time_is_over(tmp_path: Path) -> None:
     write_photos(tmp_path, {"a": 3, "b": 3})
     clock = count(0, trial.SECONDS_MAX / 4)
 
-    left = try_source(FolderSource(path=tmp_path), (), clock=lambda: next(clock))
+    left = try_source(FolderSource(path=tmp_path), (), Storage(), clock=lambda: next(clock))
 
     assert left == (None, (), ("everything behind the first 0 samples",))

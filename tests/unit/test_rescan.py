@@ -17,6 +17,7 @@ from batchd.daemon.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
 from batchd.daemon.rings import plan_rings
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
+from batchd.storage.access import Storage
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.producers import push_stream
 from support.settings import folder_stream, write_settings
@@ -40,7 +41,7 @@ import os, sys
 import structlog
 from batchd.daemon import rescan
 
-def check(reading, file):
+def check(reading, file, storage):
     structlog.get_logger().warning("odd", file=os.fsdecode(b"\\xff"), long="x" * 1_000_000)
     raise OSError("enough")
 
@@ -86,7 +87,7 @@ class Served:
         settings = {"memory": "64MiB", "workers": 1, "runtime_dir": str(tmp_path / "run"), "http": "off", **daemon}
         self.file = write_settings(tmp_path / "batchd.toml", streams, settings)
         self.config = load_config(self.file, {})
-        rings = plan_rings(self.config)
+        rings = plan_rings(self.config, Storage())
         self.slots = {name: ring.slots_max for name, ring in rings.items()}
         self.ring = next(iter(rings.values()))
         self.ring_bytes = self.ring.ring_bytes

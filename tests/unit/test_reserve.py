@@ -29,6 +29,7 @@ from batchd.daemon.reserve import (
 from batchd.daemon.rings import SLOTS_MIN, plan_rings
 from batchd.daemon.sessions import LocalDoor
 from batchd.daemon.slot_memory import SlotMemory
+from batchd.storage.access import Storage
 
 SLOT_BYTES = 1 << 16
 
@@ -188,7 +189,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
     plans = []
     for tcp in ({}, {"tcp": "127.0.0.1:7070"}):
         config = Config.model_validate({"daemon": daemon | tcp, "streams": {"a": stream, "b": stream}}, strict=False)
-        rings = plan_rings(config)
+        rings = plan_rings(config, Storage())
         plans.append(plan_descriptors(config, rings))
     slots = sum(ring.slots_max for ring in rings.values())
 

@@ -9,9 +9,9 @@ import pytest
 
 from batchd.daemon.cache_memory import CacheMemory, CacheSpec, allow_caches
 from batchd.daemon.memory import RESERVE_BYTES
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources import sample_cache
 from batchd.sources.cached_reader import CachedReader, pack, rewritten, unpack
-from batchd.sources.errors import SampleUnreadable
 from batchd.sources.sample_cache import CacheForm, SampleCache
 from support.kernel import descriptors_of
 

@@ -18,7 +18,8 @@ from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
 from batchd.pipeline.cut import plan_pipeline
 from batchd.pipeline.fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
-from batchd.sources.index import SourceIndex
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd.worker import chunk, sample_maker
 from batchd.worker.note import Note
 from batchd_wire.fields import place_fields
@@ -122,7 +123,7 @@ def test_a_file_that_changes_is_found_by_its_content(tmp_path):
 class TextsKind:
     """A kind of source whose samples are ``TEXTS``."""
 
-    def open(self, _source, _index, _max_bytes):
+    def open(self, _source, _index, _max_bytes, _storage):
         return self
 
     def read(self, sample):
@@ -167,7 +168,7 @@ def worker(monkeypatch):
         )
         descriptor = index.to_memfd()
         try:
-            return chunk.ServedStream(told, descriptor, [], note)
+            return chunk.ServedStream(told, descriptor, [], note, Storage())
         finally:
             os.close(descriptor)
 

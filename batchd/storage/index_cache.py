@@ -18,7 +18,7 @@ Invariant: a cache that is missing, damaged, full, somebody else's or out of dat
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -28,10 +28,10 @@ from time import time_ns
 import structlog
 
 from batchd import __version__
-from batchd.config.sources import Source, source_to_plain
-from batchd.sources.index import ALIGNMENT_BYTES, IndexMalformed, SourceIndex
-from batchd.sources.remote_files import first_changed
-from batchd.sources.survey import Survey, Witness, witness
+from batchd.storage.access import Storage
+from batchd.storage.index import IndexMalformed, SourceIndex, aligned
+from batchd.storage.survey import Survey
+from batchd.storage.values import Witness
 
 _log = structlog.get_logger()
 
@@ -46,6 +46,8 @@ SETTLED_NS = 2_000_000_000
 """How long ago a witness must have changed for its times to be trusted: clocks of file systems are coarse."""
 STALE_NS = 3_600_000_000_000
 """After so long a file that was never finished is nobody's any more."""
+PlainSource = Mapping[str, object]
+"""A source as it is configured, as plain data."""
 _PREFIX = Struct("<8sQ32s")
 _FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -56,7 +58,7 @@ class IndexCache:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
-    def load(self, source: Source) -> SourceIndex | None:
+    def load(self, source: PlainSource, storage: Storage) -> SourceIndex | None:
         """The index of a source that has not changed since it was kept; None where it has to be scanned."""
         if self._folder is None:
             return None
@@ -65,7 +67,7 @@ class IndexCache:
             if not self._is_ours(self._folder):
                 return None
             content = memoryview(file.read_bytes())
-            index = _index_in(content)
+            index = _index_in(content, storage)
             os.utime(file)  # it was used
         except FileNotFoundError:
             return None
@@ -74,7 +76,7 @@ class IndexCache:
             return None
         return index
 
-    def keep(self, source: Source, index: SourceIndex, survey: Survey) -> None:
+    def keep(self, source: PlainSource, index: SourceIndex, survey: Survey) -> None:
         """Keep what a scan found, where its size is worth it and its witnesses can be trusted."""
         if self._folder is None or len(index) < SAMPLES_MIN or not survey.is_settled(SETTLED_NS):
             return
@@ -87,9 +89,9 @@ class IndexCache:
         except OSError as error:
             _log.warning("the index is not kept for the next start", file=str(file), reason=str(error))
 
-    def _file(self, folder: Path, source: Source) -> Path:
+    def _file(self, folder: Path, source: PlainSource) -> Path:
         # Keys stay in their order, which counts: the fields of a raw record are those of its bytes.
-        name = sha256(json.dumps([__version__, source_to_plain(source)]).encode()).hexdigest()
+        name = sha256(json.dumps([__version__, source]).encode()).hexdigest()
         return folder / f"{name}.index"
 
     def _is_ours(self, folder: Path) -> bool:
@@ -113,7 +115,7 @@ class IndexCache:
                 file.unlink(missing_ok=True)
 
 
-def _index_in(content: memoryview) -> SourceIndex:
+def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
     """The index in a file of the cache, if its witnesses still say the same. Raises ``IndexMalformed``, ``FileNotFoundError``."""
     if len(content) < PREFIX_BYTES:
         raise IndexMalformed(f"{len(content)} bytes are less than its beginning")
@@ -123,19 +125,16 @@ def _index_in(content: memoryview) -> SourceIndex:
     if _digest(witness_bytes, [content[PREFIX_BYTES:]]) != digest:
         raise IndexMalformed("it is damaged")
     seen = [Witness(*one) for one in json.loads(bytes(content[PREFIX_BYTES : PREFIX_BYTES + witness_bytes]))]
-    remote = [one for one in seen if one.is_remote]
-    for one in seen:
-        if not one.is_remote and witness(os.fsencode(one.path), os.stat(one.path)) != one:  # noqa: PTH116  any string
-            raise FileNotFoundError(one.path)
-    if remote and (changed := first_changed(remote)):
-        raise FileNotFoundError(changed)
-    return SourceIndex.from_memory(content[_aligned(PREFIX_BYTES + witness_bytes) :])
+    for store, is_remote in ((storage.local, False), (storage.remote, True)):
+        if changed := store.first_changed([one for one in seen if one.is_remote == is_remote]):
+            raise FileNotFoundError(changed)
+    return SourceIndex.from_memory(content[aligned(PREFIX_BYTES + witness_bytes) :])
 
 
 def _chunks(index: SourceIndex, witnesses: list[Witness]) -> list[memoryview]:
     """The file's content, in order."""
     seen = json.dumps(witnesses).encode("ascii")
-    padded = seen.ljust(_aligned(PREFIX_BYTES + len(seen)) - PREFIX_BYTES, b"\0")
+    padded = seen.ljust(aligned(PREFIX_BYTES + len(seen)) - PREFIX_BYTES, b"\0")
     chunks = [memoryview(padded), *_without_gaps(index)]
     prefix = _PREFIX.pack(MAGIC, len(seen), _digest(len(seen), chunks)).ljust(PREFIX_BYTES, b"\0")
     return [memoryview(prefix), *chunks]
@@ -172,7 +171,3 @@ def _write(file: Path, chunks: Iterable[memoryview]) -> None:
             os.fsync(stream.fileno())
         unfinished.rename(file)
         where_it_fails.pop_all()
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,43 +1,13 @@
-"""Folders and files that somebody named: are they there, may we read them, are they where they must be? Daemon, workers, CLI."""
+"""Paths that a configuration or data name: whether the system lets us look, and whether links lead out. Daemon, workers, CLI."""
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from batchd.config.location import Url, is_url
 from batchd.errors import SourceInvalid
-from batchd.sources.index import readable
-from batchd.sources.remote_files import bucket_problems, object_problems, opened
-from batchd.sources.survey import Survey
-
-
-def folder_problems(folder: Path) -> list[str]:
-    """What is wrong with a folder of samples; empty where it can be scanned."""
-    if isinstance(folder, Url):
-        return bucket_problems(folder)
-    if (problem := unreachable(folder)) is not None:
-        return [problem]
-    if not folder.is_dir():
-        return [f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"]
-    if not os.access(folder, os.R_OK | os.X_OK):
-        return [f"the folder {folder} is not readable for this user"]
-    return []
-
-
-def file_problems(file: Path, what: str) -> list[str]:
-    """What is wrong with a file, which is ``what`` for people ("the list"); empty where it can be read."""
-    if isinstance(file, Url):
-        return object_problems(file)
-    if (problem := unreachable(file)) is not None:
-        return [problem]
-    if not file.is_file():
-        return [f"{file} is no file" if file.exists() else f"there is no file {file}"]
-    if not os.access(file, os.R_OK):
-        return [f"{what} {file} is not readable for this user"]
-    return []
+from batchd.storage.index import readable
+from batchd.storage.location import is_url
 
 
 def unreachable(path: Path) -> str | None:
@@ -64,35 +34,11 @@ def unreadable(path: bytes, error: OSError) -> SourceInvalid:
     return SourceInvalid(f"{readable(path)} cannot be read: {error.strerror}")
 
 
-@contextmanager
-def reading(file: Path, survey: Survey) -> Iterator[BinaryIO]:
-    """A file that a scan reads, open, and among what the survey saw. Raises ``SourceInvalid`` where it cannot be read."""
-    if isinstance(file, Url):
-        with opened(file, survey) as stream:
-            yield stream
-        return
-    try:
-        with open(file, "rb", opener=open_regular) as stream:
-            survey.read_file(file, os.fstat(stream.fileno()))
-            yield stream
-    except OSError as error:
-        raise unreadable(os.fsencode(file), error) from None
-
-
 def size_of(stream: BinaryIO) -> int:
     """The length of an open file; it is read from its first byte on after that."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return size
-
-
-def look_at_folder(path: bytes, survey: Survey) -> tuple[int, int] | None:
-    """Have the survey see a folder; what tells it from others, where links may lead to it. Raises ``SourceInvalid``."""
-    if is_url(path):
-        return None  # whoever lists it tells the survey what is there
-    status = status_of(path)
-    survey.saw(path, status)
-    return status.st_dev, status.st_ino
 
 
 def open_regular(path: str, flags: int) -> int:
@@ -109,9 +55,15 @@ def may_lead_out(path: bytes) -> bool:
     return path.startswith(b"/") or b".." in path.split(b"/")
 
 
-def bound_of(root: Path, *, allow_outside_root: bool) -> bytes | None:
+def bound_of(root: Path | bytes, *, allow_outside_root: bool) -> bytes | None:
     """What links must not lead out of: the real path of the root; None where they may lead anywhere, and on servers."""
-    return None if allow_outside_root or isinstance(root, Url) else os.path.realpath(os.fsencode(root))
+    path = os.fsencode(root)
+    return None if allow_outside_root or is_url(path) else os.path.realpath(path)
+
+
+def real_path(path: bytes) -> bytes:
+    """Where a path leads when all links are followed; a URL leads to itself."""
+    return path if is_url(path) else os.path.realpath(path)
 
 
 def check_bound(path: bytes, bound: bytes | None) -> None:
@@ -136,9 +88,7 @@ def below_root(root: bytes, path: bytes) -> bytes:
     """
     if may_lead_out(path):
         raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
-    if is_url(root):
-        return os.path.join(root, path)  # noqa: PTH118  bytes
-    real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  bytes
+    real = real_path(os.path.join(root, path))  # noqa: PTH118  bytes
     if not is_within(real, root):
         raise ValueError(
             f"a link leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
-from batchd.sources.errors import OUR_OWN_FAULTS, SampleUnreadable
-from batchd.sources.index import readable
-from batchd.sources.places import is_within
-from batchd.sources.storage import Version, version_of
+from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.storage.index import readable
+from batchd.storage.paths import is_within
+from batchd.storage.values import Version, version_of
 
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""

@@ -11,10 +11,11 @@ Invariant: what was fetched ahead and is not wanted any more is forgotten with t
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from os import fsdecode
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from batchd.sources import storage
-from batchd.sources.storage import ObjectTooLong, ObjectUnreadable, Version, Wanted
+from batchd.storage.access import Storage
+from batchd.storage.location import is_url
+from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 FETCHED_BYTES_MAX = 32 << 20
 WHOLE_BYTES_MAX = 4 << 20
@@ -32,10 +33,15 @@ class Extent(NamedTuple):
 
 
 class RemoteBytes:
-    """Reads objects for one reader. ``versions``: those that were scanned, which have to be what they were."""
+    """Reads objects for one reader. ``place``: of the index, with the versions that objects have to be.
 
-    def __init__(self, versions: Mapping[str, Version]) -> None:
-        self._versions = versions
+    ``root``: where the reader's files are; nothing is read ahead of files of this machine.
+    """
+
+    def __init__(self, storage: Storage, root: bytes, place: Mapping[str, Any]) -> None:
+        self.reads_ahead = is_url(root)
+        self.versions = versions_in(place)
+        self._storage = storage
         self._fetched: dict[Extent, memoryview | ObjectUnreadable] = {}
 
     def read(self, extent: Extent, bytes_max: int) -> memoryview:
@@ -45,13 +51,15 @@ class RemoteBytes:
             raise found
         if found is not None:
             return found
-        deadline_s = storage.sample_s()
+        deadline_s = self._storage.sample_s
         if deadline_s <= 0:
-            raise ObjectUnreadable(f"it was not read within {storage.limits().deadline_s:g} s")
-        return storage.client().read(self._wanted(extent, bytes_max), deadline_s)
+            raise ObjectUnreadable(f"it was not read within {self._storage.limits.deadline_s:g} s")
+        return self._storage.client.read(self._wanted(extent, bytes_max), deadline_s)
 
     def fetch(self, extents: Iterable[Extent], *, further: bool = False) -> None:
         """Read ahead what is wanted next, and forget what was before, unless this is ``further`` to it."""
+        if not self.reads_ahead:
+            return
         if not further:
             self._fetched.clear()
         room_bytes = FETCHED_BYTES_MAX - sum(len(one) for one in self._fetched.values() if isinstance(one, memoryview))
@@ -62,11 +70,11 @@ class RemoteBytes:
                 groups.append((group, self._wanted(_around(group), WHOLE_BYTES_MAX)))
             except ObjectUnreadable as reason:
                 self._fetched.update(dict.fromkeys(group, reason))
-        deadline_s = storage.ahead_s()
+        deadline_s = self._storage.ahead_s
         if not groups or deadline_s <= 0 or room_bytes <= 0:
             return
         asked = [wanted for _, wanted in groups]
-        answers = storage.client().fetch(asked, deadline_s, room_bytes)
+        answers = self._storage.client.fetch(asked, deadline_s, room_bytes)
         for (group, wanted), answer in zip(groups, answers, strict=True):
             if answer is None or isinstance(answer, ObjectTooLong):
                 continue
@@ -81,7 +89,7 @@ class RemoteBytes:
         url = fsdecode(extent.path)
         if url.encode(errors="replace").decode() != url:
             raise ObjectUnreadable("its name is not UTF-8, so no server has it")
-        return Wanted(url, extent.start, extent.size, self._versions.get(url), bytes_max)
+        return Wanted(url, extent.start, extent.size, self.versions.get(url), bytes_max)
 
 
 def _joined(extents: Iterable[Extent]) -> Iterator[list[Extent]]:

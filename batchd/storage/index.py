@@ -150,11 +150,11 @@ class SourceIndex:
         """The header, where each array starts, and where the last one ends."""
         layout: list[list[object]] = [[name, array.dtype.str, array.shape, 0] for name, array in self.arrays.items()]
         room = len(self._encoded(layout)) + 20 * len(layout)  # the numbers that are 0 here may have 20 digits
-        starts, end = [], _aligned(PREFIX_BYTES + room)
+        starts, end = [], aligned(PREFIX_BYTES + room)
         for entry, array in zip(layout, self.arrays.values(), strict=True):
             entry[3] = end
             starts.append(end)
-            end = _aligned(end + array.nbytes)
+            end = aligned(end + array.nbytes)
         return self._encoded(layout), starts, max(end, PREFIX_BYTES)
 
     def _encoded(self, layout: list[list[object]]) -> bytes:
@@ -187,7 +187,8 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _aligned(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """The next multiple of ``ALIGNMENT_BYTES``."""
     return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

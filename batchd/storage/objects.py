@@ -29,7 +29,7 @@ import obstore
 from obstore.exceptions import BaseError, NotSupportedError
 from obstore.store import GCSStore, HTTPStore, S3Store
 
-from batchd.sources.storage import Listing, ObjectTooLong, ObjectUnreadable, Version, Wanted, limits
+from batchd.storage.values import Listing, ObjectTooLong, ObjectUnreadable, StorageLimits, Version, Wanted
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -88,18 +88,16 @@ class _Time(NamedTuple):
     request_s: float
 
     @classmethod
-    def of(cls, deadline_s: float | None) -> _Time:
+    def of(cls, limits: StorageLimits, deadline_s: float | None) -> _Time:
         """From now on; None is no limit but that of each request."""
-        usual_s = BLOCK_TIMEOUTS * limits().timeout_s
+        usual_s = BLOCK_TIMEOUTS * limits.timeout_s
         if deadline_s is None:
             return cls(inf, inf, usual_s)
         return cls(deadline_s, monotonic() + deadline_s / 2, _one_of_few(min(usual_s, deadline_s / 2), usual_s))
 
-    @property
-    def is_fair(self) -> bool:
+    def is_fair(self, limits: StorageLimits) -> bool:
         """Has the server had about as long as it mostly has? The last requests of a sample may have next to no time."""
-        patience = limits()
-        return self.request_s >= min(patience.timeout_s, patience.deadline_s / 2) / 2
+        return self.request_s >= min(limits.timeout_s, limits.deadline_s / 2) / 2
 
 
 @dataclass(slots=True)
@@ -121,11 +119,14 @@ def _one_of_few(request_s: float, usual_s: float) -> float:
 class RemoteClient:
     """Asks servers. Belongs to one thread; its own ones work while it is asked for several things, and at no other time.
 
+    ``limits``: how patient it is, asked for again with each request, as they may change.
+
     Things that don't work: obstore's functions for asyncio. A thread of theirs may still let go of a Python object when the
     process ends, and the process is aborted then, once in ten times.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Callable[[], StorageLimits]) -> None:
+        self._limits = limits
         self._threads = ThreadPoolExecutor(CONCURRENT_MAX, "storage")
         self._stores: dict[tuple[str, float], ObjectStore] = {}
         self._servers: dict[str, _Server] = {}
@@ -186,7 +187,7 @@ class RemoteClient:
 
     def _all(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
         """The answers, each of them or why there is none. All threads are idle again when they are there."""
-        time = _Time.of(deadline_s)
+        time = _Time.of(self._limits(), deadline_s)
         if len(asks) == 1:
             return [self._one(time, asks[0])]
         return list(self._threads.map(partial(self._one, time), asks))
@@ -196,7 +197,7 @@ class RemoteClient:
         try:
             return self._persist(server, time, ask[1])
         except _Trouble as trouble:
-            if time.is_fair:
+            if time.is_fair(self._limits()):
                 self._failed(server, trouble)
             return trouble
         except ObjectUnreadable as reason:
@@ -204,7 +205,7 @@ class RemoteClient:
 
     def _persist(self, server: _Server, time: _Time, ask: Callable[[float], T]) -> T:
         """Ask until there is an answer, or asking again is of no use. Raises ``ObjectUnreadable``."""
-        patience = limits()
+        patience = self._limits()
         if monotonic() < server.gone_until_s:
             raise ObjectUnreadable(f"{server.gone_because}; it is left alone for a moment")
         for attempt in range(patience.retries + 1):
@@ -228,7 +229,7 @@ class RemoteClient:
         """A request failed for good. Where they all do, whoever asks next need not wait as long."""
         server.failures += 1
         if server.failures >= GONE_FAILURES:
-            server.gone_because, server.gone_until_s = str(trouble), monotonic() + limits().timeout_s
+            server.gone_because, server.gone_until_s = str(trouble), monotonic() + self._limits().timeout_s
 
     # --- what is asked --------------------------------------------------------------------------------------------------
 
@@ -276,7 +277,10 @@ class RemoteClient:
         scheme, _, rest = url.partition("://")
         host, _, path = rest.partition("/")
         key = (_server_of(url), request_s)
-        store = self._stores.get(key) or self._stores.setdefault(key, _new_store(scheme, host, request_s))
+        store = self._stores.get(key)
+        if store is None:
+            silence_s = min(self._limits().timeout_s, request_s)
+            store = self._stores.setdefault(key, _new_store(scheme, host, silence_s, request_s))
         return store, path.rstrip("/")
 
 
@@ -334,8 +338,8 @@ def _status_meaning(status: int, text: str) -> tuple[str, bool]:
     return (f"it may not be read ({detail})" if status == refused else f"its server answers {detail}"), passes
 
 
-def _new_store(scheme: str, host: str, request_s: float) -> ObjectStore:
-    silence = timedelta(seconds=min(limits().timeout_s, request_s))
+def _new_store(scheme: str, host: str, silence_s: float, request_s: float) -> ObjectStore:
+    silence = timedelta(seconds=silence_s)
     request = timedelta(seconds=request_s)
     options: dict[str, Any] = {
         "connect_timeout": silence,

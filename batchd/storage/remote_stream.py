@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from batchd.errors import SourceInvalid
-from batchd.sources.storage import ObjectUnreadable
+from batchd.storage.values import ObjectUnreadable
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
