@@ -33,7 +33,7 @@ class Connection(NamedTuple):
 
 
 @dataclass(slots=True)
-class Claim:
+class OpenSubscription:
     """A subscription, not given up.
 
     ``is_known``: the trainer has spoken of it, so its batches may go over any connection; before that they go over the first,
@@ -61,7 +61,7 @@ class RemoteSession:
     sent_bytes: int = 0
     marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_MARKS))
     """How much had been sent when, every now and then."""
-    claims: dict[int, Claim] = field(default_factory=dict)
+    claims: dict[int, OpenSubscription] = field(default_factory=dict)
     """By subscription: those that were asked for, and neither refused nor given up."""
     questions: int = 0
     """Asked since the last tick."""

@@ -33,7 +33,7 @@ from batchd.daemon.keys import KeyDirectory, TrainerKey
 from batchd.daemon.limits import HandshakeRate, SessionLimits, peer_network
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.outbox import Outbox
-from batchd.daemon.register import QUESTIONS_PER_TICK, Claim, Connection, Register, RemoteSession
+from batchd.daemon.register import QUESTIONS_PER_TICK, Connection, OpenSubscription, Register, RemoteSession
 from batchd.daemon.seldom import Ration, Seldom
 from batchd.daemon.speech import (
     HANDSHAKE_TIMEOUT_MS,
@@ -499,7 +499,7 @@ class TcpDoor:
             self._enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
         else:
             if isinstance(event, SubscriptionAsked):
-                session.claims[event.subscription] = Claim(event.request)
+                session.claims[event.subscription] = OpenSubscription(event.request)
             elif isinstance(message, Pull) and message.subscription in session.claims:
                 session.claims[message.subscription].is_known = True
             self._enqueue(event)

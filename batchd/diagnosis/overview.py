@@ -27,7 +27,7 @@ STILL_S = 5.0
 FILES_PART = "wait for files"
 """The part of a sample's time that is spent waiting for a server of files."""
 
-Claim = tuple[str, int]
+SubscriptionKey = tuple[str, int]
 """A subscription, wherever it is: its stream and its number."""
 
 
@@ -129,13 +129,13 @@ class Overview:
 class Memory:
     """What no two looks tell: since when trainers have been as they are, and how many workers each place has had."""
 
-    since_s: dict[Claim, tuple[tuple[int, bool], float]] = field(default_factory=dict)
+    since_s: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = field(default_factory=dict)
     replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def take(self, status: DaemonStatus) -> None:
         """Take in one more look. What is gone is forgotten."""
         now_s = status.daemon.uptime_s
-        since: dict[Claim, tuple[tuple[int, bool], float]] = {}
+        since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
         for stream in status.streams:
             for one in stream.subscriptions:
                 claim, state = (stream.name, one.number), (one.consumed_batches, one.waiting)
@@ -146,7 +146,7 @@ class Memory:
             number, times = self.replaced.get(worker.place, (worker.number, 0))
             self.replaced[worker.place] = (worker.number, times + (number != worker.number))
 
-    def still_s(self, claim: Claim, now_s: float) -> float:
+    def still_s(self, claim: SubscriptionKey, now_s: float) -> float:
         """For how long this trainer has been as it is."""
         known = self.since_s.get(claim)
         return now_s - known[1] if known is not None else 0.0
@@ -253,7 +253,7 @@ def _trainers(after: DaemonStatus, reading: Reading | None, memory: Memory) -> l
     return found
 
 
-def _judged(reading: Reading) -> dict[Claim, tuple[TrainerReading, Verdict]]:
+def _judged(reading: Reading) -> dict[SubscriptionKey, tuple[TrainerReading, Verdict]]:
     return {(one.stream.name, one.now.number): (one, verdict) for one, verdict in judged(reading)}
 
 

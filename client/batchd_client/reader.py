@@ -33,7 +33,7 @@ from batchd_client.hints import crowded, missing_samples, tell_once
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import HELD_MAX, ReceiveBuffer
 from batchd_client.session import Session
-from batchd_client.subscription import Claim, Subscription
+from batchd_client.subscription import Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
@@ -62,7 +62,9 @@ _log = logging.getLogger("batchd_client")
 class Reader:
     """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
 
-    def __init__(self, connection: Connection, claim: Claim, position: Position, fingerprint: str | None) -> None:
+    def __init__(
+        self, connection: Connection, claim: SubscriptionRequest, position: Position, fingerprint: str | None
+    ) -> None:
         """Subscribe. Raises what the daemon refuses; memory that others hold is waited for."""
         self.claim = claim
         self.batches = 0

@@ -17,7 +17,7 @@ from batchd_client.memory import SlotMemory
 from batchd_client.positions import StreamState, checked_position, read_state
 from batchd_client.reader import BEGINNING, Reader
 from batchd_client.remote import ReceiveBuffer
-from batchd_client.subscription import Claim, Terms
+from batchd_client.subscription import SubscriptionRequest, Terms
 from batchd_client.unique import Unique
 from batchd_wire.fields import Varying
 from batchd_wire.position import Position
@@ -68,7 +68,7 @@ class Stream(Unique):
     def __init__(
         self,
         connection: Connection,
-        claim: Claim,
+        claim: SubscriptionRequest,
         state: Mapping[str, object] | None,
         begin: Position = BEGINNING,
     ) -> None:

@@ -28,7 +28,7 @@ HANDLES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SubscriptionRequest:
     """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never; spectators: see ``Subscribe``."""
 
     stream: str
@@ -101,7 +101,7 @@ class Subscription:
         "window",
     )
 
-    def __init__(self, claim: Claim, asked: Position, admitted: Subscribed) -> None:
+    def __init__(self, claim: SubscriptionRequest, asked: Position, admitted: Subscribed) -> None:
         start = Position(admitted.epoch, admitted.step)
         if start < asked:
             raise ProtocolError(f"the daemon begins at {start}, before {asked} that was asked for")
