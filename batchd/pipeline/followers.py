@@ -37,7 +37,7 @@ _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
 """x and y of each corner of a box, in the order of its four numbers."""
 
 
-class Placement(NamedTuple):
+class CoordinateMap(NamedTuple):
     """Where one step puts what was at (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
 
     across: tuple[float, float, float]
@@ -107,7 +107,7 @@ class Followers:
         return mask[:, :, np.newaxis]
 
 
-def placements_of(trail: Sequence[Move | Turn], height: int, width: int) -> list[Placement]:
+def placements_of(trail: Sequence[Move | Turn], height: int, width: int) -> list[CoordinateMap]:
     """What each step of a trail does to coordinates, for an image of this size."""
     placements = []
     for move in trail:
@@ -117,7 +117,7 @@ def placements_of(trail: Sequence[Move | Turn], height: int, width: int) -> list
     return placements
 
 
-def moved_points(points: npt.NDArray[np.float32], placements: Sequence[Placement]) -> npt.NDArray[np.float32]:
+def moved_points(points: npt.NDArray[np.float32], placements: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
     """Points [n, 2] after all steps."""
     moved = points.astype(np.float64)
     for placement in placements:
@@ -126,7 +126,7 @@ def moved_points(points: npt.NDArray[np.float32], placements: Sequence[Placement
 
 
 def moved_boxes(
-    boxes: npt.NDArray[np.float32], placements: Sequence[Placement], size: tuple[int, int]
+    boxes: npt.NDArray[np.float32], placements: Sequence[CoordinateMap], size: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
     """Boxes [n, 4] after all steps, for an image of ``size``; those of which nothing is left are zeros."""
     moved, is_left = _cut_off(boxes.astype(np.float64), *size)
@@ -145,34 +145,34 @@ def _cut_off(boxes: Coordinates, height: int, width: int) -> tuple[Coordinates, 
     return inside, (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
 
 
-def _placement(move: Move | Turn, height: int, width: int) -> Placement:
+def _placement(move: Move | Turn, height: int, width: int) -> CoordinateMap:
     match move:
         case Cut():
-            return Placement((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)
+            return CoordinateMap((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)
         case Pad():
-            return Placement((1, 0, move.left), (0, 1, move.top), move.height, move.width)
+            return CoordinateMap((1, 0, move.left), (0, 1, move.top), move.height, move.width)
         case Scale():
-            return Placement((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
+            return CoordinateMap((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
         case Warp():
             return _rotation(move)
         case Turn():
             return _turn(move, height, width)
 
 
-def _rotation(move: Warp) -> Placement:
+def _rotation(move: Warp) -> CoordinateMap:
     """About the middle of the image, counter-clockwise as it is looked at, where y is down."""
     sine, cosine = sine_and_cosine(move.degrees)
     x, y = move.width / 2, move.height / 2
     across = cosine, sine, x - cosine * x - sine * y
     down = -sine, cosine, y + sine * x - cosine * y
-    return Placement(across, down, move.height, move.width)
+    return CoordinateMap(across, down, move.height, move.width)
 
 
-def _turn(turn: Turn, height: int, width: int) -> Placement:
+def _turn(turn: Turn, height: int, width: int) -> CoordinateMap:
     across, down = ((0.0, 1.0), (1.0, 0.0)) if turn.transpose else ((1.0, 0.0), (0.0, 1.0))
     if turn.transpose:
         height, width = width, height
-    return Placement(
+    return CoordinateMap(
         (-across[0], -across[1], width) if turn.horizontal else (*across, 0.0),
         (-down[0], -down[1], height) if turn.vertical else (*down, 0.0),
         height,

@@ -99,7 +99,7 @@ class _OnItsWay:
         self._batch.release()
 
 
-class Placement:
+class JaxPlacement:
     """See above."""
 
     def __init__(self, fields: Sequence[str], target: Target) -> None:
