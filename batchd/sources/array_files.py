@@ -59,7 +59,7 @@ class ArrayField(NamedTuple):
     order: str = "C"
 
 
-class Part(NamedTuple):
+class SampleRuns(NamedTuple):
     """Samples that follow each other."""
 
     samples: int
@@ -139,11 +139,11 @@ def arrays_index(
     samples = samples_of(arrays)
     runs = tuple(array.run(min(number, len(files) - 1)) for number, array in enumerate(arrays.values()))
     fields = [array.field(name, number) for number, (name, array) in enumerate(arrays.items())]
-    return build_index([Part(samples, runs)], fields, files, contents, survey)
+    return build_index([SampleRuns(samples, runs)], fields, files, contents, survey)
 
 
 def build_index(
-    parts: Sequence[Part],
+    parts: Sequence[SampleRuns],
     fields: Sequence[ArrayField],
     files: Sequence[Path],
     contents: Sequence[list[Any]],

@@ -12,7 +12,7 @@ import numpy as np
 
 from batchd.config.array_sources import RawSource
 from batchd.errors import SourceInvalid
-from batchd.sources.array_files import ArrayField, Part, Run, build_index, fingerprint
+from batchd.sources.array_files import ArrayField, Run, SampleRuns, build_index, fingerprint
 from batchd.sources.array_reader import ArrayReader
 from batchd.sources.kinds import BuiltInKind
 from batchd.sources.walk import files_of, files_problems
@@ -31,7 +31,7 @@ def _scan(source: RawSource, survey: Survey) -> SourceIndex:
             size = size_of(stream)
             count = _records(source, path, size)
             contents.append(fingerprint(stream, size))
-        parts.append(Part(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
+        parts.append(SampleRuns(count, (Run(number, source.offset, source.record_bytes, source.record_bytes),)))
         samples += count
         survey.progress(samples)
     return build_index(parts, _fields(source), files, contents, survey)

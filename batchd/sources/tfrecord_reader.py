@@ -28,7 +28,7 @@ from batchd.storage.remote_reader import Extent, RemoteBytes
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FeatureField:
     """A field of a sample: the column, the feature that it is made of, and what stands for a missing one."""
 
     column: Column
@@ -43,10 +43,10 @@ class Part:
         return [self.column.text, self.feature, default]
 
 
-def parts_of(source: TFRecordSource) -> tuple[Part, ...]:
+def parts_of(source: TFRecordSource) -> tuple[FeatureField, ...]:
     """The fields of a source, in their order."""
     return tuple(
-        Part(
+        FeatureField(
             column,
             source.names.get(column.name, column.name),
             default_value(column, source.defaults[column.name]) if column.name in source.defaults else None,
@@ -139,13 +139,13 @@ class TFRecordReader:
             )
         return data
 
-    def _value(self, part: Part, example: Any) -> Value:
+    def _value(self, part: FeatureField, example: Any) -> Value:
         try:
             return self._found(part, example.context.feature, example.feature_lists.feature_list)
         except FeatureMisfits as misfit:
             raise SampleUnreadable(f"{part.feature!r} is declared as {part.column.text}, and {misfit}") from None
 
-    def _found(self, part: Part, features: Any, lists: Any) -> Value:
+    def _found(self, part: FeatureField, features: Any, lists: Any) -> Value:
         """The value of a field. Where there are a feature and a feature list of the same name, a length of ? means the list."""
         name, column = part.feature, part.column
         is_feature = name in features and features[name].WhichOneof("kind") is not None  # as TensorFlow sees it

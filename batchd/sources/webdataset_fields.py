@@ -30,7 +30,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import PROGRESS_EVERY
 from batchd.sources.tar_members import Member, TarSample, samples_in
 from batchd.sources.walk import Patterns, shards_of
-from batchd.sources.webdataset_reader import BYTES_MAX, MISSING, PLACE, Part, endings_of, parts_of
+from batchd.sources.webdataset_reader import BYTES_MAX, MISSING, PLACE, MemberField, endings_of, parts_of
 from batchd.storage.index import NUMBER, SourceIndex, blob, readable
 from batchd.storage.survey import Survey
 
@@ -66,7 +66,7 @@ def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
 class _Found:
     """What a scan finds: the places of the members of each sample."""
 
-    def __init__(self, parts: Sequence[Part], path_bytes: int) -> None:
+    def __init__(self, parts: Sequence[MemberField], path_bytes: int) -> None:
         self.starts = array("q")
         self.content = sha256()
         self._parts = parts

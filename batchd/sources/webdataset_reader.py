@@ -45,7 +45,7 @@ MISSING = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemberField:
     """A field of a sample: the member that it comes from, which is number ``slot`` of those that are read."""
 
     column: Column
@@ -67,7 +67,7 @@ class Part:
         return [self.column.text, self.member.text, default]
 
 
-def parts_of(source: WebDatasetSource) -> tuple[Part, ...]:
+def parts_of(source: WebDatasetSource) -> tuple[MemberField, ...]:
     """The fields of a source, in their order."""
     slots: dict[tuple[str, ...], int] = {}
     parts = []
@@ -76,11 +76,11 @@ def parts_of(source: WebDatasetSource) -> tuple[Part, ...]:
         slot = slots.setdefault(member.endings, len(slots))
         given = column.name in source.defaults
         default = default_value(column, source.defaults[column.name]) if given else None
-        parts.append(Part(column, member, slot, coding_of(column, member), default))
+        parts.append(MemberField(column, member, slot, coding_of(column, member), default))
     return tuple(parts)
 
 
-def endings_of(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+def endings_of(parts: Sequence[MemberField]) -> list[tuple[str, ...]]:
     """Of each member that is read, the endings that it may have."""
     return list(dict.fromkeys(part.member.endings for part in parts))
 
@@ -194,7 +194,7 @@ class MembersReader:
             raise SampleUnreadable(f"{found.ending}: {error}") from None
         return content if is_last else memoryview(bytes(content))
 
-    def _value(self, part: Part, content: memoryview, objects: Mapping[int, Mapping[str, Any]]) -> Value:
+    def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, Any]]) -> Value:
         if part.coding != "json":
             return value_of(part.column, part.coding, content, self._max_bytes)
         value = objects[part.slot].get(part.member.key)
@@ -204,7 +204,7 @@ class MembersReader:
         return value_in_json(part.column, value)
 
 
-def _default(part: Part, problem: str) -> Value:
+def _default(part: MemberField, problem: str) -> Value:
     """What stands for what is missing. Raises ``SampleUnreadable``."""
     if part.default is None:
         raise SampleUnreadable(f"{problem}, which the field {part.column.name} comes from")
