@@ -27,7 +27,7 @@ from batchd.core.plan import Plan
 from batchd_wire.position import Position
 
 
-class Reading(NamedTuple):
+class NextUse(NamedTuple):
     """``reader`` will read a position after ``batches`` others."""
 
     batches: int
@@ -62,13 +62,13 @@ class _Grid:
         epoch, within = divmod(turn, self.rounds)
         return _Place(within, reader, first_epoch - epoch, end_epoch - epoch)
 
-    def nearest(self, key: Position) -> Reading | None:
+    def nearest(self, key: Position) -> NextUse | None:
         """Return the reader of this grid that comes to ``key`` first."""
         read = readers_of(self._plan, self.world_size, self.start, key.step)
         if read is None:
             return None
         turn, ranks = read
-        best: Reading | None = None
+        best: NextUse | None = None
         few = ranks if len(ranks) <= len(self.lines) else self.lines
         for line in [self.lines[rank] for rank in few if rank in ranks and rank in self.lines]:
             for epoch in (0, 1) if self._repeats else (key.epoch,):
@@ -79,14 +79,14 @@ class _Grid:
         return best
 
 
-def _last_before(line: _Line, turn: int, epoch: int) -> Reading | None:
+def _last_before(line: _Line, turn: int, epoch: int) -> NextUse | None:
     """Return the nearest reader that is not beyond ``turn`` and has that epoch in its course."""
     at = bisect_left(line, (turn + 1,))
     while at:
         at -= 1
         stands, reader, first_epoch, end_epoch = line[at]
         if first_epoch <= epoch < end_epoch:
-            return Reading(turn - stands, reader)
+            return NextUse(turn - stands, reader)
     return None
 
 
@@ -149,10 +149,10 @@ class Readers:
                 if not grid.lines:
                     del self._grids[grid.world_size, grid.start]
 
-    def nearest(self, key: Position) -> Reading | None:
+    def nearest(self, key: Position) -> NextUse | None:
         """Return the reader that comes to ``key`` first; None where no reader will."""
         self._settle()
-        best: Reading | None = None
+        best: NextUse | None = None
         for grid in self._grids.values():
             found = grid.nearest(key)
             if found is not None and (best is None or found < best):

@@ -25,7 +25,7 @@ Invariant: no slot is needed later than its file says.
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from batchd.core.readers import Readers, Reading
+from batchd.core.readers import NextUse, Readers
 from batchd_wire.position import Position
 
 
@@ -169,7 +169,7 @@ class Idle:
                 return slot
         return None
 
-    def _look(self, slot: int) -> Reading | None:
+    def _look(self, slot: int) -> NextUse | None:
         """File a slot under the reader that needs it first; without such a reader it is loose."""
         key = self._keys[slot]
         reading = None if key is None else self._readers.nearest(key)

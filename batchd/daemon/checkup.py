@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
-from batchd.config.load import Reading
+from batchd.config.load import LoadedConfig
 from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
@@ -24,7 +24,7 @@ from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
 from batchd.storage.access import Storage
 
 
-def check_reading(reading: Reading, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
+def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
     """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems and their lines."""
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
     problems = list(reading.problems)
@@ -43,7 +43,7 @@ def check_reading(reading: Reading, config_file: Path, storage: Storage) -> tupl
     return reading.config, rings
 
 
-def _problems_around(reading: Reading, storage: Storage) -> list[Problem]:
+def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
     """What else is wrong where the file by itself is, as far as anybody can tell. Not the memory: that is divided among all."""
     daemon, wrong = daemon_draft(reading.data)
     problems = _daemon_problems(daemon, wrong)

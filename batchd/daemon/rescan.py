@@ -30,7 +30,7 @@ import structlog
 
 from batchd import __version__, failpoints
 from batchd.config.composed_sources import sources_in
-from batchd.config.load import Reading, read_config
+from batchd.config.load import LoadedConfig, read_config
 from batchd.config.runtime import default_cache_dir
 from batchd.config.schema import meaning_of
 from batchd.config.sizes import round_bytes
@@ -228,7 +228,7 @@ def _may_take_s(whole: SourceOptions) -> float:
 
 
 def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there, and what may be said of it
-    reading: Reading,
+    reading: LoadedConfig,
     file: Path,
     config: Config,
     now: DaemonConfig,
@@ -260,7 +260,7 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
     return ["memory"] if is_too_little else []
 
 
-def _check_descriptors(reading: Reading, file: Path, config: Config, rings: dict[str, RingSize]) -> int:
+def _check_descriptors(reading: LoadedConfig, file: Path, config: Config, rings: dict[str, RingSize]) -> int:
     """For how many slots the daemon keeps descriptors."""
     plan = plan_descriptors(config, rings)
     refusal = plan.refusal(len(rings))
