@@ -27,7 +27,7 @@ from batchd.config.steps import Step
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline import jpeg_box
-from batchd.prepare.run import FILE_SOURCES, Output, Prepared, Progress, Work, prepare
+from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareProgress, Work, prepare
 from batchd.prepare.source_table import files_table, source_table
 from batchd.sources.kinds import kind_of
 from batchd.storage.access import Storage
@@ -119,7 +119,7 @@ def command(
         with _bar() as bar:
             task = bar.add_task(stream, total=None, bad="")
 
-            def show(progress: Progress) -> None:
+            def show(progress: PrepareProgress) -> None:
                 bad = f"{progress.bad} bad" if progress.bad else ""
                 bar.update(task, total=progress.samples, completed=progress.done, bad=bad)
 

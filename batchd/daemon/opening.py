@@ -49,7 +49,7 @@ _log = structlog.get_logger()
 WORKERS_END_S = 1.0
 """How long workers have to notice that their channel is closed, before they are killed."""
 
-Progress: TypeAlias = Callable[[str, int], None]
+OnProgress: TypeAlias = Callable[[str, int], None]
 """Told now and then how many samples of which stream were found."""
 
 
@@ -108,7 +108,7 @@ class Opening:
         self._stack.callback(memory.close)
         return memory
 
-    def streams(self, rings: dict[str, RingSize], progress: Progress) -> dict[int, ServedStream]:
+    def streams(self, rings: dict[str, RingSize], progress: OnProgress) -> dict[int, ServedStream]:
         """Scan all sources. Those that come and go later belong to the same dictionary."""
         streams: dict[int, ServedStream] = {}
         self._stack.callback(_close_all, streams)

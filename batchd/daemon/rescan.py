@@ -92,7 +92,7 @@ class Errand:
     cached_bytes: dict[str, int]
 
 
-class Progress:
+class ScanProgress:
     """Tells the daemon how far it is: when something begins, and then now and then."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -172,7 +172,7 @@ def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
     storage = Storage(CHECK_LIMITS)  # this process ends with its errand, and its connections with it
     file = Path(errand.file)
     reading = read_config(file, errand.overrides)
-    progress = Progress(channel)
+    progress = ScanProgress(channel)
     progress.looking(len(reading.config.streams) if reading.config is not None else 0)
     config, rings = check_reading(reading, file, storage)
     storage.limits = config.daemon.storage_limits()
@@ -209,7 +209,7 @@ def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
 
 
 def _scan(  # noqa: PLR0913, PLR0917  what is scanned, through what, and who is told
-    name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: Progress, storage: Storage
+    name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: ScanProgress, storage: Storage
 ) -> ServedStream:
     limits = storage.limits
     progress.begun(name, limits.timeout_s * (1 + limits.retries) + _may_take_s(config.streams[name].source))

@@ -23,7 +23,7 @@ from batchd.config.tree import Config
 from batchd.daemon.clerk import Clerk
 from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.loop import Loop, Signals
-from batchd.daemon.opening import Opening, Progress
+from batchd.daemon.opening import OnProgress, Opening
 from batchd.daemon.reload import Origin, Reloader, Watcher
 from batchd.daemon.reservation import Reservation
 from batchd.daemon.reserve import ADVICE
@@ -44,7 +44,7 @@ class ServeOptions:
     """
 
     lifeline: int | None = None
-    progress: Progress = field(default=lambda _stream, _found: None)
+    progress: OnProgress = field(default=lambda _stream, _found: None)
     """Told now and then how many samples of which stream were found."""
     ready: Callable[[str], None] = field(default=lambda _address: None)
     """Told the address when trainers may come."""
@@ -163,7 +163,7 @@ def _reload_ended(service: Service, switch: Switch, outcome: ReloadOutcome) -> N
     service.reloaded(switch.workers_wanted, outcome.text.partition("\n")[0])
 
 
-def _both(first: Progress, second: Progress) -> Progress:
+def _both(first: OnProgress, second: OnProgress) -> OnProgress:
     """Tell two of the progress of a scan."""
 
     def tell(stream: str, found: int) -> None:

@@ -67,7 +67,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PrepareProgress:
     """How far it is. ``bad`` counts samples that were left out."""
 
     samples: int
@@ -104,7 +104,7 @@ class Work:
     """Where modules of people's own functions are looked for first."""
 
 
-def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
+def prepare(work: Work, output: Output, progress: Callable[[PrepareProgress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
     _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
@@ -190,7 +190,7 @@ class _Run:
     orders: list[WriteShard]
     told: PrepareStream
     index_descriptor: int
-    progress: Callable[[Progress], None]
+    progress: Callable[[PrepareProgress], None]
     waiting: deque[WriteShard] = field(init=False)
     done: int = field(init=False)
     deaths: Counter[int] = field(default_factory=Counter)
@@ -280,4 +280,4 @@ class _Run:
         samples = sum(order.count for order in self.orders)
         done = self.done + sum(writer.samples_done for writer in writers.alive)
         bad = len(self.folder.left_out) + sum(len(writer.left_out) for writer in writers.alive if writer.order)
-        self.progress(Progress(samples, done, bad))
+        self.progress(PrepareProgress(samples, done, bad))
