@@ -52,7 +52,7 @@ SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
 
-class ServedStream:
+class WorkerStream:
     """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
 
     ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one for all streams of a worker.

@@ -23,7 +23,7 @@ from batchd.orders.worker import (
 from batchd.pipeline.decode import decoder_versions
 from batchd.storage.access import Storage
 from batchd.storage.values import StorageLimits
-from batchd.worker.chunk import ServedStream
+from batchd.worker.chunk import WorkerStream
 from batchd.worker.note import Note
 from batchd.worker.slots import WritableSlots
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
@@ -38,7 +38,7 @@ class WorkerLoop:
         self._note = note
         self._slots = WritableSlots()
         self._storage = Storage()
-        self._streams: dict[int, ServedStream] = {}
+        self._streams: dict[int, WorkerStream] = {}
 
     def run(self) -> None:
         """Work until the daemon closes the channel or is gone."""
@@ -65,7 +65,7 @@ class WorkerLoop:
             case UseSlot(), [descriptor]:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
             case ServeStream(), [index, *others]:
-                stream = self._streams[message.stream] = ServedStream(message, index, others, self._note, self._storage)
+                stream = self._streams[message.stream] = WorkerStream(message, index, others, self._note, self._storage)
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
                 send_message(self._channel, StreamMeasured(message.stream, stream.parts))

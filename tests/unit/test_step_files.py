@@ -168,7 +168,7 @@ def worker(monkeypatch):
         )
         descriptor = index.to_memfd()
         try:
-            return chunk.ServedStream(told, descriptor, [], note, Storage())
+            return chunk.WorkerStream(told, descriptor, [], note, Storage())
         finally:
             os.close(descriptor)
 
