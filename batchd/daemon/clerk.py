@@ -13,7 +13,7 @@ from batchd.core.state import DaemonState
 from batchd.daemon.doors import Asked, Doors
 from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.reload import Reloader
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
 from batchd_wire.codec import ITEMS_MAX, Message
@@ -29,7 +29,7 @@ class Clerk:
 
     state: DaemonState
     streams: Mapping[int, ServedStream]
-    memory: SlotMemory
+    memory: SlotPool
     workers: Workers
     observer: ObserverProcess
     doors: Doors

@@ -25,7 +25,7 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.guestbook import Guest
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskBad, AskReload, AskStatus
@@ -53,7 +53,7 @@ class DaemonSide:
 
     watch: Watch
     enqueue: Enqueue
-    memory: SlotMemory
+    memory: SlotPool
     session_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     subscription_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 

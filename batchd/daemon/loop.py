@@ -53,7 +53,7 @@ from batchd.daemon.guestbook import Guestbook
 from batchd.daemon.memory import available_bytes
 from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.seldom import Ration, Seldom
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import WorkerBook, Workers
 from batchd.orders.worker import FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
@@ -74,7 +74,7 @@ class Loop:
     """Made first, and filled by all that is given here."""
     state: DaemonState
     streams: dict[int, ServedStream]
-    memory: SlotMemory
+    memory: SlotPool
     watch: Watch
     workers: Workers
     doors: Doors

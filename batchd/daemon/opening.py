@@ -32,7 +32,7 @@ from batchd.daemon.reserve import BlankSlots, plan_descriptors
 from batchd.daemon.rings import RingSize, plan_rings
 from batchd.daemon.service import Service
 from batchd.daemon.sessions import LocalDoor
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.worker_interface import Workers
 from batchd.daemon.workers import WorkerProcesses
@@ -95,7 +95,7 @@ class Opening:
             raise MemoryTooSmall([problem])
         return rings
 
-    def memory(self, rings: dict[str, RingSize]) -> SlotMemory:
+    def memory(self, rings: dict[str, RingSize]) -> SlotPool:
         """Hold the descriptors that slots will need. What is too little to begin with is refused; what may be is said."""
         plan = plan_descriptors(self._config, rings)
         refusal, shortage_text = plan.refusal(len(rings)), plan.shortage()
@@ -104,7 +104,7 @@ class Opening:
         if shortage_text is not None:
             _log.warning("descriptors may run out", reason=shortage_text)
         mapped_bytes = max(ring.slot_bytes for ring in rings.values()) if self._daemon.tcp is not None else 0
-        memory = SlotMemory(BlankSlots(plan.reserved, mapped_bytes))
+        memory = SlotPool(BlankSlots(plan.reserved, mapped_bytes))
         self._stack.callback(memory.close)
         return memory
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from batchd.core.events import BatchSent
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -35,7 +35,7 @@ class _Token(ref[_Bytes]):
 class Outbox:
     """Shows batches for sending. ``enqueue`` gets a ``BatchSent`` for each, some time later."""
 
-    def __init__(self, watch: Watch, memory: SlotMemory, enqueue: Callable[[BatchSent], None]) -> None:
+    def __init__(self, watch: Watch, memory: SlotPool, enqueue: Callable[[BatchSent], None]) -> None:
         self._watch = watch
         self._memory = memory
         self._enqueue = enqueue

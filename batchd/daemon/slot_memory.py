@@ -27,7 +27,7 @@ from batchd_wire.slot import UNFINISHED, SlotHeader
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class SlotMemory:
+class SlotPool:
     """Every slot of the daemon, by number. ``blanks`` are what they are made of."""
 
     def __init__(self, blanks: BlankSlots | None = None) -> None:

@@ -23,7 +23,7 @@ from batchd.daemon.doors import Doors
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.mailbox_memory import MailboxMemory
 from batchd.daemon.rescan import Errand
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.worker_interface import Workers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
@@ -44,7 +44,7 @@ class Switch:
 
     state: DaemonState
     streams: dict[int, ServedStream]
-    memory: SlotMemory
+    memory: SlotPool
     workers: Workers
     doors: Doors
     enqueue: Callable[[Event], None]

@@ -18,7 +18,7 @@ from batchd.daemon.descriptors import Watch
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.sessions import LocalDoor
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd.errors import BatchdError
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
@@ -34,7 +34,7 @@ DIRECTORY_GROUP = 54_323
 def sessions() -> Iterator[LocalDoor]:
     """A door that nobody comes to."""
     with closing(Watch()) as watch:
-        sessions = LocalDoor(DaemonSide(watch, print, SlotMemory()), SessionLimits(1, 1))
+        sessions = LocalDoor(DaemonSide(watch, print, SlotPool()), SessionLimits(1, 1))
         yield sessions
         sessions.close()
 
@@ -122,7 +122,7 @@ class Trainer:
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)
         watch = stack.enter_context(closing(Watch()))
-        self.memory = SlotMemory()
+        self.memory = SlotPool()
         stack.callback(self.memory.close)
         self.memory.create(1, SLOT_BYTES)
         self.sessions = LocalDoor(DaemonSide(watch, print, self.memory), SessionLimits(1, 1), writable_slots=allowed)

@@ -20,7 +20,7 @@ from batchd.daemon.loop import Loop
 from batchd.daemon.register import Connection, RemoteSession
 from batchd.daemon.remote import TcpDoor
 from batchd.daemon.seldom import KINDS_MAX
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.slot_memory import SlotPool
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
@@ -30,7 +30,7 @@ from support.waiting import PATIENCE_S, wait_until
 LAYOUT = place_fields((Field("label", "int64", ()),), 4)
 
 
-class ShortMemory(SlotMemory):
+class ShortMemory(SlotPool):
     """Slots that cannot be mapped."""
 
     def __init__(self, error: Exception) -> None:
@@ -48,7 +48,7 @@ def events() -> list[Event]:
 
 
 @pytest.fixture
-def memory() -> SlotMemory:
+def memory() -> SlotPool:
     return ShortMemory(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
 
