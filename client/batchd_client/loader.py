@@ -22,7 +22,7 @@ from batchd_client.daemon import Daemon
 from batchd_client.errors import PrefetchInvalid, StreamClosed
 from batchd_client.feed import Feed
 from batchd_client.positions import StreamState
-from batchd_client.ranks import Share
+from batchd_client.ranks import RankShare
 from batchd_client.stream import Stream, StreamStatistics
 
 PREFETCH = 2
@@ -74,7 +74,7 @@ def _end(feed: Feed[Any], daemon: Daemon | None, process: int) -> None:
 class Loader(ABC, Generic[T]):
     """See above. One thread at a time may use it."""
 
-    def __init__(self, name: str, share: Share, place: str, *, restart: bool = False) -> None:
+    def __init__(self, name: str, share: RankShare, place: str, *, restart: bool = False) -> None:
         """``place``: where batches go, for people. ``restart``: begin the epoch anew with each ``for``."""
         self._name = name
         self._share = share

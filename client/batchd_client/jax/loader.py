@@ -17,7 +17,7 @@ from batchd_client.feed import Feed
 from batchd_client.jax.arrays import specs_for
 from batchd_client.jax.placement import JaxPlacement, JaxTarget
 from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
-from batchd_client.ranks import Share, find_share
+from batchd_client.ranks import RankShare, find_share
 from batchd_client.stream import Stream
 
 _taken: WeakSet[Stream] = WeakSet()
@@ -43,7 +43,7 @@ class Batches(Loader[dict[str, jax.Array]]):
             raise StreamTaken(f"the batches of stream {stream.name!r} are brought to JAX already")
         self._specs = specs_for(stream, fields, sharding)
         target = JaxTarget(sharding, stream.batch_size, stream.world_size)
-        super().__init__(stream.name, Share(stream.rank, stream.world_size), f"platform={target.platform}")
+        super().__init__(stream.name, RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
         ahead = 0 if target.keeps_host_memory() else prefetch
         self._feed = Feed(stream, JaxPlacement(tuple(self._specs), target), ahead)
         self._opened = Opened(self, self._feed, daemon)
@@ -121,7 +121,7 @@ class BatchdLoader(Batches):
         self._restart = restart
 
 
-def _share(rank: int | None, world_size: int | None) -> Share:
+def _share(rank: int | None, world_size: int | None) -> RankShare:
     if rank is None and world_size is None:
-        return Share(jax.process_index(), jax.process_count())
+        return RankShare(jax.process_index(), jax.process_count())
     return find_share({}, rank, world_size)

@@ -19,7 +19,7 @@ from batchd_client.daemon import Connecting, connect
 from batchd_client.errors import LoaderInWorker
 from batchd_client.feed import Feed
 from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
-from batchd_client.ranks import Share, find_share
+from batchd_client.ranks import RankShare, find_share
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.placements import HostPlacement
 from batchd_client.torch.tensors import Look, Tensors, TensorSchema, recipes_for
@@ -32,7 +32,7 @@ class _Wish:
     stream: str
     address: str | None
     connecting: Connecting
-    share: Share
+    share: RankShare
     window: int | None
     epochs: int | None
     state: Mapping[str, object] | None
@@ -181,8 +181,8 @@ class _Given:
         return given if self._transform is None else self._transform(given)
 
 
-def _share(rank: int | None, world_size: int | None) -> Share:
+def _share(rank: int | None, world_size: int | None) -> RankShare:
     distributed = torch.distributed
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
-        return Share(distributed.get_rank(), distributed.get_world_size())
+        return RankShare(distributed.get_rank(), distributed.get_world_size())
     return find_share(os.environ, rank, world_size)
