@@ -22,7 +22,7 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import BuiltInKind
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
-from batchd_wire.mailbox import Extent, MailColumn
+from batchd_wire.mailbox import MailColumn, ValueExtent
 
 
 class PushReader:
@@ -81,7 +81,7 @@ class PushReader:
         while first < end:
             first += os.preadv(self._descriptor, [self._buffer.data[first:end]], start + first)
 
-    def _value(self, column: MailColumn, extent: Extent) -> Value:
+    def _value(self, column: MailColumn, extent: ValueExtent) -> Value:
         value: npt.NDArray[Any] = self._buffer[extent.start : extent.start + extent.size]
         if column.kind == "text":
             return _text(column.name, value)
