@@ -28,7 +28,7 @@ from batchd.sources.files import FilesIndex
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
-from batchd.worker.note import Note
+from batchd.worker.note import NoteMemory
 from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
@@ -42,7 +42,7 @@ AHEAD_SAMPLES = 64
 class ShardWriter:
     """Owns the channel to the process that orders."""
 
-    def __init__(self, channel: socket.socket, note: Note) -> None:
+    def __init__(self, channel: socket.socket, note: NoteMemory) -> None:
         self._channel = channel
         self._note = note
 

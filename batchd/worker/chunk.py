@@ -39,7 +39,7 @@ from batchd.pipeline.stages import Row
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
-from batchd.worker.note import Note
+from batchd.worker.note import NoteMemory
 from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
 from batchd.worker.slots import Arrays
 from batchd.worker.stopwatch import RunQueue, Stopwatch
@@ -59,7 +59,7 @@ class WorkerStream:
     """
 
     def __init__(
-        self, told: ServeStream, index_descriptor: int, others: list[int], note: Note, storage: Storage
+        self, told: ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
     ) -> None:
         recipe = SampleRecipe(*told.recipe)
         storage.limits = StorageLimits.from_wire(told.storage)

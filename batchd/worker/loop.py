@@ -24,7 +24,7 @@ from batchd.pipeline.decode import decoder_versions
 from batchd.storage.access import Storage
 from batchd.storage.values import StorageLimits
 from batchd.worker.chunk import WorkerStream
-from batchd.worker.note import Note
+from batchd.worker.note import NoteMemory
 from batchd.worker.slots import WritableSlots
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
@@ -33,7 +33,7 @@ from batchd_wire.codec import Message
 class WorkerLoop:
     """Owns the channel to the daemon."""
 
-    def __init__(self, channel: socket.socket, note: Note) -> None:
+    def __init__(self, channel: socket.socket, note: NoteMemory) -> None:
         self._channel = channel
         self._note = note
         self._slots = WritableSlots()

@@ -21,7 +21,7 @@ from batchd.pipeline.step_files import changed_file, digest_of
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.worker import chunk, sample_maker
-from batchd.worker.note import Note
+from batchd.worker.note import NoteMemory
 from batchd_wire.fields import place_fields
 from support.steps import check_steps
 from support.texts import save, word_level, word_table
@@ -145,7 +145,7 @@ def worker(monkeypatch):
     monkeypatch.setattr(sample_maker, "kind_of", lambda _source: TextsKind())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
-    note = Note(descriptor)
+    note = NoteMemory(descriptor)
     index = SourceIndex.build(len(TEXTS), {}, {}, {})
 
     def start(steps, digests):
