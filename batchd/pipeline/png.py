@@ -21,7 +21,7 @@ _AROUND_BYTES = 12
 _ANIMATION = frozenset({b"acTL", b"fcTL", b"fdAT"})
 
 
-class Chunk(NamedTuple):
+class PngChunk(NamedTuple):
     """One chunk: its kind, and where it lies in the file, from its length to its checksum."""
 
     kind: bytes
@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
         return self.end - self.start - _AROUND_BYTES
 
 
-def png_chunks(data: memoryview) -> Iterator[Chunk]:
+def png_chunks(data: memoryview) -> Iterator[PngChunk]:
     """Give the chunks up to and with the last one, ``IEND``.
 
     Raises ``SampleUndecodable`` where the file ends before it, and ``struct.error`` where it ends inside a chunk's head.
@@ -45,14 +45,14 @@ def png_chunks(data: memoryview) -> Iterator[Chunk]:
         end = start + length + _AROUND_BYTES
         if end > len(data):
             raise SampleUndecodable(f"truncated: a PNG of {len(data)} bytes whose next chunk ends at byte {end}")
-        yield Chunk(kind, start, end)
+        yield PngChunk(kind, start, end)
         if kind == b"IEND":
             return
         start = end
     raise SampleUndecodable(f"a PNG with more than {CHUNKS_MAX} chunks")
 
 
-def is_animation(chunk: Chunk) -> bool:
+def is_animation(chunk: PngChunk) -> bool:
     """Tell whether the chunk belongs to an animation."""
     return chunk.kind in _ANIMATION
 

@@ -47,7 +47,7 @@ class Footer:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ColumnChunk:
     """A column of a row group: bytes ``start`` to ``end`` of the file. Where it has a dictionary, rows may share a value."""
 
     start: int
@@ -87,14 +87,14 @@ class ParquetFile:
             sizes = [int(row_group.column(leaf).total_uncompressed_size) for leaf in self._leaves_of(title)]
             return max(1, sum(sizes))
 
-    def uncompressed(self, group: int, path: str) -> Chunk | None:
+    def uncompressed(self, group: int, path: str) -> ColumnChunk | None:
         """Where a column that is not compressed lies in the file; None where it is compressed."""
         with _reasons():
             (leaf,) = self._leaves_of(path)
             chunk = self._metadata.row_group(group).column(leaf)
             if chunk.compression != "UNCOMPRESSED":
                 return None
-            return Chunk(*_range_of(chunk), bool(chunk.has_dictionary_page))
+            return ColumnChunk(*_range_of(chunk), bool(chunk.has_dictionary_page))
 
     def extent(self, group: int, title: str) -> tuple[int, int]:
         """(first byte, bytes) in the file of a column of a row group, with all columns that it is stored in."""
