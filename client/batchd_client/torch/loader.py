@@ -22,7 +22,7 @@ from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
 from batchd_client.ranks import RankShare, find_share
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.placements import HostPlacement
-from batchd_client.torch.tensors import Look, Tensors, TensorSchema, recipes_for
+from batchd_client.torch.tensors import ImageLayout, Tensors, TensorSchema, recipes_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Wish:
     state: Mapping[str, object] | None
     device: torch.device
     fields: Sequence[str] | None
-    look: Look
+    look: ImageLayout
     as_dict: bool
     transform: Callable[[Any], Any] | None
     prefetch: int
@@ -96,7 +96,7 @@ class BatchdLoader(Loader[Any]):
             state,
             torch.device(device),
             fields,
-            Look(images, dtype, normalize, channels_last),
+            ImageLayout(images, dtype, normalize, channels_last),
             as_dict,
             transform,
             prefetch,
