@@ -28,7 +28,7 @@ MAGIC, MAGIC_AT = b"ustar", 257
 """What a tar file has there; at its start is the name of a member, which may be like the magic of another kind of file."""
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """One file in a shard."""
 
     name: str
@@ -40,12 +40,12 @@ class TarSample(NamedTuple):
     """Members that have a key in common, by what their names have behind it."""
 
     key: str
-    members: dict[str, Member]
+    members: dict[str, TarMember]
 
 
 def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
     """The samples of a shard, each of which has a member. Raises ``SourceInvalid``."""
-    sample: dict[str, Member] = {}
+    sample: dict[str, TarMember] = {}
     former = ""
     for member in _members(path, stream):
         folder, slash, last = member.name.rpartition("/")
@@ -61,7 +61,7 @@ def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
         yield TarSample(former, sample)
 
 
-def _members(path: Path, stream: BinaryIO) -> Iterator[Member]:
+def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
     """The files in a shard, in their order; what begins with a dot is left out."""
     start = stream.read(tarfile.BLOCKSIZE)
     found = compression_of(start)
@@ -71,7 +71,7 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[Member]:
             f"unpack the shard: {found.unpack} < FILE > UNPACKED"
         )
     stream.seek(0)
-    last = Member("", 0, 0)
+    last = TarMember("", 0, 0)
     try:
         with tarfile.open(fileobj=_HeadersOnly(stream), mode="r:", errors="surrogateescape") as shard:  # type: ignore[call-overload]
             while (member := shard.next()) is not None:
@@ -79,7 +79,7 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[Member]:
                 if member.isreg() and not member.name.rpartition("/")[2].startswith("."):
                     if member.issparse():
                         raise SourceInvalid(f"{path}: {member.name} is sparse, which no sample can be")
-                    last = Member(member.name, member.offset_data, member.size)
+                    last = TarMember(member.name, member.offset_data, member.size)
                     yield last
             stream.seek(shard.offset)  # tarfile takes a broken header for the end
             block = stream.read(tarfile.BLOCKSIZE)

@@ -18,7 +18,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files import GrowingIndex
 from batchd.sources.kinds import BuiltInKind, Reader
 from batchd.sources.reader import FilesReader, image_columns
-from batchd.sources.tar_members import Member, samples_in
+from batchd.sources.tar_members import TarMember, samples_in
 from batchd.sources.walk import Patterns, shards_of, shards_problems
 from batchd.sources.webdataset_fields import scan_fields
 from batchd.sources.webdataset_reader import MembersReader, fields_columns
@@ -49,7 +49,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     return growing.finish(source.root, [], survey, shards)
 
 
-def _image(source: WebDatasetSource, path: Path, members: dict[str, Member]) -> Member:
+def _image(source: WebDatasetSource, path: Path, members: dict[str, TarMember]) -> TarMember:
     for ending in source.image:
         member = members.get(ending)
         if member is not None:
@@ -61,7 +61,7 @@ def _image(source: WebDatasetSource, path: Path, members: dict[str, Member]) -> 
     )
 
 
-def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict[str, Member]) -> int:
+def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict[str, TarMember]) -> int:
     ending, _, key = source.label.partition(":")
     if not ending:
         return 0

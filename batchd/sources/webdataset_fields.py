@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.sources.files import PROGRESS_EVERY
-from batchd.sources.tar_members import Member, TarSample, samples_in
+from batchd.sources.tar_members import TarMember, TarSample, samples_in
 from batchd.sources.walk import Patterns, shards_of
 from batchd.sources.webdataset_reader import BYTES_MAX, MISSING, PLACE, MemberField, endings_of, parts_of
 from batchd.storage.index import NUMBER, SourceIndex, blob, readable
@@ -108,7 +108,7 @@ class _Found:
             if slot not in self._images and member.size <= CONTENT_BYTES_MAX:
                 self._digest(stream, member)
 
-    def _digest(self, stream: BinaryIO, member: Member) -> None:
+    def _digest(self, stream: BinaryIO, member: TarMember) -> None:
         place = stream.tell()
         stream.seek(member.start)
         content = stream.read(member.size)
@@ -136,7 +136,7 @@ class _Found:
         }
 
 
-def _listed(members: dict[str, Member]) -> str:
+def _listed(members: dict[str, TarMember]) -> str:
     shown = 12
     more = [f"{len(members) - shown} more"] if len(members) > shown else []
     return ", ".join(chain((readable(os.fsencode(f".{ending}")) for ending in list(members)[:shown]), more))
