@@ -41,7 +41,7 @@ class LoaderStatistics(StreamStatistics):
     next_s: float
 
 
-class Opened(Generic[T]):
+class LoaderConnection(Generic[T]):
     """What a loader reads while it is connected. It ends with the loader or with the program, where nobody ends it before."""
 
     def __init__(self, loader: "Loader[T]", feed: Feed[T], daemon: Daemon | None) -> None:
@@ -80,7 +80,7 @@ class Loader(ABC, Generic[T]):
         self._share = share
         self._place = place
         self._restart = restart
-        self._opened: Opened[T] | None = None
+        self._opened: LoaderConnection[T] | None = None
         self._closed = False
 
     @abstractmethod

@@ -16,7 +16,7 @@ from batchd_client.errors import StreamTaken
 from batchd_client.feed import Feed
 from batchd_client.jax.arrays import specs_for
 from batchd_client.jax.placement import JaxPlacement, JaxTarget
-from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
+from batchd_client.loader import PREFETCH, Loader, LoaderConnection, check_prefetch
 from batchd_client.ranks import RankShare, find_share
 from batchd_client.stream import Stream
 
@@ -46,7 +46,7 @@ class Batches(Loader[dict[str, jax.Array]]):
         super().__init__(stream.name, RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
         ahead = 0 if target.keeps_host_memory() else prefetch
         self._feed = Feed(stream, JaxPlacement(tuple(self._specs), target), ahead)
-        self._opened = Opened(self, self._feed, daemon)
+        self._opened = LoaderConnection(self, self._feed, daemon)
         _taken.add(stream)
 
     @property

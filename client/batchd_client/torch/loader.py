@@ -18,7 +18,7 @@ from batchd_client.columns import wanted
 from batchd_client.daemon import Connecting, connect
 from batchd_client.errors import LoaderInWorker
 from batchd_client.feed import Feed
-from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
+from batchd_client.loader import PREFETCH, Loader, LoaderConnection, check_prefetch
 from batchd_client.ranks import RankShare, find_share
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.placements import HostPlacement
@@ -149,7 +149,7 @@ class BatchdLoader(Loader[Any]):
             self._opened = self._connect(self._wish)
         return self._opened.feed
 
-    def _connect(self, wish: _Wish) -> Opened[Any]:
+    def _connect(self, wish: _Wish) -> LoaderConnection[Any]:
         runtime = CudaRuntime(wish.device) if wish.device.type == "cuda" else None
         self._device = wish.device if runtime is None else runtime.device
         writable_slots = runtime is not None and needs_writable(runtime)
@@ -166,7 +166,7 @@ class BatchdLoader(Loader[Any]):
             else:
                 feed = Feed[Any](stream, HostPlacement(self._recipes, give, self._device), 0)
             where_it_fails.pop_all()
-        return Opened(self, feed, daemon)
+        return LoaderConnection(self, feed, daemon)
 
 
 class _Given:
