@@ -20,7 +20,7 @@ from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.geometry import Cut, Move, Pad, Scale, Turn, Warp
+from batchd.pipeline.geometry import Cut, Move, Padding, Scale, Turn, Warp
 from batchd.pipeline.image_stage import ImagePlan
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
@@ -134,7 +134,7 @@ def _move(move: Move) -> str:
             return f"scaled to {size} ({move.interpolation})"
         case Cut():
             return f"cut to {size} from {move.left}, {move.top}"
-        case Pad():
+        case Padding():
             return f"padded to {size}"
         case Warp():
             return f"rotated by {move.degrees:.1f} degrees"

@@ -85,7 +85,7 @@ class Scale(NamedTuple):
     mirrored: Mirrored = (False, False)
 
 
-class Pad(NamedTuple):
+class Padding(NamedTuple):
     """Put the image into ``fill`` of this size, so far from the top left."""
 
     top: int
@@ -106,7 +106,7 @@ class Warp(NamedTuple):
     mirrored: Mirrored = (False, False)
 
 
-Move: TypeAlias = Cut | Scale | Pad | Warp
+Move: TypeAlias = Cut | Scale | Padding | Warp
 
 
 class Geometry:
@@ -138,10 +138,10 @@ class Geometry:
     def pad(self, top: int, left: int, height: int, width: int, fill: Fill = BLACK) -> None:
         """Put the image into ``fill`` of ``height`` by ``width``."""
         place = self._stored_box(Cut(top, left, self.height, self.width), height, width)
-        self.moves.append(Pad(place.top, place.left, *self._stored_size(height, width), fill))
+        self.moves.append(Padding(place.top, place.left, *self._stored_size(height, width), fill))
         self.height, self.width = height, width
         if self.trail is not None:
-            self.trail.append(Pad(top, left, height, width, fill))
+            self.trail.append(Padding(top, left, height, width, fill))
 
     def window(self, top: int, left: int, height: int, width: int, fill: Fill) -> None:
         """Look at a box that may reach out of the image, or lie beside it; ``fill`` is there. Nothing is enlarged to be cut."""

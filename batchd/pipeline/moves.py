@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from batchd.config.geometry_steps import Fill
-from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Pad, Scale, Turn
+from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Padding, Scale, Turn
 from batchd.pipeline.resample import resample
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Pixels, cv2, written
@@ -43,7 +43,7 @@ def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pix
         into = out if out is not None and place == last else scratch.image(place, shape)
         if isinstance(move, Scale):
             _scale(pixels, move, into)
-        elif isinstance(move, Pad):
+        elif isinstance(move, Padding):
             _pad(pixels, move, into)
         else:
             warp(pixels, move, into)
@@ -66,7 +66,7 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, f
         into = scratch.image(place, (move.height, move.width, 1))
         if isinstance(move, Scale):
             resample(mask, into, "nearest")
-        elif isinstance(move, Pad):
+        elif isinstance(move, Padding):
             _pad(mask, move._replace(fill=(fill,)), into)
         else:
             warp(mask, move._replace(interpolation="nearest", fill=(fill,)), into)
@@ -94,7 +94,7 @@ def _scale(pixels: Pixels, move: Scale, into: Pixels) -> None:
     resample(pixels, into, method, move.mirrored)
 
 
-def _pad(pixels: Pixels, move: Pad, into: Pixels) -> None:
+def _pad(pixels: Pixels, move: Padding, into: Pixels) -> None:
     height, width = pixels.shape[:2]
     if pixels.size == 0:
         into[...] = move.fill

@@ -12,7 +12,7 @@ from batchd.pipeline.geometry import (
     Cut,
     DecodePlan,
     Geometry,
-    Pad,
+    Padding,
     Scale,
     decode_factor,
     plan_decoding,
@@ -25,7 +25,7 @@ PIXELS_MAX = 100_000_000
 RANDOM = SampleRandom(0)
 
 HALF = Scale(250, 350, "auto")
-PADDED = Pad(0, 0, 600, 10)
+PADDED = Padding(0, 0, 600, 10)
 
 
 def plan(step, height, width, orientation=1, sample=0):
@@ -148,7 +148,7 @@ def test_a_center_crop_of_a_smaller_image_is_padded():
     """Each side on its own: cut where there is too much, padded where there is too little."""
     geometry = plan(CenterCrop(size=(100, 100)), 50, 300)
 
-    assert geometry.moves == [Cut(0, 100, 50, 100), Pad(25, 0, 100, 100)]
+    assert geometry.moves == [Cut(0, 100, 50, 100), Padding(25, 0, 100, 100)]
     assert (geometry.height, geometry.width) == (100, 100)
 
 
@@ -176,7 +176,7 @@ def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
         ([Cut(0, 0, 600, 800), Scale(1, 1, "auto")], 8),
         ([Cut(0, 0, 50, 50), Scale(1, 1, "auto")], 1),
         ([Cut(0, 0, 300, 300)], 1),
-        ([Cut(0, 0, 300, 300), Pad(0, 0, 400, 400)], 1),
+        ([Cut(0, 0, 300, 300), Padding(0, 0, 400, 400)], 1),
     ],
 )
 def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor):
