@@ -20,7 +20,7 @@ from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.geometry import Cut, Move, Padding, Scale, Turn, Warp
+from batchd.pipeline.geometry import Cut, Move, Padding, Resampling, Turn, Warp
 from batchd.pipeline.image_stage import ImagePlan
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
@@ -130,7 +130,7 @@ def _then(plan: ImagePlan) -> str:
 def _move(move: Move) -> str:
     size = f"{move.width} x {move.height}"
     match move:
-        case Scale():
+        case Resampling():
             return f"scaled to {size} ({move.interpolation})"
         case Cut():
             return f"cut to {size} from {move.left}, {move.top}"

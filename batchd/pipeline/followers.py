@@ -25,7 +25,7 @@ import numpy.typing as npt
 from batchd.config.columns import Column
 from batchd.config.values import Value
 from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import Cut, Geometry, Move, Padding, Scale, Turn, Warp
+from batchd.pipeline.geometry import Cut, Geometry, Move, Padding, Resampling, Turn, Warp
 from batchd.pipeline.mask import decode_mask
 from batchd.pipeline.moves import follow_trail
 from batchd.pipeline.scratch import Scratch
@@ -151,7 +151,7 @@ def _placement(move: Move | Turn, height: int, width: int) -> CoordinateMap:
             return CoordinateMap((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)
         case Padding():
             return CoordinateMap((1, 0, move.left), (0, 1, move.top), move.height, move.width)
-        case Scale():
+        case Resampling():
             return CoordinateMap((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
         case Warp():
             return _rotation(move)

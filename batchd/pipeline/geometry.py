@@ -76,7 +76,7 @@ Mirrored: TypeAlias = tuple[bool, bool]
 lies between two pixels is the further one's, as the image is looked at."""
 
 
-class Scale(NamedTuple):
+class Resampling(NamedTuple):
     """Resample to this size."""
 
     height: int
@@ -106,7 +106,7 @@ class Warp(NamedTuple):
     mirrored: Mirrored = (False, False)
 
 
-Move: TypeAlias = Cut | Scale | Padding | Warp
+Move: TypeAlias = Cut | Resampling | Padding | Warp
 
 
 class Geometry:
@@ -162,10 +162,10 @@ class Geometry:
                 f"more than the {self.pixels_max} pixels of max_pixels"
             )
         mirrored = self._mirrored(interpolation)
-        self.moves.append(Scale(*self._stored_size(height, width), interpolation, mirrored))
+        self.moves.append(Resampling(*self._stored_size(height, width), interpolation, mirrored))
         self.height, self.width = height, width
         if self.trail is not None:
-            self.trail.append(Scale(height, width, interpolation))
+            self.trail.append(Resampling(height, width, interpolation))
 
     def flip(self, direction: Literal["horizontal", "vertical"]) -> None:
         """Mirror the image."""
@@ -250,7 +250,7 @@ def decode_factor(moves: list[Move], height: int, width: int) -> int:
     if isinstance(first, Cut) and len(moves) > 1:
         height, width = first.height, first.width
         first = moves[1]
-    if not isinstance(first, Scale) or min(height, width) < DECODE_SIDE_PIXELS_MIN:
+    if not isinstance(first, Resampling) or min(height, width) < DECODE_SIDE_PIXELS_MIN:
         return 1
     for factor in DECODE_FACTORS:
         if height >= first.height * factor and width >= first.width * factor:

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from batchd.config.geometry_steps import Fill
-from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Padding, Scale, Turn
+from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Padding, Resampling, Turn
 from batchd.pipeline.resample import resample
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Pixels, cv2, written
@@ -41,7 +41,7 @@ def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pix
             continue
         shape = (move.height, move.width, pixels.shape[2])
         into = out if out is not None and place == last else scratch.image(place, shape)
-        if isinstance(move, Scale):
+        if isinstance(move, Resampling):
             _scale(pixels, move, into)
         elif isinstance(move, Padding):
             _pad(pixels, move, into)
@@ -64,7 +64,7 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, f
             mask = turned(mask, move, scratch, None, place)
             continue
         into = scratch.image(place, (move.height, move.width, 1))
-        if isinstance(move, Scale):
+        if isinstance(move, Resampling):
             resample(mask, into, "nearest")
         elif isinstance(move, Padding):
             _pad(mask, move._replace(fill=(fill,)), into)
@@ -85,7 +85,7 @@ def turned(pixels: Pixels, turn: Turn, scratch: Scratch, into: Pixels | None, pl
     return into
 
 
-def _scale(pixels: Pixels, move: Scale, into: Pixels) -> None:
+def _scale(pixels: Pixels, move: Resampling, into: Pixels) -> None:
     method = move.interpolation
     if method == "auto":
         height, width = pixels.shape[:2]

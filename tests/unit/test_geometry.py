@@ -13,7 +13,7 @@ from batchd.pipeline.geometry import (
     DecodePlan,
     Geometry,
     Padding,
-    Scale,
+    Resampling,
     decode_factor,
     plan_decoding,
     scaled_cut,
@@ -24,7 +24,7 @@ from batchd.pipeline.randomness import SampleRandom
 PIXELS_MAX = 100_000_000
 RANDOM = SampleRandom(0)
 
-HALF = Scale(250, 350, "auto")
+HALF = Resampling(250, 350, "auto")
 PADDED = Padding(0, 0, 600, 10)
 
 
@@ -154,9 +154,9 @@ def test_a_center_crop_of_a_smaller_image_is_padded():
 
 def test_shorter_side_keeps_proportions():
     """The longer side is rounded down, whichever it is."""
-    assert plan(Resize(shorter_side=256), 375, 500).moves == [Scale(256, 341, "auto")]
-    assert plan(Resize(shorter_side=256), 500, 375).moves == [Scale(341, 256, "auto")]
-    assert plan(Resize(shorter_side=256), 500, 375, orientation=6).moves == [Scale(341, 256, "auto")]
+    assert plan(Resize(shorter_side=256), 375, 500).moves == [Resampling(256, 341, "auto")]
+    assert plan(Resize(shorter_side=256), 500, 375).moves == [Resampling(341, 256, "auto")]
+    assert plan(Resize(shorter_side=256), 500, 375, orientation=6).moves == [Resampling(341, 256, "auto")]
 
 
 def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
@@ -169,12 +169,12 @@ def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
     ("moves", "factor"),
     [
         ([], 1),
-        ([Scale(224, 224, "auto")], 2),
-        ([Cut(0, 0, 447, 600), Scale(224, 224, "auto")], 1),
-        ([Cut(0, 0, 448, 448), Scale(224, 224, "auto")], 2),
-        ([Cut(0, 0, 600, 800), Scale(100, 100, "auto")], 4),
-        ([Cut(0, 0, 600, 800), Scale(1, 1, "auto")], 8),
-        ([Cut(0, 0, 50, 50), Scale(1, 1, "auto")], 1),
+        ([Resampling(224, 224, "auto")], 2),
+        ([Cut(0, 0, 447, 600), Resampling(224, 224, "auto")], 1),
+        ([Cut(0, 0, 448, 448), Resampling(224, 224, "auto")], 2),
+        ([Cut(0, 0, 600, 800), Resampling(100, 100, "auto")], 4),
+        ([Cut(0, 0, 600, 800), Resampling(1, 1, "auto")], 8),
+        ([Cut(0, 0, 50, 50), Resampling(1, 1, "auto")], 1),
         ([Cut(0, 0, 300, 300)], 1),
         ([Cut(0, 0, 300, 300), Padding(0, 0, 400, 400)], 1),
     ],
