@@ -20,7 +20,7 @@ from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.geometry import Cut, Move, Padding, Resampling, Turn, Warp
+from batchd.pipeline.geometry import Cut, Move, Orientation, Padding, Resampling, Warp
 from batchd.pipeline.image_stage import ImagePlan
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.kinds import Reader, kind_of
@@ -140,7 +140,7 @@ def _move(move: Move) -> str:
             return f"rotated by {move.degrees:.1f} degrees"
 
 
-def _turns(turn: Turn) -> Iterator[str]:
+def _turns(turn: Orientation) -> Iterator[str]:
     """Turns are made last and together, in this order."""
     if turn.transpose:
         yield "transposed"

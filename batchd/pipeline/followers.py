@@ -25,7 +25,7 @@ import numpy.typing as npt
 from batchd.config.columns import Column
 from batchd.config.values import Value
 from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import Cut, Geometry, Move, Padding, Resampling, Turn, Warp
+from batchd.pipeline.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
 from batchd.pipeline.mask import decode_mask
 from batchd.pipeline.moves import follow_trail
 from batchd.pipeline.scratch import Scratch
@@ -107,7 +107,7 @@ class Followers:
         return mask[:, :, np.newaxis]
 
 
-def placements_of(trail: Sequence[Move | Turn], height: int, width: int) -> list[CoordinateMap]:
+def placements_of(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
     """What each step of a trail does to coordinates, for an image of this size."""
     placements = []
     for move in trail:
@@ -145,7 +145,7 @@ def _cut_off(boxes: Coordinates, height: int, width: int) -> tuple[Coordinates, 
     return inside, (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
 
 
-def _placement(move: Move | Turn, height: int, width: int) -> CoordinateMap:
+def _placement(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
     match move:
         case Cut():
             return CoordinateMap((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)
@@ -155,7 +155,7 @@ def _placement(move: Move | Turn, height: int, width: int) -> CoordinateMap:
             return CoordinateMap((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
         case Warp():
             return _rotation(move)
-        case Turn():
+        case Orientation():
             return _turn(move, height, width)
 
 
@@ -168,7 +168,7 @@ def _rotation(move: Warp) -> CoordinateMap:
     return CoordinateMap(across, down, move.height, move.width)
 
 
-def _turn(turn: Turn, height: int, width: int) -> CoordinateMap:
+def _turn(turn: Orientation, height: int, width: int) -> CoordinateMap:
     across, down = ((0.0, 1.0), (1.0, 0.0)) if turn.transpose else ((1.0, 0.0), (0.0, 1.0))
     if turn.transpose:
         height, width = width, height

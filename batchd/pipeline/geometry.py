@@ -28,7 +28,7 @@ DECODE_SIDE_PIXELS_MIN = 64
 """Below this nothing is gained, and the sizes of different scales round to the same number."""
 
 
-class Turn(NamedTuple):
+class Orientation(NamedTuple):
     """How the stored image becomes the one looked at: transposed first, then flipped."""
 
     transpose: bool
@@ -36,17 +36,17 @@ class Turn(NamedTuple):
     horizontal: bool
 
 
-UPRIGHT = Turn(transpose=False, vertical=False, horizontal=False)
+UPRIGHT = Orientation(transpose=False, vertical=False, horizontal=False)
 
 BLACK: Fill = (0,)
 WARPED_SIDE_PIXELS_MAX = (1 << 15) - 2
 """Places in 1/2**32 of a pixel stay within 64 bits, with much room."""
 
-_MIRRORED = Turn(transpose=False, vertical=False, horizontal=True)
-_ROTATED = Turn(transpose=False, vertical=True, horizontal=True)
-_UPSIDE_DOWN = Turn(transpose=False, vertical=True, horizontal=False)
+_MIRRORED = Orientation(transpose=False, vertical=False, horizontal=True)
+_ROTATED = Orientation(transpose=False, vertical=True, horizontal=True)
+_UPSIDE_DOWN = Orientation(transpose=False, vertical=True, horizontal=False)
 
-TURN_OF_ORIENTATION: dict[int, Turn] = {
+TURN_OF_ORIENTATION: dict[int, Orientation] = {
     1: UPRIGHT,
     2: _MIRRORED,
     3: _ROTATED,
@@ -124,7 +124,7 @@ class Geometry:
         """What is left to do when all moves are made."""
         self.height, self.width = (width, height) if self.turn.transpose else (height, width)
         self.moves: list[Move] = []
-        self.trail: list[Move | Turn] | None = [] if is_followed else None
+        self.trail: list[Move | Orientation] | None = [] if is_followed else None
         self.pixels_max = pixels_max
 
     def cut(self, top: int, left: int, height: int, width: int) -> None:
@@ -171,9 +171,9 @@ class Geometry:
         """Mirror the image."""
         transpose, vertical, horizontal = self.turn
         if direction == "horizontal":
-            self.turn = Turn(transpose, vertical, not horizontal)
+            self.turn = Orientation(transpose, vertical, not horizontal)
         else:
-            self.turn = Turn(transpose, not vertical, horizontal)
+            self.turn = Orientation(transpose, not vertical, horizontal)
         if self.trail is not None:
             self.trail.append(_MIRRORED if direction == "horizontal" else _UPSIDE_DOWN)
 
@@ -184,7 +184,9 @@ class Geometry:
         if further.transpose:
             vertical, horizontal = horizontal, vertical
             self.height, self.width = self.width, self.height
-        self.turn = Turn(transpose != further.transpose, vertical != further.vertical, horizontal != further.horizontal)
+        self.turn = Orientation(
+            transpose != further.transpose, vertical != further.vertical, horizontal != further.horizontal
+        )
         if self.trail is not None:
             self.trail.append(further)
 

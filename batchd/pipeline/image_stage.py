@@ -41,7 +41,7 @@ from batchd.config.values import Value
 from batchd.pipeline.decode import Decoder
 from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.followers import Followers
-from batchd.pipeline.geometry import DecodePlan, Geometry, Move, Turn, plan_decoding
+from batchd.pipeline.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding
 from batchd.pipeline.laps import Laps
 from batchd.pipeline.moves import cut_out, make_moves, turned
 from batchd.pipeline.planners import planner_for
@@ -210,7 +210,7 @@ class ImageStage:
         assert isinstance(value, memoryview)
         return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
 
-    def _upright(self, pixels: Pixels, moves: list[Move], turn: Turn, into: Pixels | None) -> Pixels:
+    def _upright(self, pixels: Pixels, moves: list[Move], turn: Orientation, into: Pixels | None) -> Pixels:
         """Make the moves and the turn, into ``into`` where that is given and anything is written at all."""
         pixels = make_moves(pixels, moves, self._scratch, None if turn.transpose else into)
         return turned(pixels, turn, self._scratch, into)

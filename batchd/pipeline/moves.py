@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from batchd.config.geometry_steps import Fill
-from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Padding, Resampling, Turn
+from batchd.pipeline.geometry import UPRIGHT, Cut, Move, Orientation, Padding, Resampling
 from batchd.pipeline.resample import resample
 from batchd.pipeline.scratch import Scratch
 from batchd.pipeline.vision import Pixels, cv2, written
@@ -51,7 +51,7 @@ def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pix
     return pixels
 
 
-def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, fill: int) -> Pixels:
+def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scratch, fill: int) -> Pixels:
     """Do to a mask [height, width, 1] what was done to its image, step by step; no number is made that was not there.
 
     A new pixel has the number of the pixel in which its centre lies.
@@ -60,7 +60,7 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, f
         if isinstance(move, Cut):
             mask = cut_out(mask, move)
             continue
-        if isinstance(move, Turn):
+        if isinstance(move, Orientation):
             mask = turned(mask, move, scratch, None, place)
             continue
         into = scratch.image(place, (move.height, move.width, 1))
@@ -74,7 +74,9 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Turn], scratch: Scratch, f
     return mask
 
 
-def turned(pixels: Pixels, turn: Turn, scratch: Scratch, into: Pixels | None, place: Hashable = "turned") -> Pixels:
+def turned(
+    pixels: Pixels, turn: Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
+) -> Pixels:
     """Turn an image, into ``into`` where that is given; it may hold the pixels, as long as nothing is transposed."""
     if turn == UPRIGHT:
         return pixels
@@ -108,7 +110,7 @@ def _scalar(fill: Fill) -> tuple[int, ...]:
     return fill * _CV2_CHANNELS_MAX if len(fill) == 1 else fill
 
 
-def _turn(pixels: Pixels, turn: Turn, into: Pixels) -> None:
+def _turn(pixels: Pixels, turn: Orientation, into: Pixels) -> None:
     """Transpose first, then flip, in place where ``into`` holds the pixels: still in the cache, they are flipped in no time."""
     if turn.transpose:
         written(cv2.transpose(pixels, dst=into), into)

@@ -66,18 +66,18 @@ class Pixels:
         pixels: NDArray[Any] = made.to_ndarray()
         return turn.of(pixels.reshape(height, width, self._source.channels))
 
-    def _turn(self, frame: av.VideoFrame) -> "Turn":
+    def _turn(self, frame: av.VideoFrame) -> "Rotation":
         if self._source.rotation == "ignore":
-            return Turn(1, 0, 0, 1)
+            return Rotation(1, 0, 0, 1)
         side_data: Any = frame.side_data
         data = side_data.get(Type.DISPLAYMATRIX)
         if data is not None and data.buffer_size >= _MATRIX_BYTES:
             matrix = np.frombuffer(bytes(data)[:_MATRIX_BYTES], np.int32)
-            return Turn(*np.sign(matrix[[0, 1, 3, 4]]).tolist())
-        return Turn(1, 0, 0, 1)
+            return Rotation(*np.sign(matrix[[0, 1, 3, 4]]).tolist())
+        return Rotation(1, 0, 0, 1)
 
 
-class Turn:
+class Rotation:
     """One of the eight ways in which a picture may be turned and mirrored: (x, y) goes to (a x + c y, b x + d y)."""
 
     def __init__(self, a: int, b: int, c: int, d: int) -> None:
