@@ -34,7 +34,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 Places = NDArray[np.int64]
 
 
-class Piece(NamedTuple):
+class RecordRun(NamedTuple):
     """Some whole records of a file. ``starts``: the bytes of the file where they begin; ``end``: where the last one ends."""
 
     data: bytes
@@ -60,7 +60,7 @@ class RecordFinder:
         self._may_stand_before = _table(delimiter, "\n", '"')
         self._may_stand_after = _table(delimiter, "\r", "\n", '"')
 
-    def pieces(self, stream: BinaryIO) -> Iterator[Piece]:
+    def pieces(self, stream: BinaryIO) -> Iterator[RecordRun]:
         """All records from the start of the file, the header among them. Raises ``SourceInvalid``."""
         waiting = self._beginning(stream)
         first_byte = self.end - len(waiting)
@@ -72,7 +72,7 @@ class RecordFinder:
             data = waiting + block
             starts, used = self._records(data, first_byte, is_last=is_last)
             if len(starts):
-                yield Piece(data, first_byte, starts + first_byte, first_byte + used)
+                yield RecordRun(data, first_byte, starts + first_byte, first_byte + used)
             self._found += len(starts)
             waiting, first_byte = data[used:], first_byte + used
             if len(waiting) > RECORD_BYTES_MAX:
