@@ -59,7 +59,7 @@ MISMATCH_PAUSE_S = 0.1
 _log = logging.getLogger("batchd_client")
 
 
-class Reader:
+class StreamReader:
     """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
 
     def __init__(

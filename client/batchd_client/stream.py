@@ -15,7 +15,7 @@ from batchd_client.connection import Connection
 from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed
 from batchd_client.memory import SlotMemory
 from batchd_client.positions import StreamState, checked_position, read_state
-from batchd_client.reader import BEGINNING, Reader
+from batchd_client.reader import BEGINNING, StreamReader
 from batchd_client.remote import ReceiveBuffer
 from batchd_client.subscription import SubscriptionRequest, Terms
 from batchd_client.unique import Unique
@@ -74,7 +74,7 @@ class Stream(Unique):
     ) -> None:
         position, fingerprint = read_state(state, claim.stream) if state is not None else (begin, None)
         self._claim = claim
-        self._reader = Reader(connection, claim, position, fingerprint)
+        self._reader = StreamReader(connection, claim, position, fingerprint)
         self._closed = False
 
     # --- what it is ---------------------------------------------------------------------------------------------------
