@@ -155,7 +155,7 @@ def _read_only_page() -> SlotMemory:
         os.close(descriptor)
 
 
-class Register:
+class RegisteredMemory:
     """The memory that has been registered with a device, each piece once.
 
     What an interrupt has cut off may have happened or not. So memory is held from before it is registered until after it is
@@ -255,7 +255,7 @@ class CudaPlacement:
         """Read by whichever stream the loop has, so it adopts them with every batch."""
         self._give = give
         self._runtime = runtime
-        self._register = Register(runtime, present)
+        self._register = RegisteredMemory(runtime, present)
         self._copying: list[_Copying] = []
         self._steps: deque[Event] = deque()
         """Where the loop's stream stood when the last batches were handed over."""
