@@ -27,7 +27,7 @@ from batchd.config.steps import Step
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline import jpeg_box
-from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareProgress, Work, prepare
+from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
 from batchd.prepare.source_table import files_table, source_table
 from batchd.sources.kinds import kind_of
 from batchd.storage.access import Storage
@@ -105,7 +105,7 @@ def command(
     elif short_side is not None or as_files:
         given = "--files" if as_files else "--short-side"
         raise click.UsageError(f"{given} is for --seekable: without it, the pipeline says what is done and made")
-    work = Work(
+    work = PrepareJob(
         name=stream,
         config=stream_config,
         cache=IndexCache(config.daemon.cache_dir or default_cache_dir()),

@@ -91,7 +91,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PrepareJob:
     """Where the samples come from and who works on them."""
 
     name: str
@@ -104,7 +104,7 @@ class Work:
     """Where modules of people's own functions are looked for first."""
 
 
-def prepare(work: Work, output: Output, progress: Callable[[PrepareProgress], None]) -> Prepared:
+def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
     _check_source(work, output)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
@@ -155,7 +155,7 @@ def prepare(work: Work, output: Output, progress: Callable[[PrepareProgress], No
         return Prepared(len(index), names, size, folder.left_out, empty, made, files)
 
 
-def _check_source(work: Work, output: Output) -> None:
+def _check_source(work: PrepareJob, output: Output) -> None:
     """Raise ``ConfigInvalid`` where the source has no end or no files, or names functions that are not there."""
     source = work.config.source
     if output.as_files and not isinstance(source, FILE_SOURCES):
@@ -185,7 +185,7 @@ def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
 class _Run:
     """The shards that are missing, until none is."""
 
-    work: Work
+    work: PrepareJob
     folder: ShardFolder
     orders: list[WriteShard]
     told: PrepareStream
