@@ -34,7 +34,7 @@ class NextUse(NamedTuple):
     reader: int
 
 
-class _Place(NamedTuple):
+class _LinePlace(NamedTuple):
     """A reader's turn on a line, and its epochs there (counted from its own if they repeat)."""
 
     turn: int
@@ -43,7 +43,7 @@ class _Place(NamedTuple):
     end_epoch: float
 
 
-_Line = list[_Place]
+_Line = list[_LinePlace]
 
 
 class _Grid:
@@ -55,12 +55,12 @@ class _Grid:
         self._plan, self._repeats = plan, repeats
         self.lines: dict[int, _Line] = {}
 
-    def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _Place:
+    def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _LinePlace:
         """Return the place of a reader whose next batch is at ``turn``."""
         if not self._repeats:
-            return _Place(turn, reader, first_epoch, end_epoch)
+            return _LinePlace(turn, reader, first_epoch, end_epoch)
         epoch, within = divmod(turn, self.rounds)
-        return _Place(within, reader, first_epoch - epoch, end_epoch - epoch)
+        return _LinePlace(within, reader, first_epoch - epoch, end_epoch - epoch)
 
     def nearest(self, key: Position) -> NextUse | None:
         """Return the reader of this grid that comes to ``key`` first."""
@@ -98,7 +98,7 @@ class Readers:
         self._repeats = repeats
         self._grids: dict[tuple[int, int], _Grid] = {}
         """By world size and start."""
-        self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _Place]]]] = {}
+        self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _LinePlace]]]] = {}
         """By reader: its rank, and its places on the grids."""
         self.next_sequence: dict[int, int] = {}
         """By reader: the place of its course that it reads next."""

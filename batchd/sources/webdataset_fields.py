@@ -42,7 +42,7 @@ def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
     shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     parts = parts_of(source)
-    found = _Found(parts, source.path_bytes)
+    found = _FoundMembers(parts, source.path_bytes)
     firsts = [0]
     for shard in shards:
         path = source.root / os.fsdecode(shard)
@@ -63,7 +63,7 @@ def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     return SourceIndex.build(firsts[-1], facts, arrays, place)
 
 
-class _Found:
+class _FoundMembers:
     """What a scan finds: the places of the members of each sample."""
 
     def __init__(self, parts: Sequence[MemberField], path_bytes: int) -> None:

@@ -137,7 +137,7 @@ class Loader(ABC, Generic[T]):
         feed = self._open()
         if self._restart and feed.position.step:
             feed.seek(feed.position.epoch)
-        return _Epoch(partial(self._take, feed.position.epoch))
+        return _LoaderEpoch(partial(self._take, feed.position.epoch))
 
     def _take(self, epoch: int) -> T | None:
         self._check_open()
@@ -174,7 +174,7 @@ class Loader(ABC, Generic[T]):
             raise StreamClosed(f"this loader of stream {self._name!r} has been closed")
 
 
-class _Epoch(Iterator[T]):
+class _LoaderEpoch(Iterator[T]):
     """One ``for`` over a loader, which ``take`` keeps open: ends with the epoch in which it began, and stays ended.
 
     ``iter(take, None)`` would ask every batch whether it equals None, which arrays answer for each of their numbers.

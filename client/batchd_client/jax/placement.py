@@ -71,7 +71,7 @@ class JaxTarget:
         return jax.make_array_from_process_local_data(self._sharding, local, shape)
 
 
-class _OnItsWay:
+class _JaxTransfer:
     """A batch on its way; see ``feed.Transfer``."""
 
     __slots__ = ("_arrays", "_batch")
@@ -105,16 +105,16 @@ class JaxPlacement:
     def __init__(self, fields: Sequence[str], target: ArrayTarget) -> None:
         self._fields = fields
         self._target = target
-        self._under_way: list[_OnItsWay] = []
+        self._under_way: list[_JaxTransfer] = []
 
-    def begin(self, batch: Batch) -> _OnItsWay:
+    def begin(self, batch: Batch) -> _JaxTransfer:
         """See ``feed.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
         if self._target.keeps_host_memory():
             with batch:
                 local = self._local(batch, own=True)
         else:
             local = self._local(batch, own=False)
-        transfer = _OnItsWay(batch, {name: self._target.put(array) for name, array in local.items()})
+        transfer = _JaxTransfer(batch, {name: self._target.put(array) for name, array in local.items()})
         self._under_way.append(transfer)
         return transfer
 

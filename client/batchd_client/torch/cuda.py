@@ -228,7 +228,7 @@ class _Copying:
         self.event: Event | None = None
 
 
-class _OnItsWay:
+class _CudaTransfer:
     """A batch on its way to the device; see ``feed.Transfer``."""
 
     def __init__(
@@ -260,7 +260,7 @@ class CudaPlacement:
         self._steps: deque[Event] = deque()
         """Where the loop's stream stood when the last batches were handed over."""
 
-    def begin(self, batch: Batch) -> _OnItsWay:
+    def begin(self, batch: Batch) -> _CudaTransfer:
         """See ``feed.Placement``."""
         memory = batch.memory
         is_direct = self._register.has(memory, [one.memory for one in self._copying])
@@ -276,7 +276,7 @@ class CudaPlacement:
                 raw, event = self._copied(rooms, self._copy_staged)
             finally:
                 batch.release()
-        return _OnItsWay(self, lengths, raw, event)
+        return _CudaTransfer(self, lengths, raw, event)
 
     def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> Any:
         """What the loop gets of a batch, ready in its own stream."""
