@@ -29,14 +29,14 @@ from typing import TypeAlias
 from harness import Bench, Figure, served, spread
 
 import batchd_client
-from batchd.config.file_sources import ListSource
-from batchd.daemon.cache_file import CacheOnDisk
-from batchd.daemon.cache_memory import CacheMemory, CacheSpec
-from batchd.pipeline.cut import RECORD_BYTES_MAX
-from batchd.sources.cached_reader import CachedReader
-from batchd.sources.disk_cache import DiskCache
-from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.sample_cache import SampleCache
+from batchd.daemon.memory.cache_file import CacheOnDisk
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
+from batchd.pipeline.cache_split import RECORD_BYTES_MAX
+from batchd.sources.cache.disk import DiskCache
+from batchd.sources.cache.memory import SampleCache
+from batchd.sources.cache.reader import CachedReader
+from batchd.sources.files.options import ListSource
+from batchd.sources.interface import Reader, kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

@@ -18,14 +18,14 @@ from time import thread_time_ns
 import numpy as np
 from harness import Bench, Figure, spread
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import CenterCrop, Decode, RandomFlip, RandomResizedCrop
-from batchd.config.steps import Step
-from batchd.pipeline import jpeg_box
-from batchd.pipeline.decode import decoder_versions
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.probe import probe_image
-from batchd.pipeline.seekable import seekable
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.decode import decoder_versions
+from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
+from batchd.pipeline.image.probe import probe_image
+from batchd.pipeline.image.seekable import seekable
+from batchd.pipeline.kinds import Step
+from batchd.samples.columns import Column
 
 SIZE = (224, 224)
 STEPS: dict[str, list[Step]] = {

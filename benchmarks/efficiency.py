@@ -16,9 +16,9 @@ from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
 import batchd_client
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
-from batchd.pipeline.cut import plan_pipeline
+from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.execute import Pipeline
-from batchd.sources.kinds import kind_of
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

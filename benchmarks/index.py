@@ -12,7 +12,7 @@ import time
 
 from harness import Bench, Figure, spread
 
-from batchd.config.file_sources import ListSource
+from batchd.sources.files.options import ListSource
 from batchd.sources.scan import scan_source
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
@@ -23,7 +23,7 @@ SAMPLES = 1_280_000
 CLASS_SAMPLES = 1_280
 PRIVATE_BYTES = """
 import sys
-from batchd.sources.files import FilesIndex
+from batchd.sources.files.index import FilesIndex
 from batchd.storage.index import SourceIndex
 
 def private_bytes():

@@ -1,7 +1,8 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
 The file by itself, the places and the keys that it names, its sources, functions and steps, and what the machine has: see
-``daemon.checkup`` and ``daemon.preview``. Where the file by itself is wrong, the others are looked at as far as it can be read,
+``daemon.config_checks`` and ``daemon.preview``. Where the file by itself is wrong, the others are looked at
+as far as it can be read,
 but for the machine. A large source is scanned at its beginning alone, so a check is fast for any number of files, but with
 ``--explain``.
 
@@ -16,14 +17,14 @@ from batchd.cli.logs import escaped
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.table import aligned
 from batchd.config.load import read_config
-from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config
-from batchd.daemon.cache_memory import budgets_bytes
-from batchd.daemon.checkup import check_reading
+from batchd.daemon.config_checks import check_reading
+from batchd.daemon.memory.cache_memory import budgets_bytes
+from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.preview import preview
-from batchd.daemon.rings import RingSize
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
+from batchd.samples.sizes import round_bytes
 from batchd.storage.access import Storage
 from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.fields import PlacedField, length_texts

@@ -9,21 +9,20 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from batchd.cli.table import aligned
-from batchd.config.call_steps import Call
-from batchd.config.image_steps import Decode
 from batchd.config.runtime import default_cache_dir
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.config.sizes import round_bytes
-from batchd.config.steps import Step
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
-from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.geometry import Cut, Move, Orientation, Padding, Resampling, Warp
-from batchd.pipeline.image_stage import ImagePlan
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, kind_of
+from batchd.pipeline.image.geometry import Cut, Move, Orientation, Padding, Resampling, Warp
+from batchd.pipeline.image.options import Decode
+from batchd.pipeline.image.stages import ImagePlan
+from batchd.pipeline.kinds import Step
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.sizes import round_bytes
+from batchd.sources.interface import Reader, kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex

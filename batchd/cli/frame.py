@@ -15,8 +15,8 @@ from rich.text import Text
 
 from batchd.cli.duration import duration
 from batchd.cli.logs import escaped
-from batchd.config.sizes import round_bytes
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
+from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 WIDE, MIDDLE = 118, 76

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from batchd.config.names import suggestion
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
+from batchd.suggestions import suggestion
 
 COMMANDS = {
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",

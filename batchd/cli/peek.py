@@ -52,7 +52,7 @@ def command(  # noqa: PLR0917  one for each option
     stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
 ) -> None:
     """Draw a batch of STREAM with its labels; where it has no images, print its fields and first samples."""
-    from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
     batch = peek(address, stream, *position)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"

@@ -16,22 +16,22 @@ from rich.progress import Progress as Bar
 from batchd.cli.complete import configured_streams
 from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
-from batchd.config.image_steps import Decode, Resize
 from batchd.config.load import load_config
-from batchd.config.names import suggestion
 from batchd.config.runtime import default_cache_dir
-from batchd.config.sizes import round_bytes
-from batchd.config.sources import Source
-from batchd.config.step import SIDE_PIXELS_MAX
-from batchd.config.steps import Step
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.pipeline import jpeg_box
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import SIDE_PIXELS_MAX
 from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
 from batchd.prepare.source_table import files_table, source_table
-from batchd.sources.kinds import kind_of
+from batchd.samples.sizes import round_bytes
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import Source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
+from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
 

@@ -13,7 +13,7 @@ import click
 from batchd.children import Linked
 from batchd.cli.logs import LogFormat, set_up_logs
 from batchd.config.load import load_config
-from batchd.daemon.reload import Origin
+from batchd.daemon.reload.requests import Origin
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted

@@ -15,15 +15,15 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from batchd.config.checks import OptionsInvalid
-from batchd.config.kinds import OneOf
 from batchd.config.lines import KeyPath
-from batchd.config.live_sources import CAPACITY_MAX
-from batchd.config.names import nearest
-from batchd.config.source import SourceOptions
-from batchd.config.sources import SOURCE_KINDS, Source
-from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tree import CACHE_KEYS, DaemonConfig, StreamConfig
+from batchd.pipeline.kinds import STEP_KINDS, Step
+from batchd.samples.checks import OptionsInvalid
+from batchd.samples.kinds import OneOf
+from batchd.sources.kinds import SOURCE_KINDS, Source
+from batchd.sources.options import SourceOptions
+from batchd.sources.push.options import CAPACITY_MAX
+from batchd.suggestions import nearest
 
 _LATER = ConfigDict(defer_build=True)
 """Made when it is first used: a daemon whose configuration is right never does."""

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from batchd.config.checks import OptionsInvalid
 from batchd.config.examples import EXAMPLES, example_of
 from batchd.config.lines import KeyPath
-from batchd.config.names import known_here, suggestion
 from batchd.config.schema import default_text, kinds_at, known_keys, meaning_of
 from batchd.errors import Problem
+from batchd.samples.checks import OptionsInvalid
+from batchd.suggestions import known_here, suggestion
 
 VALUE_CHARACTERS_MAX = 60
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)

@@ -13,7 +13,7 @@ from textwrap import fill, wrap
 
 from batchd.config.examples import EXAMPLES, example_of
 from batchd.config.schema import Node, alternatives, json_schema, resolve
-from batchd.config.sizes import format_bytes
+from batchd.samples.sizes import format_bytes
 
 WIDTH_CHARACTERS = 110
 PAGE_CHARACTERS = 100

@@ -16,15 +16,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from batchd.config.checks import Checks
 from batchd.config.cpus import available_cpus
 from batchd.config.http import DEFAULT, host_name, parse_http
-from batchd.config.kinds import IS_WHOLE, OneOf
-from batchd.config.live_sources import PushSource
-from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
-from batchd.config.sources import SOURCE_KINDS, Source
-from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tcp import parse_tcp
+from batchd.pipeline.kinds import STEP_KINDS, Step
+from batchd.samples.checks import Checks
+from batchd.samples.kinds import IS_WHOLE, OneOf
+from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
+from batchd.sources.kinds import SOURCE_KINDS, Source
+from batchd.sources.push.options import PushSource
 from batchd.storage.location import check_local
 from batchd.storage.values import StorageLimits
 

@@ -22,10 +22,10 @@ import zmq
 from batchd.core.actions import GrantLease
 from batchd.core.events import Event
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.guestbook import Guest
 from batchd.daemon.limits import SessionLimits
-from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.slot_memory import SlotPool
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.session_log import Guest
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskBad, AskReload, AskStatus

@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.config.call_steps import Call
-from batchd.config.columns import Column
 from batchd.config.lines import KeyPath
 from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.cache_file import file_problem
-from batchd.daemon.cache_memory import cache_spec, memory_problem, needed_bytes
-from batchd.daemon.memory import available_bytes, shortage
-from batchd.daemon.observer import open_http
-from batchd.daemon.reserve import plan_descriptors
-from batchd.daemon.rings import RingSize
+from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.cache_file import file_problem
+from batchd.daemon.memory.cache_memory import cache_spec, memory_problem, needed_bytes
+from batchd.daemon.memory.held_descriptors import plan_descriptors
+from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.runtime import directory_problem, has_daemon
+from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
+from batchd.pipeline.call.options import Call
+from batchd.samples.columns import Column
 from batchd.sources.trial import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
 from batchd.threads import CONTEXT_THREADS, check_threads
@@ -81,7 +81,7 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.remote import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
+    from batchd.daemon.tcp.sessions import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
 
     endpoint = tcp_endpoint(daemon.tcp)
     try:

@@ -20,16 +20,16 @@ import structlog
 from batchd import failpoints
 from batchd.children import Linked
 from batchd.config.tree import Config
-from batchd.daemon.clerk import Clerk
+from batchd.daemon.assembly import OnProgress, Opening
 from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.loop import Loop, Signals
-from batchd.daemon.opening import OnProgress, Opening
-from batchd.daemon.reload import Origin, Reloader, Watcher
-from batchd.daemon.reservation import Reservation
-from batchd.daemon.reserve import ADVICE
+from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.memory.reservation import Reservation
+from batchd.daemon.queries import Clerk
+from batchd.daemon.reload.apply import Switch, code_in
+from batchd.daemon.reload.requests import Origin, Reloader, Watcher
 from batchd.daemon.runtime import hold
-from batchd.daemon.service import Service
-from batchd.daemon.switch import Switch, code_in
+from batchd.daemon.service.manager import Service
 from batchd.errors import BatchdError
 from batchd_wire.status import ReloadOutcome
 

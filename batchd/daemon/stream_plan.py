@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchd.config.columns import Column
-from batchd.config.live_sources import PushSource
-from batchd.config.sources import source_to_plain
-from batchd.config.steps import step_to_plain
+from batchd.config.functions import StreamCode, code_of, runs_own_code
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
 from batchd.errors import SourceInvalid
-from batchd.functions.named import StreamCode, code_of, runs_own_code
 from batchd.orders.worker import SampleRecipe
-from batchd.pipeline.cut import PipelinePlan, plan_pipeline
+from batchd.pipeline.cache_split import PipelinePlan, plan_pipeline
+from batchd.pipeline.kinds import step_to_plain
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
+from batchd.samples.columns import Column
+from batchd.sources.kinds import source_to_plain
+from batchd.sources.push.options import PushSource
 from batchd_wire.wording import counted
 
 LIVE_STEPS = 1 << 40

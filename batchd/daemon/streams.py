@@ -15,21 +15,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
-from batchd.config.live_sources import PushSource
-from batchd.config.sources import Source
-from batchd.config.steps import CONTENT_VERSION
 from batchd.config.tree import StreamConfig
 from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
-from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable
-from batchd.daemon.cache_memory import CacheMemory, CacheSpec, cache_spec
-from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.rings import RingSize
+from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream
-from batchd.pipeline.fields import columns_after
+from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.step_files import named_by_content
+from batchd.sources.kinds import Source
+from batchd.sources.push.options import PushSource
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
 from batchd_wire.fields import SlotLayout

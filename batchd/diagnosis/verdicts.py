@@ -21,8 +21,8 @@ from enum import Enum
 from math import ceil
 from pathlib import PurePath
 
-from batchd.config.sizes import round_bytes
 from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, WorkReading
+from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 WAIT_SHARE_MIN = 0.05

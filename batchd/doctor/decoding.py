@@ -144,7 +144,7 @@ def _measured(environment: dict[str, str | None]) -> dict[str, float]:
 
 def made_jpeg() -> bytes:
     """A picture with soft and sharp parts, the same every time."""
-    from batchd.pipeline.vision import cv2  # noqa: PLC0415  the child alone decodes
+    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415  the child alone decodes
 
     random = np.random.default_rng(1)
     small = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
@@ -156,11 +156,11 @@ def made_jpeg() -> bytes:
 
 def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
     """Those that workers use, in their order."""
-    from batchd.pipeline import jpeg_box  # noqa: PLC0415  the child alone decodes
-    from batchd.pipeline.geometry import Cut  # noqa: PLC0415
-    from batchd.pipeline.probe import ImageHeader  # noqa: PLC0415
-    from batchd.pipeline.scratch import Scratch  # noqa: PLC0415
-    from batchd.pipeline.vision import cv2  # noqa: PLC0415
+    from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  the child alone decodes
+    from batchd.pipeline.image.geometry import Cut  # noqa: PLC0415
+    from batchd.pipeline.image.probe import ImageHeader  # noqa: PLC0415
+    from batchd.pipeline.image.scratch import Scratch  # noqa: PLC0415
+    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)

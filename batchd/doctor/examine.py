@@ -14,8 +14,8 @@ from time import time
 import batchd
 from batchd.config.cpus import available_cpus
 from batchd.config.tree import Config
-from batchd.daemon.reserve import plan_descriptors
-from batchd.daemon.rings import RingSize, plan_rings
+from batchd.daemon.memory.held_descriptors import plan_descriptors
+from batchd.daemon.memory.rings import RingSize, plan_rings
 from batchd.doctor import caches, clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.finding import Finding, note, ok, problem
 from batchd.doctor.machine import NOTHING_RUNS, Machine, Running

@@ -22,12 +22,12 @@ from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from batchd.config.composed_sources import sources_in
-from batchd.config.file_sources import ListSource
-from batchd.config.sizes import round_bytes
-from batchd.config.source import SourceOptions
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import Machine
+from batchd.samples.sizes import round_bytes
+from batchd.sources.composed.options import sources_in
+from batchd.sources.files.options import ListSource
+from batchd.sources.options import SourceOptions
 from batchd.storage.location import Url
 from batchd_wire.wording import counted
 

@@ -1,7 +1,7 @@
 """What people's functions are called with, by what they are for. Daemon, CLI and workers; standard library only."""
 
-from batchd.config.code_sources import GeneratorSource, PythonSource
 from batchd.functions.signature import Given
+from batchd.sources.code.options import GeneratorSource, PythonSource
 
 
 def call_given() -> Given:

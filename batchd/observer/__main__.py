@@ -12,13 +12,13 @@ from threading import Thread
 
 from batchd import failpoints
 from batchd.errors import BatchdError, ExitCode
+from batchd.observer.contact_sheets import Sheets
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.names import Names
 from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import Server
-from batchd.observer.sheets import Sheets
 from batchd.observer.visitors import Visitors
 from batchd.threads import check_threads
 from batchd_client.errors import BatchdClientError, ConnectTimeout

@@ -15,10 +15,10 @@ from importlib.resources import files
 from time import monotonic
 
 from batchd.diagnosis.overview import Overview
+from batchd.observer.contact_sheets import Sheets, current_position
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.responses import Query, Response, Route, as_json, say
-from batchd.observer.sheets import Sheets, current_position
 from batchd_wire.position import Position
 
 ANSWER_S = 2.0

@@ -15,18 +15,21 @@ from types import MappingProxyType
 
 import numpy as np
 
-from batchd.config.columns import Column
-from batchd.config.steps import ImageStep, Step
-from batchd.config.values import Value
-from batchd.pipeline import call_stage, field_stage, number_stage, shape_stage, text_stage
-from batchd.pipeline.arrays import array_of
+from batchd.pipeline.call import stages as call_stage
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.fields import EFFECTS, columns_after
-from batchd.pipeline.image_stage import ImagePlan, ImageStage, goes_on
-from batchd.pipeline.laps import Laps
+from batchd.pipeline.fields import stages as field_stage
+from batchd.pipeline.image.stages import ImagePlan, ImageStage, goes_on
+from batchd.pipeline.image.vision import Image
+from batchd.pipeline.kinds import ImageStep, Step
+from batchd.pipeline.numbers import stages as number_stage
 from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.sample_fields import EFFECTS, columns_after
+from batchd.pipeline.shapes import stages as shape_stage
 from batchd.pipeline.stages import MakeStage, Row, Stage
-from batchd.pipeline.vision import Image
+from batchd.pipeline.text import stages as text_stage
+from batchd.pipeline.timings import Laps
+from batchd.samples.columns import Column
+from batchd.samples.values import Value, array_of
 
 STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
     {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES, **call_stage.STAGES}

@@ -19,8 +19,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
 
-from batchd.config.steps import Step, step_to_plain
 from batchd.pipeline.effects import StepInvalid
+from batchd.pipeline.kinds import Step, step_to_plain
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
 

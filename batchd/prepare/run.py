@@ -16,22 +16,22 @@ from json import dumps
 from pathlib import Path
 from time import monotonic
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource
+from batchd.config.functions import code_problems
 from batchd.config.problems import path_text
-from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem
-from batchd.functions.named import code_problems
 from batchd.orders.prepare import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
 from batchd.pipeline.effects import StepInvalid
-from batchd.pipeline.fields import columns_after
+from batchd.pipeline.sample_fields import columns_after
+from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.pipeline.step_files import named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
 from batchd.prepare.lists import FileSet, gather
 from batchd.prepare.writers import Writer, Writers
-from batchd.sources.kinds import kind_of
+from batchd.samples.columns import Column
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

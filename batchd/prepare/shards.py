@@ -24,7 +24,7 @@ from batchd.orders.worker import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRec
 from batchd.pipeline.effects import StepInvalid
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.sinks import FileRun, NameUnusable, Sink, TarShard
-from batchd.sources.files import FilesIndex
+from batchd.sources.files.index import FilesIndex
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits

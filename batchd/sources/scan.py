@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from batchd.config.sources import Source, source_to_plain
-from batchd.sources.kinds import kind_of
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import Source, source_to_plain
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache

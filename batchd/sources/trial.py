@@ -13,14 +13,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from batchd.config.code_sources import GeneratorSource, PythonSource
-from batchd.config.composed_sources import parts_of
-from batchd.config.live_sources import PushSource
-from batchd.config.plugin_source import PluginSource
 from batchd.config.problems import path_text
-from batchd.config.source import SourceOptions
 from batchd.errors import SourceInvalid
-from batchd.sources.kinds import SourceProblem, kind_of
+from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import parts_of
+from batchd.sources.interface import SourceProblem, kind_of
+from batchd.sources.options import SourceOptions
+from batchd.sources.push.options import PushSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.location import Url

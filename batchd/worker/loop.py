@@ -20,7 +20,7 @@ from batchd.orders.worker import (
     UseSlot,
     UseStorage,
 )
-from batchd.pipeline.decode import decoder_versions
+from batchd.pipeline.image.decode import decoder_versions
 from batchd.storage.access import Storage
 from batchd.storage.values import StorageLimits
 from batchd.worker.chunk import WorkerStream

@@ -11,22 +11,21 @@ from contextlib import ExitStack
 from functools import partial
 
 from batchd import failpoints
-from batchd.config.columns import parse_column
-from batchd.config.sources import source_from_plain
-from batchd.config.steps import step_from_plain
-from batchd.config.values import Value
 from batchd.functions.load import FunctionUnusable, expect
 from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
 from batchd.pipeline.effects import StepInvalid
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.seekable import made_seekable
+from batchd.pipeline.image.seekable import made_seekable
+from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.cached_reader import CachedReader, open_cache
-from batchd.sources.kinds import Reader, ReadsAhead, kind_of, read_ahead
-from batchd.sources.push import PushReader
+from batchd.samples.columns import parse_column
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.values import Value
+from batchd.sources.cache.reader import CachedReader, open_cache
+from batchd.sources.interface import Reader, ReadsAhead, kind_of, read_ahead
+from batchd.sources.kinds import source_from_plain
+from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.worker.stopwatch import Stopwatch

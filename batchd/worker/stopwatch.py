@@ -10,9 +10,9 @@ from operator import itemgetter
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 
-from batchd.config.values import Value
 from batchd.orders.worker import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
-from batchd.pipeline.laps import Laps
+from batchd.pipeline.timings import Laps
+from batchd.samples.values import Value
 
 SLOW_FACTOR = 4
 """So many times as long as usual is slow."""

@@ -11,12 +11,11 @@ import numpy as np
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
-from batchd.pipeline.cut import cut_of, steps_of
-from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.cache_split import cut_of, steps_of
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

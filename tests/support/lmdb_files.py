@@ -7,8 +7,8 @@ from typing import Any
 
 import lmdb
 
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.lmdb.options import LmdbSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey

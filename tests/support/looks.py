@@ -1,7 +1,7 @@
 """What is wrong with a source, as texts alone. For tests of sources."""
 
-from batchd.config.source import SourceOptions
-from batchd.sources.look import look_at
+from batchd.sources.options import SourceOptions
+from batchd.sources.source_checks import look_at
 from batchd.storage.access import Storage
 
 

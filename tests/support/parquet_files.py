@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.config.arrow_sources import ParquetSource
-from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.parquet.options import ParquetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey

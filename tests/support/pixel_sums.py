@@ -12,14 +12,29 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.config.columns import Column
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import Cast, Clip, OneHot, Scale
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
-from batchd.config.steps import STEP_KINDS, Step
-from batchd.config.values import Value
 from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.kinds import STEP_KINDS, Step
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.samples.columns import Column
+from batchd.samples.values import Value
 
 WITHOUT_NUMBERS = frozenset(
     (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.kinds import Source, source_from_plain, source_to_plain
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex

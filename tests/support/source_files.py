@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from batchd.config.file_sources import FolderSource, ListSource
-from batchd.config.sources import Source
-from batchd.sources.files import FilesIndex
+from batchd.sources.files.index import FilesIndex
+from batchd.sources.files.options import FolderSource, ListSource
+from batchd.sources.kinds import Source
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from batchd.config.columns import Column
-from batchd.config.steps import Step
-from batchd.pipeline.fields import StepCheck, taken_names
+from batchd.pipeline.kinds import Step
+from batchd.pipeline.sample_fields import StepCheck, taken_names
+from batchd.samples.columns import Column
 
 
 def check_steps(columns: Sequence[Column], steps: Sequence[Step]) -> list[str]:

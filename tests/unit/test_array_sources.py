@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.columns import Column
-from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
-from batchd.sources import array_files
-from batchd.sources.kinds import kind_of
+from batchd.samples.columns import Column
+from batchd.sources.arrays import index as array_files
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import Source
 from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
 from support.looks import source_problems

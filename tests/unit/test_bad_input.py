@@ -17,19 +17,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.config.sources import Source
-from batchd.config.table_sources import CsvSource
-from batchd.config.tfrecord_sources import TFRecordSource
-from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, kind_of
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.kinds import Source
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.video.options import VideoSource
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb

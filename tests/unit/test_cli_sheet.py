@@ -4,8 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.cli.peephole import PeekedBatch
-from batchd.cli.sheet import (
+from batchd.cli.contact_sheet import (
     BACKGROUND,
     CAPTION_PIXELS,
     COLUMNS,
@@ -17,6 +16,7 @@ from batchd.cli.sheet import (
     image_fields,
     write_sheet,
 )
+from batchd.cli.peephole import PeekedBatch
 from batchd.errors import BatchdError
 from batchd_client.batch import Room
 from batchd_wire.fields import Varying

@@ -5,22 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.code_sources import SAMPLES_MAX, GeneratorSource, PythonSource
-from batchd.config.composed_sources import ConcatSource, SubsetSource
-from batchd.config.file_sources import FolderSource
-from batchd.config.image_steps import RandomFlip
-from batchd.config.plugin_source import PluginSource
+from batchd.config.functions import code_of, code_problems, runs_own_code
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
 from batchd.errors import SourceInvalid
+from batchd.functions.failures import FunctionFailed
 from batchd.functions.find import find_module
 from batchd.functions.load import FunctionUnusable, Here
-from batchd.functions.named import code_of, code_problems, runs_own_code
-from batchd.functions.told import FunctionFailed
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.image.options import RandomFlip
+from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import ConcatSource, SubsetSource
+from batchd.sources.files.options import FolderSource
+from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 from batchd_wire.position import Position

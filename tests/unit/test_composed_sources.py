@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource, share_of
-from batchd.config.file_sources import FolderSource, ListSource, WebDatasetSource
-from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import ConfigInvalid, SourceInvalid
-from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.look import look_at
-from batchd.sources.mix import mixed_counts, mixed_order
+from batchd.sources.composed.mix import mixed_counts, mixed_order
+from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, share_of
+from batchd.sources.composed.subset import shuffled
+from batchd.sources.files.options import FolderSource, ListSource, WebDatasetSource
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.kinds import Source, source_from_plain, source_to_plain
 from batchd.sources.scan import scan_source
-from batchd.sources.subset import shuffled
+from batchd.sources.source_checks import look_at
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources import csv_records
-from batchd.sources.kinds import kind_of
+from batchd.sources.csv import records as csv_records
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
 from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
@@ -182,8 +182,8 @@ SCAN_IN_A_PROCESS_OF_ITS_OWN = """
 import sys
 from pathlib import Path
 
-from batchd.config.table_sources import CsvSource
-from batchd.sources.kinds import kind_of
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 

@@ -5,22 +5,37 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from batchd.config.call_steps import Call
-from batchd.config.field_steps import Drop, Rename
-from batchd.config.file_sources import FolderSource
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import Cast, Clip, OneHot, Scale
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.config.steps import STEP_KINDS
-from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.config.functions import StreamCode
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
-from batchd.functions.named import StreamCode
-from batchd.pipeline.cut import plan_pipeline
-from batchd.sources.kinds import kind_of
+from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.fields.options import Drop, Rename
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.sources.files.options import FolderSource
+from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
 from support.configs import load
 

@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon import memory_wait, slot_memory
-from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, limit_bytes, oom_kills, shortage
-from batchd.daemon.memory_wait import holders, wait_for_memory
-from batchd.daemon.reserve import SLOT_DESCRIPTORS
-from batchd.daemon.slot_memory import SEALS, SlotPool
+from batchd.daemon.memory import slots as slot_memory
+from batchd.daemon.memory import wait as memory_wait
+from batchd.daemon.memory.available import (
+    RESERVE_BYTES,
+    UNLIMITED_BYTES,
+    available_bytes,
+    limit_bytes,
+    oom_kills,
+    shortage,
+)
+from batchd.daemon.memory.held_descriptors import SLOT_DESCRIPTORS
+from batchd.daemon.memory.slots import SEALS, SlotPool
+from batchd.daemon.memory.wait import holders, wait_for_memory
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 from support.kernel import descriptors_of
 

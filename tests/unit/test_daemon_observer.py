@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from batchd.config.http import parse_http
 from batchd.config.tree import DaemonConfig
-from batchd.daemon import observer
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
+from batchd.daemon.service import observer
+from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
 from batchd.errors import ConfigInvalid
 from batchd_wire.runtime import RuntimeDirectory
 

@@ -17,8 +17,8 @@ from batchd.core.actions import GrantLease
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
-from batchd.daemon.sessions import LocalDoor
-from batchd.daemon.slot_memory import SlotPool
+from batchd.daemon.local.sessions import LocalDoor
+from batchd.daemon.memory.slots import SlotPool
 from batchd.errors import BatchdError
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.composed_sources import ConcatSource
-from batchd.config.file_sources import FolderSource, ListSource
-from batchd.daemon.reserve import DescriptorPlan
+from batchd.daemon.memory.held_descriptors import DescriptorPlan
 from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.finding import Level
 from batchd.doctor.machine import Machine, Running
 from batchd.doctor.storage import PlaceSpeed
-from batchd.pipeline import jpeg_box
+from batchd.pipeline.image import jpeg_box
+from batchd.sources.composed.options import ConcatSource
+from batchd.sources.files.options import FolderSource, ListSource
 from batchd.storage.location import Url
 from batchd_wire.status import read_status
 from support.machines import GROUP, made_machine

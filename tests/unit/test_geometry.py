@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from batchd.config.image_steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import (
+from batchd.pipeline.image.geometry import (
     UPRIGHT,
     Cut,
     DecodePlan,
@@ -18,8 +16,10 @@ from batchd.pipeline.geometry import (
     plan_decoding,
     scaled_cut,
 )
-from batchd.pipeline.planners import planner_for
+from batchd.pipeline.image.options import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline.image.planners import planner_for
 from batchd.pipeline.randomness import SampleRandom
+from batchd.samples.errors import SampleUndecodable
 
 PIXELS_MAX = 100_000_000
 RANDOM = SampleRandom(0)

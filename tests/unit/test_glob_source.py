@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
-from batchd.sources.glob import KIND
+from batchd.sources.files.glob import KIND
+from batchd.sources.files.options import GlobSource
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

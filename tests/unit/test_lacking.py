@@ -14,7 +14,7 @@ from batchd.config.tree import Config
 from batchd.daemon import serve as module
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.serve import ServeOptions, serve
-from batchd.daemon.workers import WorkerProcesses
+from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError
 from support.kernel import descriptors_of
 

@@ -12,10 +12,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from batchd.config.lmdb_sources import LmdbSource
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.sources.interface import kind_of
+from batchd.sources.lmdb.options import LmdbSource
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 from support.lmdb_files import open_lmdb, scan_lmdb, write_lmdb

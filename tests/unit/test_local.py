@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon import local
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds
-from batchd.daemon.local import Listener, Strangers, descriptors_left
-from batchd.daemon.reserve import SPARE_DESCRIPTORS
+from batchd.daemon.local import listener as local
+from batchd.daemon.local.listener import Listener, Strangers, descriptors_left
+from batchd.daemon.memory.held_descriptors import SPARE_DESCRIPTORS
 from support.kernel import descriptors_of
 
 

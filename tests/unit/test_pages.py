@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from batchd.observer.contact_sheets import Sheets
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.pages import STATE_MARK, Pages
-from batchd.observer.sheets import Sheets
 from support.statuses import later, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"

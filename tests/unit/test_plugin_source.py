@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.sources.code.options import PluginSource
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.composed_sources import ConcatSource
-from batchd.config.live_sources import PushSource
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.memory.rings import plan_rings
 from batchd.errors import MemoryTooSmall
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
-from batchd.sources.push import PushReader
+from batchd.sources.composed.options import ConcatSource
+from batchd.sources.interface import kind_of
+from batchd.sources.push.options import PushSource
+from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 from batchd_client.errors import ProtocolError, SampleInvalid

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from batchd.config.reference import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
-from batchd.config.sources import SOURCE_KINDS
-from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.memory.rings import plan_rings
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.sources.kinds import SOURCE_KINDS
 from batchd.storage.access import Storage
 from support.configs import WHOLE, load
 

@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 
 from batchd.cli.main import main
-from batchd.config.file_sources import FolderSource, WebDatasetSource
 from batchd.config.load import load_config
-from batchd.daemon import cache_memory, memory_wait, preview
-from batchd.daemon.cache_file import cache_path
-from batchd.daemon.reserve import OWN_DESCRIPTORS
+from batchd.daemon import preview
+from batchd.daemon.memory import cache_memory
+from batchd.daemon.memory import wait as memory_wait
+from batchd.daemon.memory.cache_file import cache_path
+from batchd.daemon.memory.held_descriptors import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
 from batchd.sources import trial
+from batchd.sources.files.options import FolderSource, WebDatasetSource
 from batchd.sources.scan import scan_source
 from batchd.sources.trial import try_source
 from batchd.storage.access import Storage
@@ -316,7 +318,7 @@ def test_what_check_does_not_look_at_it_says(
 
 def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong before that is found; what is behind it is said to be unseen."""
-    monkeypatch.setattr("batchd.sources.files.PROGRESS_EVERY", 2)
+    monkeypatch.setattr("batchd.sources.files.index.PROGRESS_EVERY", 2)
     for number in range(9):
         write_shard(tmp_path / f"{number}.tar", SAMPLE)
     source = WebDatasetSource(root=tmp_path, shards=("*.tar",))

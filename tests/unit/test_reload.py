@@ -14,10 +14,10 @@ import pytest
 import structlog
 
 from batchd.children import Child
-from batchd.daemon import reload
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.reload import Origin, Reloader, Watcher
-from batchd.daemon.rescan import Errand
+from batchd.daemon.reload import requests as reload
+from batchd.daemon.reload.requests import Origin, Reloader, Watcher
+from batchd.daemon.reload.rescan import Errand
 from batchd.errors import ExitCode
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd_wire.channel import send_message

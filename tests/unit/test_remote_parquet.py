@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, kind_of, read_ahead
+from batchd.sources.interface import Reader, kind_of, read_ahead
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage

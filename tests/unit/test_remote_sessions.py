@@ -16,11 +16,11 @@ from batchd.core.events import BatchSent, Event, SessionCutOff
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.limits import SessionLimits
+from batchd.daemon.log_limits import KINDS_MAX
 from batchd.daemon.loop import Loop
-from batchd.daemon.register import Connection, RemoteSession
-from batchd.daemon.remote import TcpDoor
-from batchd.daemon.seldom import KINDS_MAX
-from batchd.daemon.slot_memory import SlotPool
+from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.tcp.connections import Connection, RemoteSession
+from batchd.daemon.tcp.sessions import TcpDoor
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.composed_sources import ConcatSource, SubsetSource
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.source import SourceOptions
-from batchd.config.table_sources import CsvSource
-from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources import kinds
-from batchd.sources.kinds import Reader, kind_of, read_ahead
+from batchd.sources import interface as kinds
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.composed.options import ConcatSource, SubsetSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.interface import Reader, kind_of, read_ahead
+from batchd.sources.options import SourceOptions
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
+from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex

@@ -12,9 +12,9 @@ import pytest
 
 from batchd import __version__
 from batchd.config.load import load_config
-from batchd.daemon.memory import RESERVE_BYTES
-from batchd.daemon.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.memory.available import RESERVE_BYTES
+from batchd.daemon.memory.rings import plan_rings
+from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
 from batchd.storage.access import Storage
@@ -24,14 +24,14 @@ from support.settings import folder_stream, write_settings
 
 LITTLE_MEMORY = """
 import sys
-from batchd.daemon import rescan
+from batchd.daemon.reload import rescan
 
 rescan.available_bytes = lambda: {available}
 sys.exit(rescan.main())
 """
 EAGER = """
 import sys
-from batchd.daemon import rescan
+from batchd.daemon.reload import rescan
 
 rescan.PROGRESS_EVERY_S = 0.0
 sys.exit(rescan.main())
@@ -39,7 +39,7 @@ sys.exit(rescan.main())
 UNPRINTABLE = """
 import os, sys
 import structlog
-from batchd.daemon import rescan
+from batchd.daemon.reload import rescan
 
 def check(reading, file, storage):
     structlog.get_logger().warning("odd", file=os.fsdecode(b"\\xff"), long="x" * 1_000_000)

@@ -13,11 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.config.tree import Config
-from batchd.daemon import reserve
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
-from batchd.daemon.reserve import (
+from batchd.daemon.local.sessions import LocalDoor
+from batchd.daemon.memory import held_descriptors as reserve
+from batchd.daemon.memory.held_descriptors import (
     MAPPING_DESCRIPTORS,
     OWN_DESCRIPTORS,
     SLOT_DESCRIPTORS,
@@ -26,9 +27,8 @@ from batchd.daemon.reserve import (
     DescriptorPlan,
     plan_descriptors,
 )
-from batchd.daemon.rings import SLOTS_MIN, plan_rings
-from batchd.daemon.sessions import LocalDoor
-from batchd.daemon.slot_memory import SlotPool
+from batchd.daemon.memory.rings import SLOTS_MIN, plan_rings
+from batchd.daemon.memory.slots import SlotPool
 from batchd.storage.access import Storage
 
 SLOT_BYTES = 1 << 16

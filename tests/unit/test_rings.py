@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from batchd.config.file_sources import FolderSource
-from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
-from batchd.config.shape_steps import PadBatch
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.rings import SLOTS_MAX, plan_rings
+from batchd.daemon.memory.rings import SLOTS_MAX, plan_rings
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
+from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
+from batchd.pipeline.shapes.options import PadBatch
+from batchd.sources.files.options import FolderSource
 from batchd.storage.access import Storage
 
 MEBIBYTE = 1 << 20

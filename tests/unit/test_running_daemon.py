@@ -17,9 +17,9 @@ from batchd.config import runtime as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import preview
-from batchd.daemon.cache_folder import folder_problem
+from batchd.daemon.memory.cache_folder import folder_problem
+from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.preview import preview as looked_at
-from batchd.daemon.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
 from batchd.storage.access import Storage

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.reader import SampleReader
+from batchd.sources.files.reader import SampleReader
 from batchd.storage import reader as reader_module
 from batchd.storage.access import Storage
 from support.source_files import make, scan_list

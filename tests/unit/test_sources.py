@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource
-from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.files import PROGRESS_EVERY, FilesIndex
-from batchd.sources.kinds import kind_of
-from batchd.sources.reader import FilesReader, SampleReader
+from batchd.sources.files.index import PROGRESS_EVERY, FilesIndex
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.files.reader import FilesReader, SampleReader
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import Source
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
@@ -446,7 +446,7 @@ def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 PRIVATE_BYTES_OF_A_WORKER = """
 import os, sys
-from batchd.sources.files import FilesIndex
+from batchd.sources.files.index import FilesIndex
 from batchd.storage.index import SourceIndex
 
 def private_bytes():
@@ -494,7 +494,8 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
 def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     """The likes of pydantic and click cost each worker memory and start time."""
     code = (
-        "import sys, batchd.sources.kinds, batchd.sources.folder, batchd.sources.webdataset, batchd.config.steps\n"
+        "import sys, batchd.sources.interface, batchd.sources.files.folder, batchd.sources.webdataset.scan\n"
+        "import batchd.pipeline.kinds\n"
         "print(*sorted({'pydantic', 'click', 'structlog', 'rich', 'zmq'} & sys.modules.keys()))"
     )
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource
+from batchd.config.functions import StreamCode
 from batchd.config.load import load_config
-from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import StreamPlan
-from batchd.functions.named import StreamCode
 from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
-from batchd.pipeline.cut import plan_pipeline
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.sample_fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
+from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.samples.columns import Column
+from batchd.sources.files.options import FolderSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.worker import chunk, sample_maker

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources import kinds, tfrecord
-from batchd.sources.tfrecord import BLOCK_BYTES, KIND
-from batchd.sources.tfrecord_reader import TFRecordReader
+from batchd.sources import interface as kinds
+from batchd.sources.tfrecord import scan as tfrecord
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.tfrecord.reader import TFRecordReader
+from batchd.sources.tfrecord.scan import BLOCK_BYTES, KIND
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey

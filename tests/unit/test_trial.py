@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.lmdb_sources import LmdbSource
 from batchd.failpoints import VARIABLE
 from batchd.sources import trial
-from batchd.sources.apart import scan_apart
-from batchd.sources.lmdb import SCAN_MODULE
+from batchd.sources.isolated_scan import scan_apart
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.lmdb.reader import SCAN_MODULE
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.trial import try_source
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey

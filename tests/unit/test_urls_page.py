@@ -9,13 +9,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from batchd.config.file_sources import ListSource
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.config.sources import SOURCE_KINDS
-from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.config.video_sources import VideoSource
-from batchd.sources.kinds import kind_of
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.sources.files.options import ListSource
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import SOURCE_KINDS
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.video.options import VideoSource
 from batchd.storage.access import Storage
 from support.s3_server import CREDENTIALS
 

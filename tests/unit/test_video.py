@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources import video, video_scan
-from batchd.sources.kinds import kind_of
-from batchd.sources.video_files import READ_BYTES, open_video, packets_of
-from batchd.sources.video_frames import VideoFrames
-from batchd.sources.video_pixels import Pixels
+from batchd.sources.interface import kind_of
+from batchd.sources.video import kind as video
+from batchd.sources.video import scan as video_scan
+from batchd.sources.video.files import READ_BYTES, open_video, packets_of
+from batchd.sources.video.frames import VideoFrames
+from batchd.sources.video.options import VideoSource
+from batchd.sources.video.reader import Pixels
 from batchd.storage.access import Storage
 from batchd.storage.survey import Survey
 from support.samples import opened, read_samples, reason, scan

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.files import FilesIndex
-from batchd.sources.reader import SampleReader
-from batchd.sources.webdataset import KIND
+from batchd.sources.files.index import FilesIndex
+from batchd.sources.files.options import WebDatasetSource
+from batchd.sources.files.reader import SampleReader
+from batchd.sources.webdataset.scan import KIND
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.open_files import SHARDS_MAX

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import WebDatasetSource
-from batchd.config.members import Member, usual_member
-from batchd.config.sources import source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.source_table import source_table
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.kinds import Reader
-from batchd.sources.webdataset import KIND
+from batchd.sources.files.options import WebDatasetSource
+from batchd.sources.interface import Reader
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.webdataset.options import Member, usual_member
+from batchd.sources.webdataset.scan import KIND
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
