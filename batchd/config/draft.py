@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from batchd.config.lines import KeyPath
 from batchd.config.tree import CACHE_KEYS, DaemonConfig, StreamConfig
+from batchd.errors import KeyPath
 from batchd.pipeline.kinds import STEP_KINDS, Step
 from batchd.samples.checks import OptionsInvalid
 from batchd.samples.kinds import OneOf

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchd.config.lines import KeyPath
 from batchd.config.tree import StreamConfig
-from batchd.errors import SourceInvalid
+from batchd.errors import KeyPath, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems
 from batchd.functions.given import call_given, source_given
 from batchd.functions.names import parse_function

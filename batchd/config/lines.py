@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-KeyPath = tuple[str | int, ...]
+from batchd.errors import KeyPath
 
 _TOKEN = re.compile(
     r"""

@@ -19,11 +19,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from batchd.config.lines import KeyPath, key_lines
-from batchd.config.problems import locate, path_text, problems_from
+from batchd.config.lines import key_lines
+from batchd.config.problems import locate, problems_from
 from batchd.config.schema import path_keys, path_places
 from batchd.config.tree import Config, DaemonConfig
-from batchd.errors import ConfigInvalid, Problem
+from batchd.errors import ConfigInvalid, KeyPath, Problem, path_text
 from batchd.storage.location import looks_like_url
 from batchd.suggestions import suggestion
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batchd.config.lines import KeyPath
+from batchd.errors import KeyPath
 from batchd.samples.sizes import format_bytes
 
 Node = dict[str, Any]

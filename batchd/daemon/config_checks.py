@@ -12,7 +12,6 @@ from pathlib import Path
 
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
-from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config, DaemonConfig
@@ -20,7 +19,7 @@ from batchd.daemon.memory.rings import RingSize, plan_rings
 from batchd.daemon.stream_checks import look_at_stream
 from batchd.daemon.tcp.credentials import open_keys
 from batchd.daemon.tcp.keys import check_tcp_keys
-from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, path_text
 from batchd.storage.access import Storage
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.config.lines import KeyPath
-from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.tcp import tcp_endpoint
@@ -26,7 +24,7 @@ from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import epoch_plan, plan_stream
-from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
+from batchd.errors import BatchdError, ConfigInvalid, KeyPath, Problem, SourceInvalid, path_text
 from batchd.pipeline.call.options import Call
 from batchd.samples.columns import Column
 from batchd.sources.trial import SAMPLES_MAX, try_source

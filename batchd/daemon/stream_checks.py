@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from batchd.config.draft import StreamDraft
 from batchd.config.functions import code_problems
-from batchd.config.lines import KeyPath
-from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
-from batchd.errors import Problem, SourceInvalid
+from batchd.errors import KeyPath, Problem, SourceInvalid, path_text
 from batchd.pipeline.sample_fields import StepCheck, taken_names
 from batchd.samples.columns import Column
 from batchd.sources.source_checks import known_columns, look_at

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from batchd.config.lines import KeyPath
+from batchd.errors import KeyPath
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
 

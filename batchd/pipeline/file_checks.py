@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from batchd.config.lines import KeyPath
+from batchd.errors import KeyPath
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.step_files import file_problem

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from batchd.config.lines import KeyPath
+from batchd.errors import KeyPath
 from batchd.pipeline.call import effects as call_effects
 from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid, first_step_on
 from batchd.pipeline.fields import effects as field_effects

@@ -17,10 +17,9 @@ from pathlib import Path
 from time import monotonic
 
 from batchd.config.functions import code_problems
-from batchd.config.problems import path_text
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import plan_stream
-from batchd.errors import BatchdError, ConfigInvalid, Problem
+from batchd.errors import BatchdError, ConfigInvalid, Problem, path_text
 from batchd.orders.prepare import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.sample_fields import columns_after

@@ -11,7 +11,7 @@ Invariant: no key has two problems.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from batchd.config.lines import KeyPath
+from batchd.errors import KeyPath
 
 
 class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong

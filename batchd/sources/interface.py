@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from batchd.config.lines import KeyPath
-from batchd.errors import SourceInvalid
+from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import Value
 from batchd.sources.options import SourceOptions

@@ -12,8 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchd.config.lines import KeyPath
-from batchd.errors import SourceInvalid
+from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.composed.options import SubsetSource, parts_of
 from batchd.sources.composed.parts import agreed_columns

@@ -13,8 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from batchd.config.problems import path_text
-from batchd.errors import SourceInvalid
+from batchd.errors import SourceInvalid, path_text
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import parts_of
 from batchd.sources.interface import SourceProblem, kind_of

@@ -13,10 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config, StreamConfig
-from batchd.errors import Problem
+from batchd.errors import Problem, path_text
 from batchd.pipeline.cache_split import crop_problem, cut_problem, plan_pipeline
 from batchd.pipeline.kinds import step_to_plain
 from batchd.sources.kinds import source_to_plain

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from batchd.config.draft import whole_draft
-from batchd.config.problems import path_text
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.memory.cache_folder import cache_problems
 from batchd.daemon.stream_checks import look_at_stream
-from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem
+from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, path_text
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from batchd.samples.sizes import round_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from batchd.config.lines import KeyPath
+from batchd.errors import KeyPath
 from batchd.samples.checks import Checks
 from batchd.sources.options import SourceOptions
 from batchd_wire.wording import counted

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.config.lines import KeyPath
-from batchd.errors import SourceInvalid
+from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.csv.reader import IMAGE, CsvReader
