@@ -18,7 +18,7 @@ from harness import Bench, Figure
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.options import RandomResizedCrop
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.values import Value
@@ -56,7 +56,7 @@ def run(bench: Bench) -> None:
 
 
 def _difference_us(
-    columns: tuple[Column, ...], steps: tuple[Step, ...], call: Call, samples: list[Mapping[str, Value]]
+    columns: tuple[Column, ...], steps: tuple[StepOptions, ...], call: Call, samples: list[Mapping[str, Value]]
 ) -> float:
     sides = []
     for pipeline in (steps, (*steps, call)):

@@ -18,7 +18,7 @@ from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.geometry import Cut, Move, Orientation, Padding, Resampling, Warp
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.stages import ImagePlan
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
@@ -64,7 +64,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
         yield f"{name}: all {len(index):,} samples need some {round_bytes(need_bytes)}, if they are like these ({budget} =)"
 
 
-def _named(steps: Sequence[Step]) -> str:
+def _named(steps: Sequence[StepOptions]) -> str:
     return ", ".join(step.op for step in steps) or "nothing"
 
 

@@ -22,13 +22,12 @@ from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.kinds import Step
-from batchd.pipeline.options import SIDE_PIXELS_MAX
+from batchd.pipeline.options import SIDE_PIXELS_MAX, StepOptions
 from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
 from batchd.prepare.source_table import files_table, source_table
 from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import kind_of
-from batchd.sources.kinds import Source
+from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd.suggestions import suggestion
@@ -132,7 +131,7 @@ def command(
 
 def _seekable_pipeline(
     stream: StreamConfig, short_side: int | None, image_format: str, storage: Storage
-) -> tuple[Step, ...]:
+) -> tuple[StepOptions, ...]:
     """What is done to each sample where its JPEGs are to be seekable. Raises ``BatchdError`` where that cannot be."""
     if not jpeg_box.IS_BUILT:
         raise BatchdError(
@@ -169,7 +168,7 @@ def _bar() -> Bar:
     )
 
 
-def _summarise(folder: Path, stream: str, source: Source, prepared: Prepared) -> None:
+def _summarise(folder: Path, stream: str, source: SourceOptions, prepared: Prepared) -> None:
     """What is there now, and how to serve it."""
     count = len(prepared.shards)
     bad = len(prepared.left_out)

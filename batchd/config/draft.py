@@ -17,18 +17,19 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from batchd.config.tree import CACHE_KEYS, DaemonConfig, StreamConfig
 from batchd.errors import KeyPath
-from batchd.pipeline.kinds import STEP_KINDS, Step
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import OptionsInvalid
 from batchd.samples.kinds import OneOf
-from batchd.sources.kinds import SOURCE_KINDS, Source
+from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import CAPACITY_MAX
 from batchd.suggestions import nearest
 
 _LATER = ConfigDict(defer_build=True)
 """Made when it is first used: a daemon whose configuration is right never does."""
-_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[Source, OneOf(SOURCE_KINDS, "type")], config=_LATER)
-_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, OneOf(STEP_KINDS, "op")], config=_LATER)
+_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")], config=_LATER)
+_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[StepOptions, OneOf(STEP_KINDS, "op")], config=_LATER)
 _MADE_WITH = ("", "_mask", "_length", "_shape")
 """How the names of fields end that a step makes beside the one that it names."""
 _NAMING = ("field", "to", "mask", "boxes", "points")
@@ -58,7 +59,7 @@ class StreamDraft:
 
     sources: tuple[tuple[KeyPath, SourceOptions], ...]
     source_fields: tuple[str, ...]
-    steps: Mapping[int, Step]
+    steps: Mapping[int, StepOptions]
     gaps: Mapping[int, Gap]
     data: Mapping[str, Any]
 

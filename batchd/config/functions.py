@@ -17,7 +17,7 @@ from batchd.functions.given import call_given, source_given
 from batchd.functions.names import parse_function
 from batchd.functions.signature import Given
 from batchd.pipeline.call.options import Call
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import sources_in
 from batchd.sources.options import SourceOptions
@@ -52,7 +52,7 @@ def runs_own_code(whole: SourceOptions) -> bool:
 
 
 def code_problems(
-    sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, Step], python_path: Sequence[Path]
+    sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, StepOptions], python_path: Sequence[Path]
 ) -> list[tuple[KeyPath, str]]:
     """What is wrong with the functions that a stream names, each with its key in the stream.
 

@@ -19,11 +19,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from batchd.config.cpus import available_cpus
 from batchd.config.http import DEFAULT, host_name, parse_http
 from batchd.config.tcp import parse_tcp
-from batchd.pipeline.kinds import STEP_KINDS, Step
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks
 from batchd.samples.kinds import IS_WHOLE, OneOf
 from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
-from batchd.sources.kinds import SOURCE_KINDS, Source
+from batchd.sources.kinds import SOURCE_KINDS
+from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.storage.location import check_local
 from batchd.storage.values import StorageLimits
@@ -211,10 +213,10 @@ class DaemonConfig(_Branch):
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
-    source: Annotated[Source, OneOf(SOURCE_KINDS, "type")]
+    source: Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")]
     """Where the samples come from."""
 
-    pipeline: Annotated[tuple[Annotated[Step, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
+    pipeline: Annotated[tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
     """The steps that each sample goes through, in order. Encoded images need a "decode" step
     first."""
 

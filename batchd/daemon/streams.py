@@ -28,7 +28,7 @@ from batchd.orders.worker import SampleRecipe, ServeStream
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.step_files import named_by_content
-from batchd.sources.kinds import Source
+from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
@@ -42,7 +42,7 @@ CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
 
-Scan: TypeAlias = Callable[[Source], SourceIndex]
+Scan: TypeAlias = Callable[[SourceOptions], SourceIndex]
 """Finds all samples of a source."""
 
 

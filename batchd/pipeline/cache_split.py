@@ -26,7 +26,7 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import is_random
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 
@@ -46,14 +46,14 @@ class PipelinePlan:
     markers, each with the bytes that a file may have; else empty. ``is_random``: one sample can give different fields.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[StepOptions, ...]
     cut: int
     record_bytes_max: int
     rewritten: Mapping[str, int]
     is_random: bool
 
 
-def plan_pipeline(pipeline: tuple[Step, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
+def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
     """Plan the steps of a stream with this kind of cache, whose images have a ``short_side`` in pixels, or their own size."""
     steps = steps_of(pipeline, short_side)
     return PipelinePlan(
@@ -65,7 +65,7 @@ def plan_pipeline(pipeline: tuple[Step, ...], cache: str = "off", short_side: in
     )
 
 
-def steps_of(steps: tuple[Step, ...], short_side: int | None) -> tuple[Step, ...]:
+def steps_of(steps: tuple[StepOptions, ...], short_side: int | None) -> tuple[StepOptions, ...]:
     """The steps that samples go through: a stream's pipeline, and the resize that its ``cache_short_side`` puts into it."""
     decode = next((step for step in steps if isinstance(step, Decode)), None)
     if short_side is None or decode is None:
@@ -76,12 +76,12 @@ def steps_of(steps: tuple[Step, ...], short_side: int | None) -> tuple[Step, ...
     return (*steps[:place], Resize(field=decode.field, shorter_side=short_side), *steps[place:])
 
 
-def cut_of(steps: Sequence[Step]) -> int:
+def cut_of(steps: Sequence[StepOptions]) -> int:
     """How many steps stand in front of the cut."""
     return len(list(takewhile(_is_in_front, steps)))
 
 
-def cut_problem(steps: Sequence[Step]) -> str | None:
+def cut_problem(steps: Sequence[StepOptions]) -> str | None:
     """Why a pipeline cannot be cut, and what to do about it; None where it can."""
     in_front = steps[: cut_of(steps)]
     if any(isinstance(step, Decode) for step in in_front):
@@ -96,7 +96,7 @@ def cut_problem(steps: Sequence[Step]) -> str | None:
     )
 
 
-def cropped_files(steps: Sequence[Step]) -> dict[str, int]:
+def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
     """The fields whose files nobody sees but a ``decode`` with a crop behind it, each with the bytes that a file may have."""
     found = {}
     for place, step in enumerate(steps):
@@ -107,7 +107,7 @@ def cropped_files(steps: Sequence[Step]) -> dict[str, int]:
     return found
 
 
-def crop_problem(steps: Sequence[Step]) -> str | None:
+def crop_problem(steps: Sequence[StepOptions]) -> str | None:
     """Why seekable files would be of no use to a pipeline, and what would; None where they are."""
     if cropped_files(steps):
         return None
@@ -117,9 +117,9 @@ def crop_problem(steps: Sequence[Step]) -> str | None:
     )
 
 
-def _looks_at(step: Step, field: str) -> bool:
+def _looks_at(step: StepOptions, field: str) -> bool:
     return step.touches is None or field in step.touches
 
 
-def _is_in_front(step: Step) -> bool:
+def _is_in_front(step: StepOptions) -> bool:
     return not isinstance(step, _BEHIND) and not is_random([step])

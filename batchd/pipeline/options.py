@@ -39,6 +39,11 @@ class StepOptions:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    """Every step is a dataclass."""
+
+    op: str
+    """The step's name, by which it is found."""
 
     @property
     def touches(self) -> frozenset[str] | None:
@@ -49,8 +54,7 @@ class StepOptions:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that the step reads: every option that is a path. What is in them decides bytes, where they lie does not."""
-        step: Any = self
-        values = [getattr(self, option.name) for option in fields(step)]
+        values = [getattr(self, option.name) for option in fields(self)]
         return tuple(value for value in values if isinstance(value, Path))
 
 

@@ -17,8 +17,8 @@ from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuch
 from batchd.pipeline.fields import effects as field_effects
 from batchd.pipeline.file_checks import check_files
 from batchd.pipeline.image import effects as image_effects
-from batchd.pipeline.kinds import Step
 from batchd.pipeline.numbers import effects as number_effects
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes import effects as shape_effects
 from batchd.pipeline.text import effects as text_effects
 from batchd.samples.columns import Column
@@ -32,12 +32,12 @@ LARGEST_SIDE, LARGEST_LENGTH = 512, 128
 OTHERS_MAX = 4
 """Fields that are proposed in the place of one that is not there."""
 _FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects, call_effects)
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
     {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
 )
 
 
-def sample_fields(columns: Sequence[Column], steps: Sequence[Step], on_error: str) -> tuple[Field, ...]:
+def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
     """Name the arrays of one sample: what the steps make of the source's columns, ``index``, and ``valid`` for "mask".
 
     For steps without problems only.
@@ -50,7 +50,7 @@ def sample_fields(columns: Sequence[Column], steps: Sequence[Step], on_error: st
     return tuple(fields)
 
 
-def columns_after(columns: Sequence[Column], steps: Sequence[Step]) -> Columns:
+def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> Columns:
     """The columns that the steps make of those of a source. Raises ``StepInvalid``."""
     made: Columns = {column.name: column for column in columns}
     for step in steps:
@@ -67,7 +67,7 @@ def taken_names(columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def is_random(steps: Sequence[Step]) -> bool:
+def is_random(steps: Sequence[StepOptions]) -> bool:
     """Tell whether one sample can give different fields; False means that it always gives the same bytes."""
     return any(family.is_random(step) for step in steps for family in _FAMILIES)
 
@@ -97,7 +97,7 @@ class StepCheck:
         self._gone: dict[str, str] = {}
         """The step that took away each field that is no more."""
 
-    def look_at(self, place: int, step: Step) -> None:
+    def look_at(self, place: int, step: StepOptions) -> None:
         """The next step."""
         files = check_files(step)
         self._problems += [StepProblem(text, (place, *key)) for key, text in files]
@@ -140,7 +140,7 @@ class StepCheck:
             if not column.is_fixed and column.name not in self._spoilt
         ]
 
-    def _tell(self, place: int, problem: StepInvalid, step: Step | None = None) -> None:
+    def _tell(self, place: int, problem: StepInvalid, step: StepOptions | None = None) -> None:
         text = str(problem)
         if isinstance(problem, NoSuchField):
             taken = [f"{self._gone[name]} took {name!r} away" for name in problem.names if name in self._gone]
@@ -151,14 +151,14 @@ class StepCheck:
                 text = f"{problem.said}; write field = {' or field = '.join(map(json.dumps, others))}"
         self._problems.append(StepProblem(text, (place, *problem.key)))
 
-    def _others_for(self, step: Step, problem: NoSuchField) -> list[str]:
+    def _others_for(self, step: StepOptions, problem: NoSuchField) -> list[str]:
         """The few fields that a step can be done to, where it names none that is there, or near to one that is."""
         if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
             return []
         others = [name for name in self._columns if self._can_be_done_to(step, name)]
         return others if len(others) <= OTHERS_MAX else []
 
-    def _meant(self, step: Step, problem: NoSuchField) -> frozenset[str]:
+    def _meant(self, step: StepOptions, problem: NoSuchField) -> frozenset[str]:
         """The fields that may have been meant by names that nobody has: a later step on these tells nothing new."""
         near = {nearest(name, self._columns) for name in problem.names}
         if None not in near:
@@ -184,7 +184,7 @@ class StepCheck:
             self._spoilt |= touches
 
 
-def _after(step: Step, columns: Columns) -> Columns:
+def _after(step: StepOptions, columns: Columns) -> Columns:
     """The columns after a step. Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches."""
     for column in columns.values():
         if column.varying is None:

@@ -29,7 +29,8 @@ from typing import IO, Any
 from batchd import children, failpoints
 from batchd.children import PIPE, Child, describe
 from batchd.errors import SourceInvalid
-from batchd.sources.kinds import Source, source_from_plain, source_to_plain
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.storage.index import SourceIndex, readable, write_all
 from batchd.storage.survey import Survey
 from batchd.storage.values import Witness
@@ -43,7 +44,7 @@ class _Silent(Exception):  # noqa: N818  names what is wrong
     """The other process has not said anything for too long."""
 
 
-def scan_apart(module: str, source: Source, survey: Survey, silence_max_s: float | None = None) -> SourceIndex:
+def scan_apart(module: str, source: SourceOptions, survey: Survey, silence_max_s: float | None = None) -> SourceIndex:
     """Have a module scan a source; it ends in ``answer``. Raises ``SourceInvalid``.
 
     ``silence_max_s``: how long it may take from one line to the next; None is for ever.
@@ -94,7 +95,7 @@ class _TellingSurvey(Survey):
         self._say("saw", *seen)
 
 
-def _listen(child: Child, source: Source, survey: Survey, silence_max_s: float | None) -> int:
+def _listen(child: Child, source: SourceOptions, survey: Survey, silence_max_s: float | None) -> int:
     """How many bytes the index has."""
     size, at = 0, source.place
     try:

@@ -10,60 +10,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
-from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.sources.lmdb.options import LmdbSource
+from batchd.samples.kinds import kinds_in
 from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.push.options import PushSource
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.video.options import VideoSource
 
-Source = (
-    FolderSource
-    | ListSource
-    | GlobSource
-    | WebDatasetSource
-    | CsvSource
-    | NpySource
-    | NpzSource
-    | RawSource
-    | TFRecordSource
-    | ParquetSource
-    | LmdbSource
-    | PushSource
-    | VideoSource
-    | ConcatSource
-    | MixSource
-    | SubsetSource
-    | PluginSource
-    | PythonSource
-    | GeneratorSource
-)
-SOURCE_KINDS: dict[str, type[Source]] = {
-    "folder": FolderSource,
-    "list": ListSource,
-    "glob": GlobSource,
-    "webdataset": WebDatasetSource,
-    "csv": CsvSource,
-    "npy": NpySource,
-    "npz": NpzSource,
-    "raw": RawSource,
-    "tfrecord": TFRecordSource,
-    "parquet": ParquetSource,
-    "lmdb": LmdbSource,
-    "push": PushSource,
-    "video": VideoSource,
-    "concat": ConcatSource,
-    "mix": MixSource,
-    "subset": SubsetSource,
-    "plugin": PluginSource,
-    "python": PythonSource,
-    "generator": GeneratorSource,
-}
+SOURCE_KINDS = kinds_in("batchd.sources", SourceOptions, "type", first="files")
+"""Every kind of source by its ``type``."""
 
 
 def source_to_plain(source: SourceOptions) -> dict[str, object]:
@@ -71,7 +22,7 @@ def source_to_plain(source: SourceOptions) -> dict[str, object]:
     return {field.name: _to_plain(getattr(source, field.name)) for field in fields(SOURCE_KINDS[source.type])}
 
 
-def source_from_plain(plain: Mapping[str, object]) -> Source:
+def source_from_plain(plain: Mapping[str, object]) -> SourceOptions:
     """Read what ``source_to_plain`` wrote: every option, nothing else. Raises ``ValueError`` or ``TypeError``."""
     kind = SOURCE_KINDS.get(str(plain.get("type")))
     if kind is None:

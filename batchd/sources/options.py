@@ -17,6 +17,8 @@ class SourceOptions:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    """Every kind of source is a dataclass."""
     is_live: ClassVar[bool] = False
     """Do its samples come as they come? Then a number is a place in the stream, and asking for it again gives something else."""
 
@@ -30,8 +32,7 @@ class SourceOptions:
 
     def settle_paths(self) -> None:
         """Check all paths, and make URLs of those that are: the first thing that a new source does. Raises ``ValueError``."""
-        kind: Any = type(self)  # a dataclass, as every kind is
-        for field in fields(kind):
+        for field in fields(self):
             path = getattr(self, field.name)
             if isinstance(path, Path):
                 _check_written(field.name, path)

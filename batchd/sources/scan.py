@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchd.sources.interface import kind_of
-from batchd.sources.kinds import Source, source_to_plain
+from batchd.sources.kinds import source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
@@ -12,7 +13,11 @@ from batchd.storage.survey import ReportProgress, Survey
 
 
 def scan_source(
-    source: Source, progress: ReportProgress, cache: IndexCache, storage: Storage, python_path: Sequence[Path] = ()
+    source: SourceOptions,
+    progress: ReportProgress,
+    cache: IndexCache,
+    storage: Storage,
+    python_path: Sequence[Path] = (),
 ) -> SourceIndex:
     """Find all samples of a source, or know them from before, where nothing has changed.
 

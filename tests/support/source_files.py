@@ -4,7 +4,7 @@ from pathlib import Path
 
 from batchd.sources.files.index import FilesIndex
 from batchd.sources.files.options import FolderSource, ListSource
-from batchd.sources.kinds import Source
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -21,7 +21,7 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def scan_files(source: Source) -> FilesIndex:
+def scan_files(source: SourceOptions) -> FilesIndex:
     return FilesIndex(scan_source(source, nothing, IndexCache(None), Storage()))
 
 

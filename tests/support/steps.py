@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import StepCheck, taken_names
 from batchd.samples.columns import Column
 
 
-def check_steps(columns: Sequence[Column], steps: Sequence[Step]) -> list[str]:
+def check_steps(columns: Sequence[Column], steps: Sequence[StepOptions]) -> list[str]:
     """Everything that is wrong with the names of ``columns`` and with ``steps``."""
     check = StepCheck(columns)
     for place, step in enumerate(steps):

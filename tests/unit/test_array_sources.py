@@ -17,7 +17,7 @@ from batchd.samples.columns import Column
 from batchd.sources.arrays import index as array_files
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.interface import kind_of
-from batchd.sources.kinds import Source
+from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
 from support.looks import source_problems
@@ -39,11 +39,11 @@ def raw(folder: Path, content: bytes, record: dict[str, str], **options) -> RawS
     return RawSource(path=folder / "x.bin", record=record, **options)
 
 
-def columns(source: Source) -> tuple[Column, ...]:
+def columns(source: SourceOptions) -> tuple[Column, ...]:
     return kind_of(source).columns(source, Storage())
 
 
-def refused(source: Source) -> str:
+def refused(source: SourceOptions) -> str:
     """What the scan says."""
     with pytest.raises(SourceInvalid) as caught:
         scan(source)

@@ -24,8 +24,8 @@ from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.sources.interface import Reader, kind_of
-from batchd.sources.kinds import Source
 from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.sources.tfrecord.options import TFRecordSource
@@ -42,7 +42,7 @@ from support.videos import Coding, write_video
 
 IMAGES = [bytes([number]) * (40 + number) for number in range(4)]
 MAX_BYTES = 1000
-Made = tuple[Source, Path]
+Made = tuple[SourceOptions, Path]
 """A source, and the file of it that is damaged."""
 
 
@@ -174,7 +174,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     return KINDS[request.param](root)
 
 
-def outcome(source: Source, file: Path) -> str:
+def outcome(source: SourceOptions, file: Path) -> str:
     """Scan and read everything: "refused", or for each sample "+" where it is read and "-" where it is bad."""
     try:
         scanned = scan(source)
@@ -185,7 +185,7 @@ def outcome(source: Source, file: Path) -> str:
     return scanned()
 
 
-def scan(source: Source) -> Callable[[], str]:
+def scan(source: SourceOptions) -> Callable[[], str]:
     """Scan; gives a function that reads everything, as ``outcome`` tells it."""
     kind = kind_of(source)
     columns = {column.name: column for column in kind.columns(source, Storage())}

@@ -16,7 +16,8 @@ from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSourc
 from batchd.sources.composed.subset import shuffled
 from batchd.sources.files.options import FolderSource, ListSource, WebDatasetSource
 from batchd.sources.interface import Reader, kind_of
-from batchd.sources.kinds import Source, source_from_plain, source_to_plain
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.sources.source_checks import look_at
 from batchd.storage.access import Storage
@@ -29,11 +30,11 @@ from support.shards import write_shard
 from support.source_files import make, nothing
 
 
-def scan(source: Source) -> SourceIndex:
+def scan(source: SourceOptions) -> SourceIndex:
     return scan_source(source, nothing, IndexCache(None), Storage())
 
 
-def reader_of(source: Source) -> Reader:
+def reader_of(source: SourceOptions) -> Reader:
     """A reader as a worker has it: from plain data and a descriptor."""
     index = scan(source)
     descriptor = index.to_memfd()
@@ -45,7 +46,7 @@ def reader_of(source: Source) -> Reader:
     return kind_of(source).open(source_from_plain(source_to_plain(source)), shared, 1000, Storage())
 
 
-def contents(source: Source) -> list[str]:
+def contents(source: SourceOptions) -> list[str]:
     """What every sample's file holds."""
     reader = reader_of(source)
     found = [bytes(reader.read(sample)["image"]).decode() for sample in range(len(scan(source)))]

@@ -21,8 +21,9 @@ from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSou
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.sources.kinds import Source, source_from_plain, source_to_plain
+from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.push.options import PushSource
 from batchd.sources.tfrecord.options import TFRecordSource
@@ -248,7 +249,7 @@ def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_sources_survive_the_way_to_a_worker(source: Source) -> None:
+def test_sources_survive_the_way_to_a_worker(source: SourceOptions) -> None:
     """A source is the same after it was plain data, and what it names is in the same order."""
     copy = source_from_plain(source_to_plain(source))
     assert copy == source

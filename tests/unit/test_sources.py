@@ -17,7 +17,7 @@ from batchd.sources.files.index import PROGRESS_EVERY, FilesIndex
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.files.reader import FilesReader, SampleReader
 from batchd.sources.interface import kind_of
-from batchd.sources.kinds import Source
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
@@ -25,7 +25,7 @@ from batchd.storage.index_cache import IndexCache
 from support.source_files import make, nothing, scan_files, scan_folder, scan_list
 
 
-def problems(source: Source) -> list[str]:
+def problems(source: SourceOptions) -> list[str]:
     return kind_of(source).problems(source, Storage())
 
 

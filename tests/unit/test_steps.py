@@ -30,8 +30,9 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.kinds import STEP_KINDS, Step, step_from_plain, step_to_plain
+from batchd.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after, is_random, sample_fields
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
@@ -82,7 +83,7 @@ EVERY_STEP = [
 class Document(BaseModel):
     """A file that holds steps, as the configuration does."""
 
-    steps: list[Annotated[Step, Discriminator("op")]]
+    steps: list[Annotated[StepOptions, Discriminator("op")]]
 
 
 @pytest.mark.parametrize("step", EVERY_STEP, ids=lambda step: step.op)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import TAKEN, Columns, Effect, StepInvalid
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import Column, parse_column
 
 
@@ -41,9 +41,9 @@ def _declared(step: Call, declared: Column, there: Column | None) -> Column:
     )
 
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType({Call: _call})
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Call: _call})
 
 
-def is_random(step: Step) -> bool:
+def is_random(step: StepOptions) -> bool:
     """Can this step make different fields of one sample? A function may, unless somebody promises that it does not."""
     return isinstance(step, Call) and step.random

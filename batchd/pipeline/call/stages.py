@@ -22,7 +22,7 @@ from batchd.functions.load import load_for
 from batchd.functions.returned import NotAsDeclared, taken
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row
 from batchd.samples.errors import SampleUndecodable
@@ -114,7 +114,7 @@ class _Copies:
         return owner.view()
 
 
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType({Call: CallStage})
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({Call: CallStage})
 _KNOWN_REFERENCES = 3
 """The table's, the variable's and the argument's; each view of an array refers to the owner of the memory."""
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, replaced
 from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 
 
 def _drop(step: Drop, columns: Columns) -> Columns:
@@ -24,9 +24,9 @@ def _rename(step: Rename, columns: Columns) -> Columns:
     return replaced(step.op, columns, step.field, replace(column_of(step, columns), name=step.to, made_by=step.op))
 
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType({Drop: _drop, Rename: _rename})
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Drop: _drop, Rename: _rename})
 
 
-def is_random(_step: Step) -> bool:
+def is_random(_step: StepOptions) -> bool:
     """None of them is."""
     return False

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row
 from batchd.samples.values import Value
@@ -34,4 +34,4 @@ class RenameStage:
         values[self._to] = values.pop(self._field)
 
 
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType({Drop: DropStage, Rename: RenameStage})
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({Drop: DropStage, Rename: RenameStage})

@@ -18,6 +18,7 @@ from batchd.pipeline.image.options import (
     Fill,
     Follow,
     Gray,
+    ImageStep,
     Layout,
     Normalize,
     Pad,
@@ -29,7 +30,8 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.kinds import STEP_KINDS, ImageStep, Step
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import Column
 from batchd_wire.wording import counted
 
@@ -186,7 +188,7 @@ def _layout(step: Layout, columns: Columns) -> Columns:
     return _changed(step, columns, shape=(channels, height, width), channels_first=True)
 
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
     {
         Decode: _decode,
         Follow: _follow,
@@ -209,7 +211,7 @@ EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
 _OPS = frozenset(op for op, kind in STEP_KINDS.items() if kind in EFFECTS)
 
 
-def is_random(step: Step) -> bool:
+def is_random(step: StepOptions) -> bool:
     """Can this step make different images of one sample?"""
     match step:
         case RandomCrop() | RandomResizedCrop() | Cutout():

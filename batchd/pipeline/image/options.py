@@ -30,8 +30,17 @@ from batchd.pipeline.options import (
 )
 
 
+class ImageStep(StepOptions):
+    """Base of the steps on images and on what follows them."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decode(StepOptions):
+class Decode(ImageStep):
     """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel.
 
     Always the first step. Alpha is dropped, 16 bits become 8, of an animation the first frame is
@@ -61,7 +70,7 @@ class Decode(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize(StepOptions):
+class Resize(ImageStep):
     """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept. Needs one of the two."""
 
     op: Literal["resize"] = "resize"
@@ -82,7 +91,7 @@ class Resize(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CenterCrop(StepOptions):
+class CenterCrop(ImageStep):
     """Cut ``size`` out of the middle. A smaller image is centred on black."""
 
     op: Literal["center_crop"] = "center_crop"
@@ -94,7 +103,7 @@ class CenterCrop(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomResizedCrop(StepOptions):
+class RandomResizedCrop(ImageStep):
     """Crop a part of random area and proportions and scale it to ``size``, as torchvision's RandomResizedCrop does.
 
     Ten attempts to fit a random box into the image; then the largest box in the middle with
@@ -122,7 +131,7 @@ class RandomResizedCrop(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomFlip(StepOptions):
+class RandomFlip(ImageStep):
     """Mirror the image, or not, at random. Drawn: once; for "both" once for left and right, then once for top and bottom."""
 
     op: Literal["random_flip"] = "random_flip"
@@ -140,7 +149,7 @@ Divisors: TypeAlias = tuple[Annotated[float, Range(1e-6, 1e6)], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Normalize(StepOptions):
+class Normalize(ImageStep):
     """Make floating-point numbers: ``(pixel / 255 - mean) / std``, channel by channel. Only ``layout`` may follow."""
 
     op: Literal["normalize"] = "normalize"
@@ -157,7 +166,7 @@ class Normalize(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout(StepOptions):
+class Layout(ImageStep):
     """Set the order of the numbers in memory.
 
     Without this step it is "nhwc". Always the last step.
@@ -179,7 +188,7 @@ QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomCrop(StepOptions):
+class RandomCrop(ImageStep):
     """Cut ``size`` out of a random place, each as likely; with ``padding``, out of the image with this much ``fill`` around it.
 
     If that is still smaller than ``size``, it is centred on ``fill``. Drawn: the row, then the
@@ -200,7 +209,7 @@ class RandomCrop(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pad(StepOptions):
+class Pad(ImageStep):
     """Put ``fill`` around the image: as much as makes it ``size``, or a ``border``. Needs one of the two."""
 
     op: Literal["pad"] = "pad"
@@ -224,7 +233,7 @@ class Pad(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotate(StepOptions):
+class Rotate(ImageStep):
     """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``. Needs one of the two.
 
     An odd number of quarter turns swaps height and width. An angle turns the image about its middle on a canvas that stays:
@@ -258,7 +267,7 @@ class Rotate(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow(StepOptions):
+class Follow(ImageStep):
     """From here on, the ``mask``, ``boxes`` and ``points`` of an image follow what is done to its geometry.
 
     Needs one of them. Stands right behind ``decode``, or before all steps on the image. Coordinates
@@ -306,7 +315,7 @@ HOLES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColorJitter(StepOptions):
+class ColorJitter(ImageStep):
     """Change brightness, contrast, saturation and hue at random, in a random order, as torchvision's ColorJitter does.
 
     With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``, contrast ``f * pixel +
@@ -329,7 +338,7 @@ class ColorJitter(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gray(StepOptions):
+class Gray(ImageStep):
     """Make the image grey: ``0.299 red + 0.587 green + 0.114 blue`` (Rec. 601), rounded."""
 
     op: Literal["gray"] = "gray"
@@ -341,7 +350,7 @@ class Gray(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cutout(StepOptions):
+class Cutout(ImageStep):
     """Cover random rectangles of the image. Their middles are anywhere in it, so a part may lie outside.
 
     Drawn for each: the row, then the column of its middle. A mask that follows the image stays as it is.
@@ -360,7 +369,7 @@ class Cutout(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubtractMean(StepOptions):
+class SubtractMean(ImageStep):
     """Make float32: ``(pixel - mean) * scale``, channel by channel, each rounded once. Only ``layout`` may follow."""
 
     op: Literal["subtract_mean"] = "subtract_mean"
@@ -375,7 +384,7 @@ class SubtractMean(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class To(StepOptions):
+class To(ImageStep):
     """Set type and order of the numbers in one step, without subtracting a mean."""
 
     op: Literal["to"] = "to"

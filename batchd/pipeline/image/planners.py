@@ -10,8 +10,7 @@ from typing import Literal, TypeAlias
 
 from batchd.pipeline.image.geometry import Geometry
 from batchd.pipeline.image.options import CenterCrop, Pad, RandomCrop, RandomFlip, RandomResizedCrop, Resize, Rotate
-from batchd.pipeline.kinds import Step
-from batchd.pipeline.options import Size
+from batchd.pipeline.options import Size, StepOptions
 from batchd.samples.errors import SampleUndecodable
 
 RandomNumber: TypeAlias = Callable[[], float]
@@ -22,7 +21,7 @@ CROP_ATTEMPTS = 10
 Planner: TypeAlias = Callable[[Geometry, RandomNumber], None]
 
 
-def planner_for(step: Step) -> Planner | None:
+def planner_for(step: StepOptions) -> Planner | None:
     """Make the function that applies ``step`` on paper; None for steps that change no geometry."""
     match step:
         case Resize():

@@ -22,7 +22,7 @@ from batchd.pipeline.image import resample
 from batchd.pipeline.image.options import ColorJitter, Cutout, Gray
 from batchd.pipeline.image.scratch import Scratch
 from batchd.pipeline.image.vision import Pixels, cv2, written
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 
 if resample.IS_BUILT:
@@ -39,7 +39,7 @@ Recolor: TypeAlias = Callable[[Pixels, SampleRandom, Pixels | None], Pixels]
 there is one, or into memory of its own."""
 
 
-def recolor_for(step: Step, scratch: Scratch, *, is_bgr: bool) -> Recolor | None:
+def recolor_for(step: StepOptions, scratch: Scratch, *, is_bgr: bool) -> Recolor | None:
     """Make what does ``step``; None for steps that change no pixels."""
     match step:
         case ColorJitter():

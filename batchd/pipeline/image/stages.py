@@ -34,14 +34,13 @@ from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
 from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding
-from batchd.pipeline.image.options import Decode, Follow, Layout, Normalize, SubtractMean, To
+from batchd.pipeline.image.options import Decode, Follow, ImageStep, Layout, Normalize, SubtractMean, To
 from batchd.pipeline.image.planners import planner_for
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
 from batchd.pipeline.image.scratch import Scratch
 from batchd.pipeline.image.vision import Image, Pixels, cv2, written
 from batchd.pipeline.image.warps import cut_out, make_moves, turned
-from batchd.pipeline.kinds import ImageStep
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.timings import Laps

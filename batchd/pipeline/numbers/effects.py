@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
-from batchd.pipeline.kinds import NumberStep, Step
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
+from batchd.pipeline.options import StepOptions
 from batchd.samples.columns import LENGTH_MAX, Column
 from batchd_wire.fields import DIMENSIONS_MAX
 
@@ -57,10 +57,12 @@ def _clip(step: Clip, columns: Columns) -> Columns:
     return _changed(step, columns)
 
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType({OneHot: _one_hot, Cast: _typed, Clip: _clip, Scale: _typed})
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
+    {OneHot: _one_hot, Cast: _typed, Clip: _clip, Scale: _typed}
+)
 
 
-def is_random(_step: Step) -> bool:
+def is_random(_step: StepOptions) -> bool:
     """None of them is."""
     return False
 

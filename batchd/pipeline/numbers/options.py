@@ -32,8 +32,17 @@ Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
 Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
 
 
+class NumberStep(StepOptions):
+    """Base of the steps on labels and numbers."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneHot(StepOptions):
+class OneHot(NumberStep):
     """Turn a class number into a row of zeros with a one in its place; whole numbers of shape s become s + [classes].
 
     A number outside 0 to classes - 1 is a bad sample.
@@ -50,7 +59,7 @@ class OneHot(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast(StepOptions):
+class Cast(NumberStep):
     """Change the type of numbers, and nothing else: a number that the type cannot hold is a bad sample.
 
     Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad. Floating point: a whole number
@@ -71,7 +80,7 @@ class Cast(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clip(StepOptions):
+class Clip(NumberStep):
     """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``. NaN stays NaN."""
 
     op: Literal["clip"] = "clip"
@@ -92,7 +101,7 @@ class Clip(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale(StepOptions):
+class Scale(NumberStep):
     """Make ``number * factor + offset``.
 
     The number becomes float64, the product and the sum are float64 too, each rounded to the nearest, and the sum is rounded

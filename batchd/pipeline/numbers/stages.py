@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.kinds import Step
 from batchd.pipeline.numbers.effects import FLOAT_MAX, WHOLE
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row
 from batchd.samples.columns import Column
@@ -48,7 +48,9 @@ class NumberStage:
                 return scale(numbers, step)
 
 
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(dict.fromkeys((OneHot, Cast, Clip, Scale), NumberStage))
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
+    dict.fromkeys((OneHot, Cast, Clip, Scale), NumberStage)
+)
 
 
 def one_hot(labels: Numbers, step: OneHot) -> Numbers:

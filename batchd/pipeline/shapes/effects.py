@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.columns import Column
 from batchd_wire.fields import PADDED, RAGGED, Field, Varying, sizes_field
@@ -33,10 +33,10 @@ def _ragged(step: Ragged, columns: Columns) -> Columns:
     return _with_room(step, columns, RAGGED)
 
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType({PadBatch: _pad_batch, Ragged: _ragged})
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({PadBatch: _pad_batch, Ragged: _ragged})
 
 
-def is_random(_step: Step) -> bool:
+def is_random(_step: StepOptions) -> bool:
     """Can this step make different values of one sample? None of them."""
     return False
 

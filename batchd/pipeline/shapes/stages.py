@@ -22,7 +22,7 @@ import numpy as np
 
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.image.vision import Image
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.shapes.effects import sizes_column
 from batchd.pipeline.shapes.options import PadBatch, Ragged
@@ -72,7 +72,7 @@ class RoomStage:
             raise SampleUndecodable(f"{_shown(column, array)}, larger than the max_shape {list(step.max_shape)}")
 
 
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType({PadBatch: RoomStage, Ragged: RoomStage})
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({PadBatch: RoomStage, Ragged: RoomStage})
 
 
 def _shown(column: Column, array: Image) -> str:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of, replaced
-from batchd.pipeline.kinds import Step, TextStep
-from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
 from batchd.samples.columns import Column
 
 
@@ -55,7 +55,7 @@ def _text_bytes(step: TextBytes, columns: Columns) -> Columns:
     return {**columns, step.field: Column(step.field, dtype="uint8", shape=(step.length,), made_by=step.op)}
 
 
-EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
     {
         Tokenize: _tokenize,
         Lowercase: _words,
@@ -66,7 +66,7 @@ EFFECTS: Mapping[type[Step], Effect] = MappingProxyType(
 )
 
 
-def is_random(_step: Step) -> bool:
+def is_random(_step: StepOptions) -> bool:
     """None of them is."""
     return False
 

@@ -18,8 +18,17 @@ TEXT_BYTES_MAX = 1 << 26
 TOKEN_MAX = (1 << 31) - 1
 
 
+class TextStep(StepOptions):
+    """Base of the steps on text."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenize(StepOptions):
+class Tokenize(TextStep):
     """Turn text into the numbers of tokens, with a Hugging Face tokenizer.json: int32[max_length] in the field ``to``.
 
     Beside it stand ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding, and
@@ -65,7 +74,7 @@ class Tokenize(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lowercase(StepOptions):
+class Lowercase(TextStep):
     """Convert a text to lower case, as Python's ``str.lower()`` does, in any language."""
 
     op: Literal["lowercase"] = "lowercase"
@@ -75,7 +84,7 @@ class Lowercase(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveStopwords(StepOptions):
+class RemoveStopwords(TextStep):
     """Take the words of a list out of a text. A word is what stands between white space, without punctuation at its ends.
 
     Punctuation around a word that goes stays; where nothing stays, its white space goes too, and the rest is joined by single
@@ -98,7 +107,7 @@ class RemoveStopwords(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup(StepOptions):
+class Lookup(TextStep):
     """Turn the words of a text into the rows of a table: float32[max_words, columns of the table] in the field ``to``.
 
     Beside it stands ``to`` with ``_length``, int32, the number of rows that count; behind them are
@@ -143,7 +152,7 @@ class Lookup(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextBytes(StepOptions):
+class TextBytes(TextStep):
     """Turn text into its bytes: uint8[length], UTF-8 followed by zeros.
 
     ``batchd_client.text(batch["text"])`` gives strings. A text with the character NUL is a bad

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.kinds import Step
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import MakeStage, Row, Stage
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
@@ -118,7 +118,7 @@ def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
     return TokenizeStage(step)
 
 
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
     {
         Tokenize: _tokenize,
         Lowercase: _lowercase,
