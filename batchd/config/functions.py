@@ -13,11 +13,12 @@ from pathlib import Path
 from batchd.config.tree import StreamConfig
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems
-from batchd.functions.given import call_given, source_given
 from batchd.functions.names import parse_function
 from batchd.functions.signature import Given
+from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
+from batchd.sources.code.declared import source_given
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import sources_in
 from batchd.sources.options import SourceOptions

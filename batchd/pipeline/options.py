@@ -1,14 +1,10 @@
-"""What all steps of a pipeline have in common. Daemon, workers and CLI; standard library only.
+"""What all steps of a pipeline have in common. Daemon, workers and CLI; standard library only."""
 
-``Range`` is the one statement of what a number may be; the config checks it (it becomes ``ge`` and ``le`` of the pydantic
-schema, so nothing here needs pydantic).
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
+from batchd.samples.checks import Range
 from batchd.samples.columns import COLUMN_NAME
 
 SIDE_PIXELS_MAX = 16_384
@@ -16,18 +12,6 @@ PIXELS_MAX = 1 << 30
 FILE_BYTES_MAX = 1 << 32
 
 Interpolation: TypeAlias = Literal["auto", "nearest", "linear", "area", "cubic"]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The smallest and the largest value of a number, both allowed."""
-
-    minimum: float
-    maximum: float
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Tell pydantic, where it is there, in its own plain words."""
-        return {**handler(source), "ge": self.minimum, "le": self.maximum}
 
 
 Side: TypeAlias = Annotated[int, Range(1, SIDE_PIXELS_MAX)]

@@ -6,10 +6,15 @@
     checks.done()                        raises all of it as one ``ValueError``
 
 Invariant: no key has two problems.
+
+``Range`` is the one statement of what a number may be. pydantic reads it as ``ge`` and ``le``, so
+nothing here needs pydantic.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from batchd.errors import KeyPath
 
@@ -47,3 +52,15 @@ class Checks:
         """Raise ``OptionsInvalid`` with all that was found, if anything was."""
         if self._found:
             raise OptionsInvalid(list(self._found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The smallest and the largest value of a number, both allowed."""
+
+    minimum: float
+    maximum: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Tell pydantic, where it is there, in its own plain words."""
+        return {**handler(source), "ge": self.minimum, "le": self.maximum}

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from batchd.storage.location import as_location, check_local
+from batchd.storage.location import as_location, check_written
 
 PATH_BYTES_MAX = 4096
 
@@ -35,7 +35,7 @@ class SourceOptions:
         for field in fields(self):
             path = getattr(self, field.name)
             if isinstance(path, Path):
-                _check_written(field.name, path)
+                check_written(field.name, path)
                 object.__setattr__(self, field.name, as_location(field.name, path))
 
 
@@ -43,20 +43,6 @@ def check_path_bytes(count: int) -> None:
     """Raise ``ValueError`` where no field can be so long."""
     if not 0 <= count <= PATH_BYTES_MAX:
         raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
-
-
-def check_path(name: str, path: Path, advice: str = "") -> None:
-    """Raise ``ValueError`` where no file can be: for what can never be a path, and for URLs, with ``advice``."""
-    _check_written(name, path)
-    check_local(name, path, advice)
-
-
-def _check_written(name: str, path: Path) -> None:
-    """Raise ``ValueError``: an empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
-    if not path.parts:
-        raise ValueError(f"{name} must not be empty")
-    if "\0" in str(path):
-        raise ValueError(f"{name} must not hold the character NUL")
 
 
 def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> None:

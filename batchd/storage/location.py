@@ -79,3 +79,17 @@ def as_location(name: str, path: Path) -> Path:
             f"{name} must not hold {odd!r}: a URL names a file, without a query, and its characters are written as they are"
         )
     return url
+
+
+def check_path(name: str, path: Path, advice: str = "") -> None:
+    """Raise ``ValueError`` where no file can be: for what can never be a path, and for URLs, with ``advice``."""
+    check_written(name, path)
+    check_local(name, path, advice)
+
+
+def check_written(name: str, path: Path) -> None:
+    """Raise ``ValueError``: an empty path would mean the current directory, which nobody means; the kernel takes no NUL."""
+    if not path.parts:
+        raise ValueError(f"{name} must not be empty")
+    if "\0" in str(path):
+        raise ValueError(f"{name} must not hold the character NUL")

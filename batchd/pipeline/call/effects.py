@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from batchd.functions.signature import Given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import TAKEN, Columns, Effect, StepInvalid
 from batchd.pipeline.options import StepOptions
@@ -47,3 +48,8 @@ EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Call: _call})
 def is_random(step: StepOptions) -> bool:
     """Can this step make different fields of one sample? A function may, unless somebody promises that it does not."""
     return isinstance(step, Call) and step.random
+
+
+def call_given() -> Given:
+    """What the function of a ``call`` step is called with."""
+    return Given(places=("sample", "rng"))

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.functions.failures import FunctionFailed, call
-from batchd.functions.given import call_given
 from batchd.functions.load import load_for
 from batchd.functions.returned import NotAsDeclared, taken
+from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.options import StepOptions

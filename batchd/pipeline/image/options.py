@@ -18,16 +18,8 @@ Daemon, workers and CLI; standard library only.
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from batchd.pipeline.options import (
-    FILE_BYTES_MAX,
-    PIXELS_MAX,
-    SIDE_PIXELS_MAX,
-    Interpolation,
-    Range,
-    Side,
-    Size,
-    StepOptions,
-)
+from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, Interpolation, Side, Size, StepOptions
+from batchd.samples.checks import Range
 
 
 class ImageStep(StepOptions):

@@ -7,7 +7,8 @@ cannot become what it should is a bad sample, never a wrong number.
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from batchd.pipeline.options import Range, StepOptions
+from batchd.pipeline.options import StepOptions
+from batchd.samples.checks import Range
 
 CLASSES_MAX = 1 << 24
 BOUND_MAX = 1 << 53

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Literal, TypeAlias
 
-from batchd.pipeline.options import Range, StepOptions
+from batchd.pipeline.options import StepOptions
+from batchd.samples.checks import Range
 from batchd.samples.columns import LENGTH_MAX
 from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_field
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from batchd.pipeline.options import Range, StepOptions, check_names
-from batchd.sources.options import check_path
+from batchd.pipeline.options import StepOptions, check_names
+from batchd.samples.checks import Range
+from batchd.storage.location import check_path
 
 TOKENS_MAX = 1 << 20
 WORDS_MAX = 1 << 20

@@ -10,9 +10,11 @@ from typing import Any
 
 from batchd.functions.failures import FunctionFailed
 from batchd.functions.returned import NotAsDeclared, taken
+from batchd.functions.signature import Given
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
+from batchd.sources.code.options import GeneratorSource, PythonSource
 
 
 def columns_of(fields: Mapping[str, str]) -> tuple[Column, ...]:
@@ -45,3 +47,8 @@ def values_of(columns: tuple[Column, ...], given: Mapping[str, Any], max_bytes: 
         if isinstance(value, memoryview) and value.nbytes > max_bytes:
             raise SampleUnreadable(f"{name!r} has {value.nbytes} bytes, more than max_bytes = {max_bytes}")
     return values
+
+
+def source_given(source: PythonSource | GeneratorSource) -> Given:
+    """What the function of a source is called with."""
+    return Given(options=source.options, offered="rng" if isinstance(source, GeneratorSource) else "")

@@ -17,12 +17,11 @@ import numpy as np
 from batchd.errors import SourceInvalid
 from batchd.functions.failures import FunctionFailed, call
 from batchd.functions.find import ModuleNotFound, find_module
-from batchd.functions.given import source_given
 from batchd.functions.load import Here, load_for
 from batchd.functions.names import parse_function
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
-from batchd.sources.code.declared import columns_of, named, values_of
+from batchd.sources.code.declared import columns_of, named, source_given, values_of
 from batchd.sources.code.options import SAMPLES_MAX, GeneratorSource
 from batchd.sources.interface import BuiltInKind
 from batchd.storage.index import SourceIndex

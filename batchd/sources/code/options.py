@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from batchd.functions.names import parse_function
-from batchd.pipeline.options import Range
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Range
 from batchd.samples.declared import check_types
 from batchd.sources.options import SourceOptions
 

@@ -10,7 +10,8 @@ from typing import Literal
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column
 from batchd.samples.declared import check_declared, check_names
-from batchd.sources.options import SourceOptions, check_path
+from batchd.sources.options import SourceOptions
+from batchd.storage.location import check_path
 
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"
 """What stands in ``key`` for the name of a field, and for what the keys of one sample have in common."""

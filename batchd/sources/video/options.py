@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from batchd.pipeline.options import Range
-from batchd.sources.options import SourceOptions, check_path, check_path_bytes
+from batchd.samples.checks import Range
+from batchd.sources.options import SourceOptions, check_path_bytes
+from batchd.storage.location import check_path
 
 NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
 SIDE_MAX = 16_384
