@@ -1,6 +1,6 @@
 """A daemon for one script, as its child. Runs in the user's process.
 
-    script --- lifeline (a pipe) ---> daemon     end of file: the script is gone, so the daemon ends, however the script died
+    script --- lifeline ---------------> daemon   end of file: the script is gone, so the daemon ends, however the script died
            <-- one line, the address -- daemon   when trainers may come; or why it does not start, in any number of lines
 
 The child has a runtime directory of its own, so it is in nobody's way, and a session of its own, so that Ctrl-C reaches the
@@ -11,13 +11,12 @@ import os
 import re
 import select
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 
+from batchd.children import PIPE, Child, describe, start_linked
 from batchd.errors import BatchdError
 
 END_TIMEOUT_S = 15.0
@@ -37,50 +36,23 @@ def serve(
 
     The daemon ends when the context is left, and also when this process dies in any other way.
     """
-    directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
-    lifeline, ours = os.pipe()
-    settings = {**(overrides or {}), "daemon.runtime_dir": directory}
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "batchd",
-        "serve",
-        "--config",
-        os.fspath(config),
-        "--lifeline",
-        str(lifeline),
-    ]
-    command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    try:
-        with subprocess.Popen(
-            [*command, "--log-level", "warning"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        ) as child:
-            os.close(lifeline)
-            lifeline = -1
-            try:
-                yield _address(child, start_timeout_s)
-            finally:
-                os.close(ours)
-                ours = -1
-                _wait(child)
-    finally:
-        for descriptor in (lifeline, ours):
-            if descriptor >= 0:
-                os.close(descriptor)
-        shutil.rmtree(directory, ignore_errors=True)
+    with ExitStack() as stack:
+        directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        settings = {**(overrides or {}), "daemon.runtime_dir": directory}
+        arguments = ["serve", "--config", os.fspath(config), "--log-level", "warning"]
+        arguments += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        child, lifeline = start_linked("batchd", *arguments, "--lifeline", stdout=PIPE, own_session=True)
+        stack.callback(child.end, END_TIMEOUT_S)  # its workers end with it, by their lifelines
+        stack.callback(lifeline.close)
+        yield _address(child, start_timeout_s)
 
 
-def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
+def _address(child: Child, timeout_s: float) -> str:
     """Wait for the line that says where the daemon is."""
-    assert child.stdout is not None
     deadline = monotonic() + timeout_s
     poller = select.poll()  # a script may have more descriptors than ``select`` takes
-    poller.register(child.stdout, select.POLLIN)
+    poller.register(child.output, select.POLLIN)
     said = b""
     while not (address := _ADDRESS_LINE.search(said)):
         if not poller.poll(max(0.0, 1000 * (deadline - monotonic()))):
@@ -88,19 +60,10 @@ def _address(child: subprocess.Popen[bytes], timeout_s: float) -> str:
                 f"the daemon was not ready within {timeout_s:g} s; give it longer with start_timeout_s, or see what it "
                 "scans with `batchd serve`"
             )
-        part = os.read(child.stdout.fileno(), LINE_BYTES_MAX)
+        part = os.read(child.output.fileno(), LINE_BYTES_MAX)
         if not part:
-            ended = f"the daemon ended with exit status {child.wait()} before it was ready"
+            ended = f"the daemon ended with {describe(child.reap())} before it was ready"
             reason = said.decode(errors="replace").strip()
             raise BatchdError(f"{ended}: {reason}" if reason else f"{ended}; its messages are on standard error")
         said += part
     return os.fsdecode(address[1])
-
-
-def _wait(child: subprocess.Popen[bytes]) -> None:
-    """The daemon ends with its lifeline; one that does not is killed, and the kernel ends its workers' lifelines."""
-    try:
-        child.wait(END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()

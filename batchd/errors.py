@@ -12,12 +12,18 @@ Invariant: whatever leaves the command line because of the world outside is one 
 A bad sample is no error but data (``SampleUnreadable``, ``SampleUndecodable``): it never gets this far.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
 from batchd_wire.wording import counted
+
+KeyPath = tuple[str | int, ...]
+"""Where a value is in the configuration: names of keys, and numbers of items of lists."""
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 class ExitCode(IntEnum):
@@ -46,6 +52,17 @@ class BatchdError(Exception):
     """Something outside of batchd is not as it must be; the text says what, where, and what helps."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+def path_text(path: KeyPath) -> str:
+    """Write a path as in TOML, items in brackets: ``streams."a.b".pipeline[1].size``."""
+    parts = []
+    for name in path:
+        if isinstance(name, int):
+            parts.append(f"[{name}]")
+        else:
+            parts.append("." + (name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)))
+    return "".join(parts).removeprefix(".")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,15 @@ four functions get that source as ``PluginSource``. Where each is run, and what 
 The package runs as part of the daemon: it may do whatever the daemon may.
 """
 
-from batchd.config.columns import Column, parse_column
-from batchd.config.plugin_source import PluginSource
-from batchd.config.values import Value
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, SourceKind
-from batchd.sources.survey import Survey
+from batchd.samples.columns import Column, parse_column
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value
+from batchd.sources.code.options import PluginSource
+from batchd.sources.code.plugin import SourceKind
+from batchd.sources.interface import Reader
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 
 __all__ = [
     "Column",

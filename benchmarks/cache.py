@@ -29,16 +29,17 @@ from typing import TypeAlias
 from harness import Bench, Figure, served, spread
 
 import batchd_client
-from batchd.config.file_sources import ListSource
-from batchd.daemon.cache_file import CacheOnDisk
-from batchd.daemon.cache_memory import CacheMemory, CacheSpec
-from batchd.pipeline.record_length import RECORD_BYTES_MAX
-from batchd.sources.cache import IndexCache
-from batchd.sources.cached_reader import CachedReader
-from batchd.sources.disk_cache import DiskCache
-from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.sample_cache import SampleCache
+from batchd.daemon.memory.cache_file import CacheOnDisk
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
+from batchd.pipeline.cache_split import RECORD_BYTES_MAX
+from batchd.sources.cache.disk import DiskCache
+from batchd.sources.cache.memory import SampleCache
+from batchd.sources.cache.reader import CachedReader
+from batchd.sources.files.options import ListSource
+from batchd.sources.interface import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 
 DELAY_S = 0.005
 SAMPLES = 1024
@@ -185,8 +186,8 @@ def _on_disk(bench: Bench, samples: int) -> Iterator[SampleCache | DiskCache]:
 
 def _singles(bench: Bench, listing: Path, name: str, make: MakeCache) -> None:
     source = ListSource(path=listing, allow_outside_root=True)
-    index = scan_source(source, lambda _found: None, IndexCache(None))
-    reader = kind_of(source).open(source, index, RECORD_BYTES_MAX)
+    index = scan_source(source, lambda _found: None, IndexCache(None), Storage())
+    reader = kind_of(source).open(source, index, RECORD_BYTES_MAX, Storage())
     rounds = [_single(reader, len(index), make) for _ in range(bench.rounds)]
     reader.close()
     kept = [one.missed_us - one.read_us for one in rounds]

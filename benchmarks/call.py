@@ -15,13 +15,13 @@ from time import perf_counter_ns
 import numpy as np
 from harness import Bench, Figure
 
-from batchd.config.call_steps import Call
-from batchd.config.columns import Column, parse_column
-from batchd.config.image_steps import RandomResizedCrop
-from batchd.config.steps import Step
-from batchd.config.values import Value
+from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.image.options import RandomResizedCrop
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.samples.columns import Column, parse_column
+from batchd.samples.values import Value
 
 SAMPLES = 400
 LABEL = parse_column("label", "int64")
@@ -56,7 +56,7 @@ def run(bench: Bench) -> None:
 
 
 def _difference_us(
-    columns: tuple[Column, ...], steps: tuple[Step, ...], call: Call, samples: list[Mapping[str, Value]]
+    columns: tuple[Column, ...], steps: tuple[StepOptions, ...], call: Call, samples: list[Mapping[str, Value]]
 ) -> float:
     sides = []
     for pipeline in (steps, (*steps, call)):

@@ -18,17 +18,17 @@ from time import thread_time_ns
 import numpy as np
 from harness import Bench, Figure, spread
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import CenterCrop, Decode, RandomFlip, RandomResizedCrop
-from batchd.config.steps import Step
-from batchd.pipeline import jpeg_box
-from batchd.pipeline.decode import decoder_versions
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.probe import probe_image
-from batchd.pipeline.seekable import seekable
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.decode import decoder_versions
+from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
+from batchd.pipeline.image.probe import probe_image
+from batchd.pipeline.image.seekable import seekable
+from batchd.pipeline.options import StepOptions
+from batchd.samples.columns import Column
 
 SIZE = (224, 224)
-STEPS: dict[str, list[Step]] = {
+STEPS: dict[str, list[StepOptions]] = {
     "random": [Decode(), RandomResizedCrop(size=SIZE), RandomFlip()],
     "random-unscaled": [Decode(scale="off"), RandomResizedCrop(size=SIZE), RandomFlip()],
     "center": [Decode(), CenterCrop(size=SIZE)],
@@ -73,7 +73,7 @@ def _report(bench: Bench, name: str, ratios: list[float], target: float) -> None
     bench.report(Figure(name, statistics.median(ratios), ">=", target))
 
 
-def _epoch_us(pairs: list[tuple[bytes, bytes]], steps: list[Step], epoch: int) -> tuple[float, ...]:
+def _epoch_us(pairs: list[tuple[bytes, bytes]], steps: list[StepOptions], epoch: int) -> tuple[float, ...]:
     """CPU for each photograph, by side."""
     pipelines = [Pipeline([Column("image", "encoded")], steps, 0) for _ in SIDES]
     rows = [np.full((len(pairs), *SIZE, 3), 1, np.uint8) for _ in SIDES]  # touched, as slots are

@@ -16,11 +16,12 @@ from harness import CROP, Bench, Figure, Player, endless, orders, served, spread
 import batchd_client
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
+from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.record_length import record_bytes_max
-from batchd.sources.cache import IndexCache
-from batchd.sources.kinds import kind_of
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 
 WORKERS = 2
@@ -78,11 +79,11 @@ def _touch(batch: batchd_client.Batch) -> int:
 def _bare(pipe: Connection, config_file: Path, which: int) -> None:
     """The same pipeline code, on the same samples in the same order, into a private batch that is used again."""
     config = load_config(config_file).streams["photos"]
-    index = scan_source(config.source, lambda _found: None, IndexCache(None))
+    index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
     kind = kind_of(config.source)
-    columns = kind.columns(config.source)
-    reader = kind.open(config.source, index, record_bytes_max(config.pipeline))
+    columns = kind.columns(config.source, Storage())
+    reader = kind.open(config.source, index, plan_pipeline(config.pipeline).record_bytes_max, Storage())
     pipeline = Pipeline(columns, config.pipeline, config.seed)
     batch = {
         name: np.zeros((config.batch_size, *column.fixed_shape), column.dtype)

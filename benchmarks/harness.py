@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import batchd
 import batchd_client
-from batchd.pipeline.made import make_photos
+from batchd.pipeline.image.synthetic_images import make_photos
 
 PHOTOS = 512
 CROP = '[{ op = "decode" }, { op = "random_resized_crop", size = [224, 224] }, { op = "random_flip" }]'

@@ -12,18 +12,19 @@ import time
 
 from harness import Bench, Figure, spread
 
-from batchd.config.file_sources import ListSource
-from batchd.sources import cache as cache_module
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
+from batchd.sources.files.options import ListSource
 from batchd.sources.scan import scan_source
+from batchd.storage import index_cache as cache_module
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 
 SAMPLES = 1_280_000
 CLASS_SAMPLES = 1_280
 PRIVATE_BYTES = """
 import sys
-from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
+from batchd.sources.files.index import FilesIndex
+from batchd.storage.index import SourceIndex
 
 def private_bytes():
     fields = (line.split() for line in open("/proc/self/smaps_rollup"))
@@ -54,12 +55,12 @@ def run(bench: Bench) -> None:
 
 def _seconds(source: ListSource, cache: IndexCache) -> float:
     started_s = time.perf_counter()
-    os.close(scan_source(source, lambda _found: None, cache).to_memfd())
+    os.close(scan_source(source, lambda _found: None, cache, Storage()).to_memfd())
     return time.perf_counter() - started_s
 
 
 def _private_mb(source: ListSource, cache: IndexCache) -> float:
-    descriptor = scan_source(source, lambda _found: None, cache).to_memfd()
+    descriptor = scan_source(source, lambda _found: None, cache, Storage()).to_memfd()
     first_worker = SourceIndex.from_descriptor(
         descriptor
     )  # this process; it touches every page, so that none is another's own

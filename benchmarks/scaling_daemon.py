@@ -4,10 +4,17 @@ import os
 import sys
 from pathlib import Path
 
+from batchd import children
 from batchd.cli.main import main
-from batchd.daemon import launch
 
 SLEEPING = Path(__file__).with_name("sleeping_worker.py")
 
-launch.command = lambda channel: [sys.executable, "-P", os.fspath(SLEEPING), str(channel)]  # all else is as it is
+
+def command(module: str, *arguments: str) -> list[str]:
+    """As ``children.command``, but for workers."""
+    module_arguments = [os.fspath(SLEEPING)] if module == "batchd.worker" else ["-m", module]
+    return [sys.executable, "-P", *module_arguments, *arguments]
+
+
+children.command = command
 main(sys.argv[1:])

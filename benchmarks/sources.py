@@ -14,8 +14,9 @@ from harness import CROP, Bench, Figure, Player, orders, served, spread
 from source_sides import SIDES, Side
 
 import batchd_client
-from batchd.sources.cache import IndexCache
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 
 TURN = 12
 SAMPLES_MIN = 4096
@@ -55,7 +56,7 @@ def _scan(bench: Bench, name: str, side: Side) -> None:
     times = []
     for _ in range(bench.rounds):
         started_s = time.perf_counter()
-        scan_source(source, lambda _found: None, IndexCache(None))
+        scan_source(source, lambda _found: None, IndexCache(None), Storage())
         times.append((time.perf_counter() - started_s) / SCANNED * 1e6)
     print(f"scanning {name}: {spread(times, 1)} us for each sample")
     bench.report(Figure(f"source-{name}-scan-us", statistics.median(times), "<=", side.scan_us_max, 1))

@@ -7,9 +7,9 @@ import lmdb
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.config.source import SourceOptions
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.options import SourceOptions
+from batchd.sources.parquet.options import ParquetSource
 
 FILES = 4
 ROWS = 1000

@@ -13,19 +13,20 @@ from pathlib import Path
 import click
 
 from batchd.cli.main import COMMANDS, cli
+from batchd.config.reference import wrap_prose
 from batchd.errors import EXIT_CODE_MEANINGS
 
 HEAD = """# Commands
 
 *Made by `make docs` from the command line itself; do not edit.*
 
-What can be typed after `batchd`, and what comes of it. `batchd COMMAND --help` says the same.
+All commands of `batchd`. `batchd COMMAND --help` prints the same.
 
 | command | what it does |
 |---|---|"""
 TAIL = """
 What each key of the environment overrides is in [configuration.md](configuration.md); `BATCHD_ADDRESS` says where the daemon
-is, such as `ipc:///run/batchd`. How completion for a shell is installed is in [install.md](install.md#completion).
+is, such as `ipc:///run/batchd`. [install.md](install.md#completion) describes completion for shells.
 """
 _PARAGRAPH = re.compile(r"\n\s*\n")
 
@@ -39,7 +40,7 @@ def commands_markdown() -> str:
     lines += ["", "Which errors end with which, and what helps: [errors.md](errors.md#exit-codes).", TAIL]
     for name, command in _commands(cli, click.Context(cli, info_name="batchd", **cli.context_settings)):
         lines += _section(name, command)
-    return "\n".join(lines).rstrip() + "\n"
+    return wrap_prose("\n".join(lines).rstrip() + "\n")
 
 
 def _commands(group: click.Group, context: click.Context) -> Iterator[tuple[click.Context, click.Command]]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from batchd import errors as server
+from batchd.config.reference import wrap_prose
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode
 from batchd_client import errors as client
 from batchd_client.errors import BatchdClientError, error_for_code
@@ -19,22 +20,22 @@ HEAD = """# Errors
 
 *Made by `make docs` from `batchd/errors.py`, `batchd_client/errors.py` and `batchd_wire/codes.py`; do not edit.*
 
-What an error means, and what helps. Every message says what is wrong, by how much, and which key or command helps; here
-stands what all messages of a kind have in common. Bad samples are no errors but data: `batchd bad STREAM` lists them.
+The meaning of each error, and what helps. Every message says what is wrong, by how much, and which key or command helps.
+This page has the common part of all messages of a kind. Bad samples are data, not errors: `batchd bad STREAM` lists them.
 
-* [Exit codes](#exit-codes): how `batchd` commands end.
-* [Exceptions](#exceptions): what a training program gets, sorted by what it does next.
-* [Numbers](#numbers): what the daemon refuses with, as they travel.
+* [Exit codes](#exit-codes) of `batchd` commands.
+* [Exceptions](#exceptions) in a training program, sorted by what it does next.
+* [Numbers](#numbers) of the daemon's refusals on the wire.
 """
 SENT_WHEN = {
     ErrorCode.UNSUPPORTED_VERSION: "trainer and daemon speak different versions of the protocol",
     ErrorCode.NOT_ALLOWED: "a process that may not connect, or may not do this, or one more than a limit allows",
-    ErrorCode.MALFORMED_MESSAGE: "bytes that are no message of this version",
+    ErrorCode.MALFORMED_MESSAGE: "bytes that are not a message of this version",
     ErrorCode.UNEXPECTED_MESSAGE: "a message that makes no sense at this point",
     ErrorCode.UNKNOWN_SESSION: "a message outside of a session, or one of a session that has ended",
     ErrorCode.KEY_REFUSED: "a key that was revoked, or that does not open this stream",
-    ErrorCode.TOO_MANY_SESSIONS: "a trainer for which there is no place; `sessions_max` is how many there are",
-    ErrorCode.TOO_OFTEN: "a host that connects, or a trainer that asks, too often; it passes by itself",
+    ErrorCode.TOO_MANY_SESSIONS: "a trainer beyond `sessions_max`",
+    ErrorCode.TOO_OFTEN: "a host that connects, or a trainer that asks, too often; the refusal is temporary",
     ErrorCode.UNKNOWN_STREAM: "a stream that is not served",
     ErrorCode.RANK_OUT_OF_RANGE: "a rank outside of 0 to world_size - 1",
     ErrorCode.POSITION_OUT_OF_RANGE: "a position that the stream does not have",
@@ -43,12 +44,12 @@ SENT_WHEN = {
     ErrorCode.TOO_FEW_BATCHES: "more ranks than an epoch has batches, with `drop_last = true`",
     ErrorCode.WINDOW_OUT_OF_RANGE: "a window outside of its limits",
     ErrorCode.RING_BUSY: "one more trainer, while others hold the slots that it needs",
-    ErrorCode.NOT_LIVE: "a push into a stream whose samples come from somewhere else",
+    ErrorCode.NOT_LIVE: "a push into a stream with another kind of source",
     ErrorCode.RING_EXHAUSTED: "a trainer that waits for a batch and holds all slots itself",
-    ErrorCode.STREAM_STOPPED: "a stream that cannot go on; the reason is in the message and in `batchd status`",
+    ErrorCode.STREAM_STOPPED: "a stream that cannot continue; the reason is in the message and in `batchd status`",
     ErrorCode.UNKNOWN_SUBSCRIPTION: "a message about a subscription that the session does not have",
-    ErrorCode.PLACE_NOT_LENT: "a producer that fills a place which it was not given",
-    ErrorCode.STREAM_REMOVED: "a stream that a reload took out",
+    ErrorCode.PLACE_NOT_LENT: "a producer that fills another producer's place",
+    ErrorCode.STREAM_REMOVED: "a stream that a reload removed",
     ErrorCode.STREAM_REPLACED: "a stream that a reload changed; clients subscribe again by themselves",
     ErrorCode.DRAINING: "a daemon that is about to end",
 }
@@ -57,7 +58,7 @@ assert set(SENT_WHEN) == set(ErrorCode), "say in SENT_WHEN when each number is s
 
 def errors_markdown() -> str:
     """The page ``docs/errors.md``."""
-    return "\n".join([HEAD, *_exit_codes(), *_exceptions(), *_numbers()]).rstrip() + "\n"
+    return wrap_prose("\n".join([HEAD, *_exit_codes(), *_exceptions(), *_numbers()]).rstrip() + "\n")
 
 
 def _exit_codes() -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from batchd.config.reference import wrap_prose
 from batchd.observer.metrics import METRICS, OWN, PREFIX, Metric
 from batchd.observer.scopes import OTHER, TRAINERS_MAX
 
@@ -17,7 +18,7 @@ TABLE = ("| metric | type | meaning | in the status |", "|---|---|---|---|")
 
 def metrics_markdown() -> str:
     """The page ``docs/metrics.md``."""
-    return "\n".join([HEAD.read_text(), *_reference()]).rstrip() + "\n"
+    return wrap_prose("\n".join([HEAD.read_text(), *_reference()]).rstrip() + "\n")
 
 
 def _reference() -> Iterator[str]:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import batchd_wire
+from batchd.config.reference import wrap_prose
 from batchd_client.errors import error_for_code
 from batchd_wire.codec import Message, Vocabulary
 from batchd_wire.codes import ErrorCode
@@ -75,7 +76,7 @@ def protocol_markdown() -> str:
     parts = [HEAD, "## All messages\n", *_overview()]
     for module in wire_modules():
         parts += _module_section(module)
-    return "\n".join(parts).rstrip() + "\n"
+    return wrap_prose("\n".join(parts).rstrip() + "\n")
 
 
 def wire_modules() -> list[ModuleType]:

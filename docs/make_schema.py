@@ -3,9 +3,9 @@
 import json
 import sys
 
-from batchd.config import kinds
-from batchd.config.source import SourceOptions
-from batchd.config.step import StepOptions
+from batchd.pipeline.options import StepOptions
+from batchd.samples import kinds
+from batchd.sources.options import SourceOptions
 
 kinds.IS_WHOLE = True
 for options in (SourceOptions, StepOptions):

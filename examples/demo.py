@@ -27,7 +27,7 @@ from rich.table import Table
 import batchd
 import batchd_client
 from batchd.errors import BatchdError
-from batchd.pipeline.made import make_photos
+from batchd.pipeline.image.synthetic_images import make_photos
 
 PHOTOS = 512
 BATCH_SIZE = 64

@@ -19,7 +19,7 @@ import numpy as np
 
 import batchd
 from batchd.errors import BatchdError
-from batchd.pipeline.made import make_photos
+from batchd.pipeline.image.synthetic_images import make_photos
 from batchd_client import BatchdClientError, StreamState
 from batchd_client.jax import BatchdLoader
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import batchd
 from batchd.errors import BatchdError
-from batchd.pipeline.made import make_photos
+from batchd.pipeline.image.synthetic_images import make_photos
 from batchd_client.errors import BatchdClientError
 from batchd_client.torch import BatchdLoader
 

@@ -22,8 +22,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from batchd.functions import load
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd.storage.access import Storage
+from batchd.storage.values import StorageLimits
 from support.daemon_process import DaemonProcess
 from support.gs_server import GoogleServer
 from support.http_files import FileServer, serving
@@ -120,10 +120,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """A command that a test runs in its own process may say how the log looks, and how long servers may take: not to the next."""
+    """A command that a test runs in its own process may say how the log looks: not to the next."""
     yield
     structlog.reset_defaults()
-    storage.use(StorageLimits())
 
 
 @pytest.fixture(autouse=True)
@@ -150,21 +149,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def _network_library() -> None:
     """The library for URLs, whose threads live as long as the process once there was one."""
-    storage.use(StorageLimits(0.1, 0, 0.5))
-    storage.client().heads(["http://127.0.0.1:1/nobody"])
-    storage.close()
+    with Storage(StorageLimits(0.1, 0, 0.5)) as storage:
+        storage.client.heads(["http://127.0.0.1:1/nobody"])
 
 
 @pytest.fixture
-def impatient(_network_library: None) -> Iterator[None]:
+def storage(_network_library: None) -> Iterator[Storage]:
     """Servers may say nothing for a moment and are asked three times; connections end with the test."""
-    storage.use(StorageLimits(deadline_s=3600.0))
-    storage.begin_reading_ahead()
-    storage.begin_sample()
-    storage.use(StorageLimits(timeout_s=0.4, retries=2, deadline_s=5.0))
-    yield
-    storage.close()
-    storage.use(StorageLimits())
+    with Storage(StorageLimits(timeout_s=0.4, retries=2, deadline_s=5.0)) as storage:
+        yield storage
 
 
 @pytest.fixture

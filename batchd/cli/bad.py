@@ -1,14 +1,15 @@
 """``batchd bad``: the bad samples of a stream, with reasons. Runs in the user's shell."""
 
 import json
+from time import monotonic
 
 import click
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.complete import running_streams
 from batchd.cli.logs import escaped
 from batchd.cli.options import address_option
+from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
 from batchd_wire.wording import counted
 
@@ -18,9 +19,10 @@ from batchd_wire.wording import counted
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 def command(stream: str, address: str | None, as_json: bool) -> None:
-    """List the samples of STREAM that could not be used: path, reason, how often met, index in the source."""
-    with Attachment(find_daemon(address)) as attachment:
-        answer = attachment.ask(AskBad(1, stream), BadSamples)
+    """List the bad samples of STREAM: path, reason, number of occurrences, index in the source."""
+    with running_daemon(address) as session:
+        deadline = monotonic() + ANSWER_TIMEOUT_S
+        answer = session.request(lambda request: AskBad(request, stream), BadSamples, deadline)
     if as_json:
         keys = ("sample", "path", "reason", "times")
         click.echo(json.dumps([dict(zip(keys, bad, strict=True)) for bad in answer.samples], indent=2))

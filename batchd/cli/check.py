@@ -1,7 +1,8 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
 The file by itself, the places and the keys that it names, its sources, functions and steps, and what the machine has: see
-``daemon.checkup`` and ``daemon.preview``. Where the file by itself is wrong, the others are looked at as far as it can be read,
+``daemon.config_checks`` and ``daemon.preview``. Where the file by itself is wrong, the others are looked at
+as far as it can be read,
 but for the machine. A large source is scanned at its beginning alone, so a check is fast for any number of files, but with
 ``--explain``.
 
@@ -16,15 +17,16 @@ from batchd.cli.logs import escaped
 from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.table import aligned
 from batchd.config.load import read_config
-from batchd.config.sizes import round_bytes
 from batchd.config.tree import Config
-from batchd.daemon.cache_memory import budgets_bytes
-from batchd.daemon.checkup import check_reading
+from batchd.daemon.config_checks import check_reading
+from batchd.daemon.memory.cache_memory import budgets_bytes
+from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.preview import preview
-from batchd.daemon.rings import RingSize
+from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
-from batchd.sources import storage
-from batchd.sources.storage import CHECK_LIMITS, StorageLimits
+from batchd.samples.sizes import round_bytes
+from batchd.storage.access import Storage
+from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.fields import PlacedField, length_texts
 from batchd_wire.wording import counted
 
@@ -38,16 +40,20 @@ from batchd_wire.wording import counted
     help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it.",
 )
 def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
-    """Check FILE (batchd.toml) and print all that is wrong with it: where, what, and what the key is for.
+    """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
 
-    If nothing is, print what would be served, and what was not looked at: the rest of a large source, servers, your own code; and
-    memory, descriptors and addresses, where a daemon runs already. Exit code 2 if something must be corrected,
-    5 if only the memory is too small.
+    Without problems, print a summary of the streams, and what was not checked: the rest of a large
+    source, servers, your own code; and memory, descriptors and addresses, if a daemon runs already.
+    Exit code 2 if something must be corrected, 5 if only the memory is too small.
     """
-    storage.use(CHECK_LIMITS)
+    with Storage(CHECK_LIMITS) as storage:
+        _check(config_file, overrides, storage, explain=explain)
+
+
+def _check(config_file: Path, overrides: dict[str, str], storage: Storage, *, explain: bool) -> None:
     reading = read_config(config_file, overrides)
-    config, rings = check_reading(reading, config_file)
-    found = preview(config, rings)
+    config, rings = check_reading(reading, config_file, storage)
+    found = preview(config, rings, storage)
     problems = found.problems + ([found.shortage] if found.shortage is not None else [])
     if problems:
         kind = ConfigInvalid if found.problems else MemoryTooSmall
@@ -60,16 +66,17 @@ def command(config_file: Path, overrides: dict[str, str], *, explain: bool) -> N
     for line in aligned(found.unseen):
         click.echo(f"  {line}")
     if explain:
-        _explain(config)
+        _explain(config, rings, storage)
 
 
-def _explain(config: Config) -> None:
+def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> None:
     from batchd.cli.explain import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
 
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
+    storage.limits = config.daemon.storage_limits()
     for name, stream in config.streams.items():
         click.echo()
-        for line in explained(name, stream, config.daemon):
+        plan = plan_stream(name, stream, rings[name].columns, config.daemon.python_path or ())
+        for line in explained(plan, config.daemon, storage):
             click.echo(escaped(line))
 
 

@@ -4,16 +4,13 @@ Invariant: whatever is wrong, with the daemon or with the file, offers nothing a
 writing is no place for messages. The command itself says it when it is run.
 """
 
-from typing import Any
-
 import click
 from click.shell_completion import CompletionItem
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.options import DEFAULT_CONFIG_FILE
 from batchd.errors import BatchdError
-from batchd_wire.messages import AskStatus, Status
+from batchd_client.asking import ask_status
 
 ANSWER_TIMEOUT_S = 1.0
 """A daemon that does not answer soon is not waited for: the user's line stands still meanwhile."""
@@ -22,11 +19,11 @@ ANSWER_TIMEOUT_S = 1.0
 def running_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Name the streams of the daemon that the line means."""
     try:
-        with Attachment(find_daemon(context.params.get("address")), opening_timeout_s=ANSWER_TIMEOUT_S) as attachment:
-            status: Any = attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status
+        with running_daemon(context.params.get("address"), ANSWER_TIMEOUT_S) as session:
+            streams = ask_status(session, ANSWER_TIMEOUT_S).streams
     except BatchdError:
         return []
-    return _items([stream["name"] for stream in status["streams"]], incomplete)
+    return _items([stream.name for stream in streams], incomplete)
 
 
 def configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -16,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from batchd import __version__
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.logs import escaped
 from batchd.cli.options import address_option, config_options
 from batchd.config.load import load_config
@@ -26,7 +24,8 @@ from batchd.doctor.finding import Finding, Level
 from batchd.doctor.machine import Machine, Running
 from batchd.doctor.surroundings import check_daemon
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
-from batchd_wire.messages import AskStatus, Status
+from batchd_client.asking import ask_status
+from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 ANSWER_TIMEOUT_S = 5.0
@@ -43,11 +42,11 @@ SUBJECT_WIDTH = 20
 def command(
     context: click.Context, config_file: Path, overrides: dict[str, str], address: str | None, as_json: bool
 ) -> None:
-    """Look at this machine: memory, processors, decoders, limits, kernel, clocks, storage, and whether a daemon runs.
+    """Check this machine: memory, processors, decoders, limits, kernel, clocks, storage, daemon.
 
-    Each line says what was found; under it stands what helps. With a configuration its memory, workers, descriptors and sources
-    are looked at, too: a few files of each are read, for a second or two. Nothing is changed. Exit code 1 where there is a
-    problem, 0 with warnings or without.
+    Prints each finding, and below it what helps. With a configuration, also checks its memory,
+    workers, descriptors and sources, and reads a few files of each source for a second or two.
+    Changes nothing. Exit code 1 if there is a problem, 0 with or without warnings.
     """
     is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT
     findings = _findings(_patient(config_file, overrides, is_given=is_given), address)
@@ -71,7 +70,7 @@ def _findings(patient: Patient, address: str | None) -> Iterator[Finding]:
     """A daemon is asked first: what it has taken is not what somebody else lacks."""
     status, why_not = _ask_daemon(address)
     yield from examine(replace(patient, running=_held_by(status)) if status is not None else patient)
-    yield check_daemon(status["daemon"] if status is not None else None, why_not, __version__)
+    yield check_daemon(status.daemon if status is not None else None, why_not, __version__)
 
 
 def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patient:
@@ -86,18 +85,18 @@ def _patient(file: Path, overrides: dict[str, str], *, is_given: bool) -> Patien
         return Patient(machine, file, None, why, is_broken=True)
 
 
-def _ask_daemon(address: str | None) -> tuple[Any, str]:
+def _ask_daemon(address: str | None) -> tuple[DaemonStatus | None, str]:
     """The status of the daemon of this host; None where there is none, and why."""
     try:
-        with Attachment(find_daemon(address)) as attachment:
-            return attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status, ""
+        with running_daemon(address) as session:
+            return ask_status(session, ANSWER_TIMEOUT_S), ""
     except BatchdError as error:
         return None, str(error)
 
 
-def _held_by(status: Any) -> Running:
-    pids = {status["daemon"]["pid"], *(worker["pid"] for worker in status["workers"])} - {None}
-    return Running(status["daemon"]["memory_bytes"], frozenset(pids))
+def _held_by(status: DaemonStatus) -> Running:
+    workers = (worker.pid for worker in status.workers if worker.pid is not None)
+    return Running(status.daemon.memory_bytes, frozenset((status.daemon.pid, *workers)))
 
 
 def _show(console: Console, finding: Finding) -> None:

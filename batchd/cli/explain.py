@@ -9,27 +9,24 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from batchd.cli.table import aligned
-from batchd.config.call_steps import Call
-from batchd.config.image_steps import Decode
 from batchd.config.runtime import default_cache_dir
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.config.sizes import round_bytes
-from batchd.config.steps import Step
-from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.core.plan import Plan
+from batchd.config.tree import DaemonConfig
+from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect
-from batchd.functions.named import code_of
-from batchd.pipeline.cut import cut_of, steps_of
-from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.geometry import Cut, Move, Pad, Scale, Turn, Warp
-from batchd.pipeline.image_stage import ImagePlan
-from batchd.pipeline.record_length import record_bytes_max
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of
+from batchd.pipeline.image.geometry import Cut, Move, Orientation, Padding, Resampling, Warp
+from batchd.pipeline.image.options import Decode
+from batchd.pipeline.image.stages import ImagePlan
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.sizes import round_bytes
+from batchd.sources.interface import Reader, kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
@@ -37,9 +34,10 @@ SAMPLES = 4
 _TITLES = ("sample", "name", "file", "decoded", "then")
 
 
-def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator[str]:
+def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
     """Lines for one stream: its first samples, and the plan of each. Scans its source. Raises ``BatchdError`` where it cannot."""
-    whole = steps_of(stream.pipeline, stream.cache_short_side)
+    name, stream = plan.name, plan.config
+    whole, cut = plan.pipeline.steps, plan.pipeline.cut
     steps = list(takewhile(lambda step: not isinstance(step, Call | PadBatch | Ragged), whole))
     if stream.source.is_live:
         yield f"{name}: its samples are not there yet"
@@ -48,40 +46,39 @@ def explained(name: str, stream: StreamConfig, daemon: DaemonConfig) -> Iterator
     if decode is None:
         yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
         return
-    python_path = daemon.python_path or ()
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    index = scan_source(stream.source, lambda _found: None, cache, python_path)
-    code = code_of(stream, python_path)
-    expect([str(path) for path in code.python_path], dict(code.digests))
-    plan = Plan(len(index), stream.batch_size, stream.seed, stream.shuffle, drop_last=False)
-    samples = plan.indices(Position(0, 0), 0, min(SAMPLES, plan.rows(0))).tolist()
+    index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
+    expect(plan.code.python_path, plan.code.digests)
+    epochs = epoch_plan(name, stream, len(index))
+    samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
     if stream.cache == "decoded":
-        cut = cut_of(whole)
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
-    pipeline = Pipeline(kind_of(stream.source).columns(stream.source), steps, stream.seed, has_rows=False)
+    pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     kept_bytes: list[int] = []
-    yield from aligned([_TITLES, *_rows(stream, index, pipeline, samples, decode, kept_bytes)])
+    yield from aligned([_TITLES, *_rows(plan, index, pipeline, samples, decode, kept_bytes, storage)])
     if stream.cache == "decoded" and kept_bytes:
         need_bytes = round(sum(kept_bytes) / len(kept_bytes) * len(index))
         budget = "cache_memory" if stream.cache_dir is None else "cache_size"
         yield f"{name}: all {len(index):,} samples need some {round_bytes(need_bytes)}, if they are like these ({budget} =)"
 
 
-def _named(steps: Sequence[Step]) -> str:
+def _named(steps: Sequence[StepOptions]) -> str:
     return ", ".join(step.op for step in steps) or "nothing"
 
 
 def _rows(  # noqa: PLR0917  what is read, and how, and what comes of it
-    stream: StreamConfig,
+    plan: StreamPlan,
     index: SourceIndex,
     pipeline: Pipeline,
     samples: Sequence[int],
     decode: Decode,
     kept_bytes: list[int],
+    storage: Storage,
 ) -> Iterator[tuple[str, ...]]:
-    reader = kind_of(stream.source).open(stream.source, index, record_bytes_max(stream.pipeline))
+    source = plan.config.source
+    reader = kind_of(source).open(source, index, plan.pipeline.record_bytes_max, storage)
     try:
         for sample in samples:
             yield (str(sample), reader.name(sample), *_cells(reader, pipeline, sample, decode, kept_bytes))
@@ -132,17 +129,17 @@ def _then(plan: ImagePlan) -> str:
 def _move(move: Move) -> str:
     size = f"{move.width} x {move.height}"
     match move:
-        case Scale():
+        case Resampling():
             return f"scaled to {size} ({move.interpolation})"
         case Cut():
             return f"cut to {size} from {move.left}, {move.top}"
-        case Pad():
+        case Padding():
             return f"padded to {size}"
         case Warp():
             return f"rotated by {move.degrees:.1f} degrees"
 
 
-def _turns(turn: Turn) -> Iterator[str]:
+def _turns(turn: Orientation) -> Iterator[str]:
     """Turns are made last and together, in this order."""
     if turn.transpose:
         yield "transposed"

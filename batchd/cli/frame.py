@@ -15,8 +15,8 @@ from rich.text import Text
 
 from batchd.cli.duration import duration
 from batchd.cli.logs import escaped
-from batchd.config.sizes import round_bytes
 from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
+from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 WIDE, MIDDLE = 118, 76
@@ -30,7 +30,7 @@ FRAME_LINES = 10
 NAME_CHARACTERS_MAX = 24
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of a table. It is left out where the terminal is narrower than ``from_width``."""
 
     title: str
@@ -90,15 +90,15 @@ def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Te
 def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
     cells = RING_CELLS if width >= WIDE else RING_CELLS // 2 if width >= MIDDLE else RING_CELLS // 3
     columns = (
-        Column("stream"),
-        Column("ring"),
-        Column("leased", MIDDLE),
-        Column("ready", MIDDLE),
-        Column("filling", WIDE),
-        Column("of", MIDDLE),
-        Column("decoded/s"),
-        Column("delivered/s"),
-        Column("bad", MIDDLE),
+        TableColumn("stream"),
+        TableColumn("ring"),
+        TableColumn("leased", MIDDLE),
+        TableColumn("ready", MIDDLE),
+        TableColumn("filling", WIDE),
+        TableColumn("of", MIDDLE),
+        TableColumn("decoded/s"),
+        TableColumn("delivered/s"),
+        TableColumn("bad", MIDDLE),
     )
     table = _table(columns, width)
     for one in streams:
@@ -140,15 +140,15 @@ def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None)
     if not trainers:
         return [Text("no trainer reads any stream", "dim")]
     columns = (
-        Column("trainer"),
-        Column("stream", MIDDLE),
-        Column("rank", WIDE),
-        Column("epoch:step", MIDDLE),
-        Column("waits"),
-        Column("ahead"),
-        Column("from", WIDE),
-        Column("MB/s", WIDE),
-        Column("verdict"),
+        TableColumn("trainer"),
+        TableColumn("stream", MIDDLE),
+        TableColumn("rank", WIDE),
+        TableColumn("epoch:step", MIDDLE),
+        TableColumn("waits"),
+        TableColumn("ahead"),
+        TableColumn("from", WIDE),
+        TableColumn("MB/s", WIDE),
+        TableColumn("verdict"),
     )
     table = _table(columns, width)
     for one in trainers[:rows_max]:
@@ -192,15 +192,15 @@ def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) ->
     if not workers:
         return [Text("no worker runs", "bold red")]
     columns = (
-        Column("worker"),
-        Column("pid"),
-        Column("state"),
-        Column("busy"),
-        Column("", MIDDLE),
-        Column("samples/s", MIDDLE),
-        Column("ms/sample"),
-        Column("orders", WIDE),
-        Column("replaced", MIDDLE),
+        TableColumn("worker"),
+        TableColumn("pid"),
+        TableColumn("state"),
+        TableColumn("busy"),
+        TableColumn("", MIDDLE),
+        TableColumn("samples/s", MIDDLE),
+        TableColumn("ms/sample"),
+        TableColumn("orders", WIDE),
+        TableColumn("replaced", MIDDLE),
     )
     table = _table(columns, width)
     for one in workers[:rows_max]:
@@ -223,7 +223,7 @@ def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) ->
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _table(columns: Sequence[Column], width: int) -> Table:
+def _table(columns: Sequence[TableColumn], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for index, column in enumerate(columns):
         if width >= column.from_width:
@@ -232,7 +232,7 @@ def _table(columns: Sequence[Column], width: int) -> Table:
     return table
 
 
-def _row(table: Table, columns: Sequence[Column], width: int, cells: Sequence[RenderableType]) -> None:
+def _row(table: Table, columns: Sequence[TableColumn], width: int, cells: Sequence[RenderableType]) -> None:
     table.add_row(*(cell for cell, column in zip(cells, columns, strict=True) if width >= column.from_width))
 
 

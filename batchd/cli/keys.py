@@ -1,7 +1,7 @@
 """``batchd keys``: who may come in over TCP. Runs in the user's shell, as the user that the daemon runs as.
 
 A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted, unless it is a service that got
-copies of the keys (``daemon.credentials``).
+copies of the keys (``daemon.tcp.credentials``).
 
 Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log or an argument.
 """
@@ -9,6 +9,7 @@ Invariant: a secret leaves in the one file that is asked for, or on standard out
 import json
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,8 @@ import click
 from batchd.cli.options import DEFAULT_CONFIG_FILE
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
-from batchd.daemon.credentials import RESTART, open_keys
-from batchd.daemon.keys import FILE_MODE, KeyDirectory, TrainerKey
+from batchd.daemon.tcp.credentials import RESTART, open_keys
+from batchd.daemon.tcp.keys import FILE_MODE, KeyDirectory, TrainerKey
 from batchd.errors import BatchdError
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE
@@ -37,7 +38,7 @@ def _directory_options(command: _Command) -> _Command:
             "config_file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="The daemon's configuration, which says where its keys are. Default: batchd.toml, where there is one.",
+            help="The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
         ),
         click.option(
             "--keys-dir",
@@ -54,8 +55,9 @@ def _directory_options(command: _Command) -> _Command:
 def command() -> None:
     """Make, list and revoke the keys of trainers on other hosts.
 
-    Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the public part. Changes count
-    at once, also for a daemon that runs; for a systemd service that has its keys as credentials, when it is restarted.
+    Each trainer (or group of trainers) has a connection file with its secret; the daemon keeps the
+    public part. Changes take effect at once, also in a running daemon; in a systemd service that
+    has its keys as credentials, at its restart.
     """
 
 
@@ -75,7 +77,7 @@ def _new(
 ) -> None:
     """Make a key, and print the connection file for its trainer (or write it with -o).
 
-    The secret is kept nowhere else: what is lost is made anew.
+    The secret is stored nowhere else: if it is lost, make another key.
     """
     keys = _keys(keys_dir, config_file)
     wanted = frozenset(streams) or None
@@ -90,7 +92,7 @@ def _new(
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 @_directory_options
 def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> None:
-    """List who may come in, to which streams, and with which public key."""
+    """List the accepted keys, with their streams and public parts."""
     keys = _keys(keys_dir, config_file)
     trainers = keys.trainers()
     for reason in keys.damaged().values():
@@ -111,7 +113,7 @@ def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> Non
 @click.argument("name")
 @_directory_options
 def _revoke(name: str, keys_dir: Path | None, config_file: Path | None) -> None:
-    """Take the key called NAME back: it lets nobody in any more."""
+    """Revoke the key NAME."""
     keys = _keys(keys_dir, config_file)
     keys.revoke(name)
     click.echo(f"revoked {name} in {keys.path}")
@@ -152,7 +154,8 @@ def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callabl
         raise click.UsageError(f"{path} exists and is not overwritten; name another file, or remove it first") from None
     except OSError as error:
         raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
-    try:
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(path.unlink, missing_ok=True)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), FILE_MODE)  # whatever the umask
             text = connection_file_text(make())
@@ -163,9 +166,7 @@ def _write_new(path: Path, make: Callable[[], ConnectionKey], take_back: Callabl
             except OSError as error:
                 take_back()
                 raise BatchdError(f"{path} cannot be written: {error.strerror}; no key was made") from None
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        where_it_fails.pop_all()
 
 
 def _explain(name: str, output: Path | None, keys: KeyDirectory) -> None:

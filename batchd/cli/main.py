@@ -14,18 +14,18 @@ from typing import Any
 
 import click
 
-from batchd.config.names import suggestion
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
+from batchd.suggestions import suggestion
 
 COMMANDS = {
     "serve": "Serve the streams of a configuration until SIGTERM or Ctrl-C.",
-    "check": "Say everything that is wrong with a configuration.",
-    "doctor": "Look at the machine: limits, memory, processors, decoders, storage.",
+    "check": "Validate a configuration and print every problem.",
+    "doctor": "Check the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
     "status": "Show what the daemon, its workers and its trainers are doing.",
     "top": "Watch streams, trainers and workers, live.",
     "reload": "Have the daemon read its configuration again.",
-    "why": "Say what each trainer waits for, and what helps.",
+    "why": "Show what each trainer waits for, and what helps.",
     "peek": "Draw a batch of a stream, with labels.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",
     "bad": "List the bad samples of a stream, with reasons.",

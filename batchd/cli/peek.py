@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
-from batchd.attach.find import find_daemon
 from batchd.cli.complete import running_streams
 from batchd.cli.options import address_option
-from batchd.cli.peephole import Peephole
+from batchd.cli.peephole import peek
 from batchd.cli.table import batch_table
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted
@@ -45,18 +44,17 @@ def _position(_context: click.Context, _parameter: click.Parameter, value: str) 
     default="0:0",
     show_default=True,
     metavar="EPOCH:STEP",
-    help="Which batch; of a live stream, the first from there on that can still be had.",
+    help="Which batch; of a live stream, the first one from there on that still exists.",
 )
 @click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@click.option("--bgr", is_flag=True, help="Colours are blue first though no step says so, as of pushed frames.")
+@click.option("--bgr", is_flag=True, help="Treat the image as BGR (for example frames pushed by OpenCV).")
 def command(  # noqa: PLR0917  one for each option
     stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
 ) -> None:
     """Draw a batch of STREAM with its labels; where it has no images, print its fields and first samples."""
-    from batchd.cli.sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
-    with Peephole(find_daemon(address)) as attachment:
-        batch = attachment.peek(stream, _say, *position)
+    batch = peek(address, stream, *position)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)
     if field is not None and field not in images:
@@ -71,7 +69,3 @@ def command(  # noqa: PLR0917  one for each option
     drawn = field or images[0]
     write_sheet(batch, output, drawn, is_bgr=bgr or drawn in batch.bgr_fields)
     click.echo(f"{output}: {where}")
-
-
-def _say(text: str) -> None:
-    click.echo(f"batchd: {text}", err=True)

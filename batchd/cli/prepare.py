@@ -16,23 +16,21 @@ from rich.progress import Progress as Bar
 from batchd.cli.complete import configured_streams
 from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
-from batchd.config.image_steps import Decode, Resize
 from batchd.config.load import load_config
-from batchd.config.names import suggestion
 from batchd.config.runtime import default_cache_dir
-from batchd.config.sizes import round_bytes
-from batchd.config.sources import Source
-from batchd.config.step import SIDE_PIXELS_MAX
-from batchd.config.steps import Step
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.pipeline import jpeg_box
-from batchd.prepare.run import FILE_SOURCES, Output, Prepared, Progress, Work, prepare
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.options import SIDE_PIXELS_MAX, StepOptions
+from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
 from batchd.prepare.source_table import files_table, source_table
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.kinds import kind_of
-from batchd.sources.storage import StorageLimits
+from batchd.samples.sizes import round_bytes
+from batchd.sources.interface import kind_of
+from batchd.sources.options import SourceOptions
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
+from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
 
@@ -85,33 +83,34 @@ def command(
     short_side: int | None,
     as_files: bool,
 ) -> None:
-    """Run the pipeline of STREAM once over all its samples, and write what it makes into shards in DIR, in WebDataset format.
+    """Run the pipeline of STREAM once over all its samples, and write the results as shards in DIR.
 
-    For work that need not be done in every epoch: photographs resized to 400 pixels, say. Samples need not have one size. Bad
-    samples are left out and listed in DIR/bad.tsv. Interrupted, or killed, the same command goes on where it was. At the end it
+    For work that need not be done in every epoch: photographs resized to 400 pixels, say. The
+    shards are in WebDataset format. Samples may have different sizes. Bad samples are left out and
+    listed in DIR/bad.tsv. After an interruption or a kill, the same command resumes. At the end it
     prints the source that reads all of it again.
 
-    With --seekable it is the source's JPEGs that are written, so that crops of them decode in less time.
+    With --seekable, writes the source's own JPEGs, so that crops of them decode in less time.
     """
     set_up_logs("warning")
     config = load_config(config_file, overrides)
     if stream not in config.streams:
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
-    stream_config = config.streams[stream]
+    stream_config, storage = config.streams[stream], Storage(config.daemon.storage_limits())
     if seekable:
         stream_config = stream_config.model_copy(
-            update={"pipeline": _seekable_pipeline(stream_config, short_side, image_format)}
+            update={"pipeline": _seekable_pipeline(stream_config, short_side, image_format, storage)}
         )
     elif short_side is not None or as_files:
         given = "--files" if as_files else "--short-side"
         raise click.UsageError(f"{given} is for --seekable: without it, the pipeline says what is done and made")
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
-    work = Work(
+    work = PrepareJob(
         name=stream,
         config=stream_config,
         cache=IndexCache(config.daemon.cache_dir or default_cache_dir()),
         workers=config.daemon.worker_count(),
         sample_timeout_s=config.daemon.sample_timeout_s,
+        storage=storage,
         python_path=config.daemon.python_path or (),
     )
     signal.signal(signal.SIGTERM, _interrupt)
@@ -119,7 +118,7 @@ def command(
         with _bar() as bar:
             task = bar.add_task(stream, total=None, bad="")
 
-            def show(progress: Progress) -> None:
+            def show(progress: PrepareProgress) -> None:
                 bad = f"{progress.bad} bad" if progress.bad else ""
                 bar.update(task, total=progress.samples, completed=progress.done, bad=bad)
 
@@ -130,7 +129,9 @@ def command(
     _summarise(folder, stream, stream_config.source, prepared)
 
 
-def _seekable_pipeline(stream: StreamConfig, short_side: int | None, image_format: str) -> tuple[Step, ...]:
+def _seekable_pipeline(
+    stream: StreamConfig, short_side: int | None, image_format: str, storage: Storage
+) -> tuple[StepOptions, ...]:
     """What is done to each sample where its JPEGs are to be seekable. Raises ``BatchdError`` where that cannot be."""
     if not jpeg_box.IS_BUILT:
         raise BatchdError(
@@ -141,7 +142,8 @@ def _seekable_pipeline(stream: StreamConfig, short_side: int | None, image_forma
         return ()
     if image_format != "jpg":
         raise click.UsageError(f"--seekable makes JPEGs: --short-side cannot encode them with --format {image_format}")
-    images = [column.name for column in kind_of(stream.source).columns(stream.source) if column.kind == "encoded"]
+    columns = kind_of(stream.source).columns(stream.source, storage)
+    images = [column.name for column in columns if column.kind == "encoded"]
     if len(images) != 1:
         raise BatchdError(
             f"--short-side is for samples of one image, and these have {counted(len(images), 'image')}: give the stream a "
@@ -166,7 +168,7 @@ def _bar() -> Bar:
     )
 
 
-def _summarise(folder: Path, stream: str, source: Source, prepared: Prepared) -> None:
+def _summarise(folder: Path, stream: str, source: SourceOptions, prepared: Prepared) -> None:
     """What is there now, and how to serve it."""
     count = len(prepared.shards)
     bad = len(prepared.left_out)

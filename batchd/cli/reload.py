@@ -5,8 +5,7 @@ from math import inf
 
 import click
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
 from batchd_wire.messages import AskReload, Reloaded
 
@@ -14,14 +13,14 @@ from batchd_wire.messages import AskReload, Reloaded
 @click.command("reload")
 @address_option
 def command(address: str | None) -> None:
-    """Have the daemon read its configuration again, and say what has changed.
+    """Have the daemon read its configuration again, and print what has changed.
 
-    Streams that are the same go on untouched. Waits until new sources are scanned. If anything is wrong, nothing changes, and
-    all of it is printed, as `batchd check` does; the exit code is then 2, or 5 where only the memory is too small. Only root and
-    the daemon's own user may.
+    Unchanged streams continue untouched. Waits until new sources are scanned. If anything is wrong,
+    nothing changes, and every problem is printed, as by `batchd check`; the exit code is then 2, or
+    5 if only the memory is too small. Only root and the daemon's own user may reload.
     """
-    with Attachment(find_daemon(address)) as attachment:
-        outcome = attachment.ask(AskReload(1), Reloaded, inf)
+    with running_daemon(address) as session:
+        outcome = session.request(AskReload, Reloaded, inf)
     if outcome.exit_code:
         click.echo(f"batchd: {outcome.text}", err=True)
         sys.exit(outcome.exit_code)

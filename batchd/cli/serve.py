@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from batchd.children import start_linked
 from batchd.cli.log_lines import fill_standard_streams
 from batchd.cli.options import config_options
-from batchd.daemon.launch import launch
 
 if TYPE_CHECKING:
     from batchd.cli.logs import LogFormat
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least important lines that are written.",
+    help="Minimum log level.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),
     default="auto",
     show_default=True,
-    help="How the lines look. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
+    help="Format of the log. auto is text on a terminal and in the journal (with its levels), JSON otherwise.",
 )
 @click.option("--lifeline", type=int, default=None, hidden=True, help="A descriptor; the daemon ends with it.")
 def command(
@@ -45,13 +45,13 @@ def command(
 ) -> None:
     """Serve the streams of a configuration in the foreground.
 
-    Prints its address when trainers may come. SIGTERM or Ctrl-C finishes what the workers have in hand and ends; a second one
-    ends at once. SIGHUP, or `batchd reload`, reads the configuration again.
+    Prints its address when it is ready. SIGTERM or Ctrl-C finishes work in progress and exits; a
+    second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     fill_standard_streams()
     launched = None
     with suppress(OSError):  # it is tried again, and said, when the first worker is wanted
-        launched = launch()
+        launched = start_linked("batchd.worker")
     try:
         gc.disable()
         with _hidden("rich"):
@@ -62,8 +62,7 @@ def command(
         run(config_file, overrides, (log_level, log_format), lifeline, launched)
     finally:
         if launched is not None:
-            launched.popen.kill()
-            launched.popen.wait()
+            launched.child.end()
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
+from batchd.children import Linked
 from batchd.cli.logs import LogFormat, set_up_logs
 from batchd.config.load import load_config
-from batchd.daemon.launch import Launched
-from batchd.daemon.reload import Origin
+from batchd.daemon.reload.requests import Origin
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.errors import BatchdError
 from batchd_wire.wording import counted
@@ -24,7 +24,7 @@ def run(
     overrides: dict[str, str],
     logs: tuple[str, LogFormat],
     lifeline: int | None,
-    launched: Launched | None,
+    launched: Linked | None,
 ) -> None:
     """Serve until the end. ``logs``: level and format. Raises ``BatchdError``, which a script that embeds us is told, too."""
     set_up_logs(*logs)
@@ -36,7 +36,7 @@ def run(
         raise
 
 
-def _serve(config_file: Path, overrides: dict[str, str], lifeline: int | None, launched: Launched | None) -> None:
+def _serve(config_file: Path, overrides: dict[str, str], lifeline: int | None, launched: Linked | None) -> None:
     config = load_config(config_file, overrides)
     options = ServeOptions(
         lifeline=lifeline,

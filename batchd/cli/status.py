@@ -3,21 +3,30 @@
 import json
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from time import monotonic
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.duration import duration
 from batchd.cli.options import address_option
-from batchd.config.sizes import round_bytes
+from batchd.samples.sizes import round_bytes
+from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskStatus, Status
+from batchd_wire.status import (
+    CacheStatistics,
+    DaemonStatus,
+    LiveStatistics,
+    ReloadOutcome,
+    StreamStatistics,
+    TrainerStatistics,
+    read_status,
+)
 from batchd_wire.wording import counted
 
-_GONE = {"name": "?", "pid": "?", "transport": "?", "sent_bytes_per_s": None, "connections": 1}
+_GONE = TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
 """What is left of a trainer of which only batches are."""
 PIPED_COLUMNS = 200
 """Width where nobody looks at a terminal: nothing is cut."""
@@ -29,151 +38,152 @@ PIPED_COLUMNS = 200
 def command(address: str | None, as_json: bool) -> None:
     """Show the daemon, its workers, its streams and its trainers.
 
-    Totals count from the daemon's start. Exit code 3 where no daemon answers.
+    Totals count from the daemon's start. Exit code 3 if no daemon answers.
     """
-    with Attachment(find_daemon(address)) as attachment:
-        status: Any = attachment.ask(AskStatus(1), Status).status
+    with running_daemon(address) as session:
+        plain = session.request(AskStatus, Status, monotonic() + ANSWER_TIMEOUT_S).status
     if as_json:
-        click.echo(json.dumps(status, indent=2))
+        click.echo(json.dumps(plain, indent=2))
         return
+    status = read_status(plain)
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
     console.print(_headline(status), soft_wrap=True)
-    if status["daemon"]["reload"]:
-        console.print(_last_reload(status["daemon"]["reload"]), soft_wrap=True)
+    if status.daemon.reload:
+        console.print(_last_reload(status.daemon.reload), soft_wrap=True)
     console.print(_streams(status))
-    if any(stream["subscriptions"] for stream in status["streams"]):
+    if any(stream.subscriptions for stream in status.streams):
         console.print(_trainers(status))
     console.print(_workers(status))
-    for stream in status["streams"]:
-        if stream["live"]:
-            console.print(f"stream {stream['name']}: {_mailbox(stream['live'])}", soft_wrap=True)
-        if stream["cache"]:
-            console.print(f"stream {stream['name']}: {_cache(stream)}", soft_wrap=True)
-        if stream["mismatched_batches"]:
-            text = f"{counted(stream['mismatched_batches'], 'batch')} came to trainers other than they were written"
-            console.print(f"stream {stream['name']}: {text}", style="bold red", soft_wrap=True)
-        if stream["stopped"]:
-            console.print(f"stream {stream['name']} has stopped: {stream['stopped']}", style="bold red", soft_wrap=True)
+    for stream in status.streams:
+        if stream.live:
+            console.print(f"stream {stream.name}: {_mailbox(stream.live)}", soft_wrap=True)
+        if stream.cache:
+            console.print(f"stream {stream.name}: {_cache(stream, stream.cache)}", soft_wrap=True)
+        if stream.mismatched_batches:
+            text = f"{counted(stream.mismatched_batches, 'batch')} came to trainers other than they were written"
+            console.print(f"stream {stream.name}: {text}", style="bold red", soft_wrap=True)
+        if stream.stopped:
+            console.print(f"stream {stream.name} has stopped: {stream.stopped}", style="bold red", soft_wrap=True)
 
 
-def _headline(status: Any) -> str:
-    daemon = status["daemon"]
-    deaths = f", {counted(daemon['worker_deaths'], 'worker death')}" if daemon["worker_deaths"] else ""
-    draining = ", draining" if daemon["draining"] else ""
-    http = f", {daemon['http']}" if daemon["http"] else ""
-    ending = f", {counted(daemon['ending_slots'], 'slot')} of streams that have ended" if daemon["ending_slots"] else ""
-    reloading = ", reading its configuration" if daemon["reloading"] else ""
+def _headline(status: DaemonStatus) -> str:
+    daemon = status.daemon
+    deaths = f", {counted(daemon.worker_deaths, 'worker death')}" if daemon.worker_deaths else ""
+    draining = ", draining" if daemon.draining else ""
+    http = f", {daemon.http}" if daemon.http else ""
+    ending = f", {counted(daemon.ending_slots, 'slot')} of streams that have ended" if daemon.ending_slots else ""
+    reloading = ", reading its configuration" if daemon.reloading else ""
     return (
-        f"batchd {daemon['version']}, pid {daemon['pid']}, up {duration(daemon['uptime_s'])}, "
-        f"{round_bytes(daemon['memory_bytes'])} in slots, {daemon['decoders'] or 'no worker ready yet'}"
+        f"batchd {daemon.version}, pid {daemon.pid}, up {duration(daemon.uptime_s)}, "
+        f"{round_bytes(daemon.memory_bytes)} in slots, {daemon.decoders or 'no worker ready yet'}"
         f"{ending}{deaths}{reloading}{draining}{http}"
     )
 
 
-def _last_reload(outcome: Any) -> str:
+def _last_reload(outcome: ReloadOutcome) -> str:
     """When the configuration was last read again, and what came of it."""
-    when = datetime.fromtimestamp(outcome["time_s"], UTC).astimezone().isoformat(" ", "seconds")
-    how = "last reload" if outcome["exit_code"] == 0 else "the last reload was refused"
-    return f"{how}, {when}: {outcome['text']}"
+    when = datetime.fromtimestamp(outcome.time_s, UTC).astimezone().isoformat(" ", "seconds")
+    how = "the last reload was refused" if outcome.failed else "last reload"
+    return f"{how}, {when}: {outcome.text}"
 
 
-def _streams(status: Any) -> Table:
+def _streams(status: DaemonStatus) -> Table:
     table = _table("stream", "samples", "batches", "ring", "decoded", "delivered", "shared", "bad", "ms/sample")
-    for stream in status["streams"]:
+    for stream in status.streams:
         table.add_row(
-            stream["name"],
-            "live" if stream["live"] else f"{stream['samples']:,}",
-            f"x {stream['batch_size']}" if stream["live"] else f"{stream['steps']:,} x {stream['batch_size']}",
-            f"{stream['ready_slots']} ready, {stream['leased_slots']} leased of {stream['slots']} (max {stream['slots_max']})",
-            f"{stream['decoded_batches']:,}",
-            f"{stream['delivered_batches']:,}",
-            f"{stream['shared_batches']:,}",
-            f"{stream['bad_samples']:,}",
-            f"{stream['sample_s'] * 1000:.2f}",
+            stream.name,
+            "live" if stream.live else f"{stream.samples:,}",
+            f"x {stream.batch_size}" if stream.live else f"{stream.steps:,} x {stream.batch_size}",
+            f"{stream.ready_slots} ready, {stream.leased_slots} leased of {stream.slots} (max {stream.slots_max})",
+            f"{stream.decoded_batches:,}",
+            f"{stream.delivered_batches:,}",
+            f"{stream.shared_batches:,}",
+            f"{stream.bad_samples:,}",
+            f"{stream.sample_s * 1000:.2f}",
         )
     return table
 
 
-def _mailbox(live: Any) -> str:
+def _mailbox(live: LiveStatistics) -> str:
     """What producers did, and how full the mailbox is."""
     facts = [
-        counted(live["producers"], "producer")
-        + (f" ({live['waiting_producers']} waiting)" if live["waiting_producers"] else ""),
-        f"{counted(live['pushed_samples'], 'sample')} pushed",
-        f"{live['queued_samples'] + live['bound_samples']:,} of {live['capacity']:,} places taken",
+        counted(live.producers, "producer")
+        + (f" ({live.waiting_producers} waiting)" if live.waiting_producers else ""),
+        f"{counted(live.pushed_samples, 'sample')} pushed",
+        f"{live.queued_samples + live.bound_samples:,} of {live.capacity:,} places taken",
         *(
-            f"{live[key]:,} {meaning}"
-            for key, meaning in (
-                ("dropped_oldest", "dropped as the oldest"),
-                ("dropped_newest", "dropped as they came"),
-                ("refused_pushes", "refused"),
+            f"{count:,} {meaning}"
+            for count, meaning in (
+                (live.dropped_oldest, "dropped as the oldest"),
+                (live.dropped_newest, "dropped as they came"),
+                (live.refused_pushes, "refused"),
             )
-            if live[key]
+            if count
         ),
     ]
-    if live["lost_batches"]:
-        facts.append(f"{counted(live['lost_batches'], 'batch')} that not all trainers got")
+    if live.lost_batches:
+        facts.append(f"{counted(live.lost_batches, 'batch')} that not all trainers got")
     return ", ".join(facts)
 
 
-def _cache(stream: Any) -> str:
+def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
     """How much of the source is in the cache, and how often that was of use."""
-    cache, work = stream["cache"], stream["work"]
-    asked = work["cache_hits"] + work["cache_misses"]
-    found = f", {work['cache_hits'] / asked:.0%} of {counted(asked, 'read')} found there" if asked else ""
-    sharers = f", shared by {counted(cache['streams'], 'stream')}" if cache["streams"] > 1 else ""
-    place = f" on disk ({cache['folder']})" if cache["folder"] else ""
-    spoilt = f", {counted(cache['spoilt_samples'], 'record')} damaged" if cache["spoilt_samples"] else ""
+    work = stream.work
+    asked = work.cache_hits + work.cache_misses
+    found = f", {work.cache_hits / asked:.0%} of {counted(asked, 'read')} found there" if asked else ""
+    sharers = f", shared by {counted(cache.streams, 'stream')}" if cache.streams > 1 else ""
+    place = f" on disk ({cache.folder})" if cache.folder else ""
+    spoilt = f", {counted(cache.spoilt_samples, 'record')} damaged" if cache.spoilt_samples else ""
     return (
-        f"cache of {cache['kind']} samples{place} has {cache['held_samples']:,} of {stream['samples']:,} in "
-        f"{round_bytes(cache['used_bytes'])} of {round_bytes(cache['budget_bytes'])}{found}{sharers}{spoilt}"
+        f"cache of {cache.kind} samples{place} has {cache.held_samples:,} of {stream.samples:,} in "
+        f"{round_bytes(cache.used_bytes)} of {round_bytes(cache.budget_bytes)}{found}{sharers}{spoilt}"
     )
 
 
-def _trainers(status: Any) -> Table:
-    names = {trainer["session"]: trainer for trainer in status["trainers"]}
+def _trainers(status: DaemonStatus) -> Table:
+    names = {trainer.session: trainer for trainer in status.trainers}
     table = _table(
         "trainer", "pid", "from", "stream", "rank", "next batch", "held", "ready ahead", "state", "waited", "MB/s"
     )
-    for stream in status["streams"]:
-        for one in stream["subscriptions"]:
-            trainer = names.get(one["session"], _GONE)
-            at = "at its end" if one["epoch"] is None else f"epoch {one['epoch']}, step {one['step']}"
+    for stream in status.streams:
+        for one in stream.subscriptions:
+            trainer = names.get(one.session, _GONE)
+            at = "at its end" if one.epoch is None else f"epoch {one.epoch}, step {one.step}"
             table.add_row(
-                trainer["name"],
-                str(trainer["pid"] or "-"),
+                trainer.name,
+                "?" if trainer is _GONE else str(trainer.pid or "-"),
                 _origin(trainer),
-                stream["name"],
-                f"{one['rank']} of {one['world_size']}",
+                stream.name,
+                f"{one.rank} of {one.world_size}",
                 at,
-                str(one["held_slots"]),
-                f"{one['ready_ahead']} of {one['window']}",
-                "waiting" if one["waiting"] else "busy",
-                duration(one["wait_s"]),
-                "-" if trainer["sent_bytes_per_s"] is None else f"{trainer['sent_bytes_per_s'] / 1e6:.1f}",
+                str(one.held_slots),
+                f"{one.ready_ahead} of {one.window}",
+                "waiting" if one.waiting else "busy",
+                duration(one.wait_s),
+                "-" if trainer.sent_bytes_per_s is None else f"{trainer.sent_bytes_per_s / 1e6:.1f}",
             )
     return table
 
 
-def _origin(trainer: Any) -> str:
+def _origin(trainer: TrainerStatistics) -> str:
     """Where a trainer is, and so which way its batches go; with its key, where it has one."""
-    if trainer["transport"] != "tcp":
-        return str(trainer["transport"])
-    several = f" x{trainer['connections']}" if trainer["connections"] > 1 else ""
-    return f"tcp {trainer['host']}{several}" + (f" ({trainer['key']})" if trainer["key"] else "")
+    if trainer.transport != "tcp":
+        return trainer.transport
+    several = f" x{trainer.connections}" if trainer.connections > 1 else ""
+    return f"tcp {trainer.host}{several}" + (f" ({trainer.key})" if trainer.key else "")
 
 
-def _workers(status: Any) -> Table:
+def _workers(status: DaemonStatus) -> Table:
     table = _table("worker", "pid", "state", "orders", "chunks", "samples", "busy")
-    for worker in status["workers"]:
+    for worker in status.workers:
         table.add_row(
-            str(worker["number"]),
-            str(worker["pid"] or "-"),
-            worker["state"],
-            str(worker["orders"]),
-            f"{worker['chunks']:,}",
-            f"{worker['samples']:,}",
-            duration(worker["busy_s"]),
+            str(worker.number),
+            str(worker.pid or "-"),
+            worker.state,
+            str(worker.orders),
+            f"{worker.chunks:,}",
+            f"{worker.samples:,}",
+            duration(worker.busy_s),
         )
     return table
 

@@ -10,12 +10,11 @@ Invariant: however it ends, the terminal is as it was.
 import os
 import select
 import signal
-import socket
 import sys
 import termios
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
 from typing import Any, Self
 
@@ -24,20 +23,22 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import ANSWER_TIMEOUT_S, Attachment
+from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.duration import duration
 from batchd.cli.frame import frame
 from batchd.cli.options import address_option
 from batchd.cli.status import PIPED_COLUMNS
 from batchd.diagnosis.overview import Looks
 from batchd.errors import BatchdError, DaemonUnreachable
+from batchd_client.asking import ask_status
+from batchd_client.lifeline import SessionLost
+from batchd_client.session import Session
 from batchd_wire.messages import AskStatus, Status
+from batchd_wire.status import read_status
 
 INTERVAL_S = 1.0
 SILENT_S = 2.0
 """An answer takes a few milliseconds; after so long without one that is said."""
-MESSAGE_BYTES_MAX = 4096
 QUIT_KEYS = b"qQ\x03\x04"
 """q, Ctrl-C where a terminal gives it as a character, and Ctrl-D."""
 
@@ -50,9 +51,9 @@ QUIT_KEYS = b"qQ\x03\x04"
     type=click.FloatRange(0.1, 3600),
     default=INTERVAL_S,
     show_default=True,
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
-@click.option("--once", is_flag=True, help="Look twice, print one frame and end; so it is, too, where no terminal is.")
+@click.option("--once", is_flag=True, help="Print one frame and exit; the default if the output is not a terminal.")
 def command(address: str | None, interval_s: float, once: bool) -> None:
     """Watch streams, trainers and workers, live. Ends with q."""
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -69,7 +70,8 @@ class Source:
 
     def __init__(self, address: str | None) -> None:
         self._address = address
-        self._attachment: Attachment | None = None
+        self._stack = ExitStack()
+        self._session: Session | None = None
         self._asked_s: float | None = None
         self.looks = Looks()
         self.notice = ""
@@ -82,38 +84,39 @@ class Source:
 
     def open(self) -> None:
         """Open a session. Raises ``DaemonUnreachable`` where no daemon answers."""
-        self._attachment = Attachment(find_daemon(self._address)).__enter__()
+        self._session = self._stack.enter_context(running_daemon(self._address))
         self.ask()
 
     def ask(self) -> None:
         """Ask how it is, unless it has yet to answer; look for it where it has gone."""
-        if self._attachment is None:
+        if self._session is None:
             self._try_again()
         elif self._asked_s is None:
             self._asked_s = monotonic()
-            self._attachment.dealer.send(AskStatus(1).encode())
+            with suppress(SessionLost):  # which `take` meets again
+                self._session.begin(AskStatus)
         elif monotonic() - self._asked_s >= SILENT_S:
             self.notice = f"no answer for {duration(monotonic() - self._asked_s)}: these are its last numbers"
 
     def sources(self) -> list[int]:
         """What becomes readable when there is something to take."""
-        if self._attachment is None:
-            return []
-        return [self._attachment.lifeline.fileno(), int(self._attachment.dealer.FD)]
+        return self._session.descriptors if self._session is not None else []
 
     def take(self) -> bool:
         """Take what has come. Was it news?"""
-        if self._attachment is None:
+        if self._session is None:
             return False
-        if _has_ended(self._attachment.lifeline):
+        try:
+            with client_errors():
+                reply = self._session.answer()
+        except DaemonUnreachable:
             self._close()
             self.notice = "the daemon has gone: these are its last numbers, and it is looked for"
             return True
-        reply = self._attachment.reply(0)
         if not isinstance(reply, Status):
             return False
         self._asked_s, self.notice = None, ""
-        self.looks.add(reply.status)
+        self.looks.add(read_status(reply.status))
         return True
 
     def _try_again(self) -> None:
@@ -125,26 +128,16 @@ class Source:
             self.notice = str(error)
 
     def _close(self) -> None:
-        if self._attachment is not None:
-            self._attachment.__exit__(None, None, None)
-        self._attachment = self._asked_s = None
-
-
-def _has_ended(lifeline: socket.socket) -> bool:
-    if not select.select([lifeline], [], [], 0)[0]:
-        return False
-    try:
-        return not lifeline.recv(MESSAGE_BYTES_MAX)
-    except ConnectionError:
-        return True
+        self._stack.close()
+        self._session = self._asked_s = None
 
 
 def _print_once(address: str | None, interval_s: float) -> None:
     looks = Looks()
-    with Attachment(find_daemon(address)) as attachment:
-        looks.add(attachment.ask(AskStatus(1), Status, ANSWER_TIMEOUT_S).status)
+    with running_daemon(address) as session:
+        looks.add(ask_status(session))
         select.select([], [], [], interval_s)
-        looks.add(attachment.ask(AskStatus(2), Status, ANSWER_TIMEOUT_S).status)
+        looks.add(ask_status(session))
     console = _console(None if sys.stdout.isatty() else PIPED_COLUMNS)
     console.print(_drawn(looks, console.width, None, ""))
 

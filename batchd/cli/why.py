@@ -4,17 +4,16 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from typing import Any
 
 import click
 
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option
 from batchd.diagnosis.readings import Reading, compare
 from batchd.diagnosis.verdicts import Verdict, judge
 from batchd.errors import BatchdError
-from batchd_wire.messages import AskStatus, Status
+from batchd_client.asking import ask_status
+from batchd_wire.status import DaemonStatus
 
 SECONDS = 5.0
 
@@ -27,16 +26,16 @@ SECONDS = 5.0
     type=click.FloatRange(0.5, 3600),
     default=SECONDS,
     show_default=True,
-    help="How long to look.",
+    help="Seconds between the two samples.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON, for programs.")
 def command(stream: str | None, address: str | None, seconds: float, as_json: bool) -> None:
-    """Say what each trainer waits for, with the numbers that prove it and what helps.
+    """Show what each trainer waits for, the evidence, and the fix.
 
-    Looks at the daemon's numbers twice; with STREAM, at the trainers of one stream alone.
+    Samples the daemon's counters twice. With STREAM, only its trainers.
     """
     before, after = _look_twice(address, seconds)
-    names = [one["name"] for one in after["streams"]]
+    names = [one.name for one in after.streams]
     if stream is not None and stream not in names:
         raise BatchdError(f"there is no stream {stream!r}; there are {', '.join(names)}")
     reading = compare(before, after)
@@ -50,22 +49,21 @@ def command(stream: str | None, address: str | None, seconds: float, as_json: bo
         click.echo(line)
 
 
-def _look_twice(address: str | None, seconds: float) -> tuple[Any, Any]:
+def _look_twice(address: str | None, seconds: float) -> tuple[DaemonStatus, DaemonStatus]:
     """The daemon's status, twice, so many seconds apart."""
-    with Attachment(find_daemon(address)) as attachment:
-        before: Any = attachment.ask(AskStatus(1), Status).status
+    with running_daemon(address) as session:
+        before = ask_status(session)
         if sys.stderr.isatty():
             click.echo(f"looking for {seconds:g} s", err=True)
         time.sleep(seconds)
-        after: Any = attachment.ask(AskStatus(2), Status).status
-    return before, after
+        return before, ask_status(session)
 
 
-def _lines(verdicts: list[Verdict], status: Any, stream: str | None, reading: Reading) -> list[str]:
+def _lines(verdicts: list[Verdict], status: DaemonStatus, stream: str | None, reading: Reading) -> list[str]:
     """What there is to say: the verdicts, or why there are none."""
     if verdicts:
         return [str(verdict) for verdict in verdicts]
-    read = [one["name"] for one in status["streams"] if one["subscriptions"] and stream in (None, one["name"])]
+    read = [one.name for one in status.streams if one.subscriptions and stream in (None, one.name)]
     if read:
         return [f"the trainers of {', '.join(read)} came less than {reading.seconds:.0f} s ago: try again"]
     return [f"no trainer reads {stream or 'any stream'}: nobody waits"]

@@ -1,67 +1,95 @@
 """What can be read of the streams of a configuration in which something is wrong. Daemon and CLI.
 
-    source = { type = "concat", sources = [{ type = "folder", path = "a" }, { type = "foldr" }] }   UnreadSource with one part
-    pipeline = [{ op = "decode" }, { op = "resize", sise = [8, 8] }]                                Decode, UnreadStep
+    source = { type = "concat", sources = [{ type = "folder", path = "a" }, { type = "foldr" }] }   the folder alone
+    pipeline = [{ op = "decode" }, { op = "resize", sise = [8, 8] }]                                Decode, and a gap
 
 So that a mistake in one place does not hide those in others: whatever is read here can be looked at.
 
-Invariant: nothing of an ``UnreadSource`` or an ``UnreadStep`` is guessed but which fields it may be about.
+Invariant: of a source or a step whose options are wrong, nothing is guessed but which fields it may be about.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from batchd.config.checks import OptionsInvalid
-from batchd.config.composed_sources import UnreadSource
-from batchd.config.kinds import OneOf
-from batchd.config.lines import KeyPath
-from batchd.config.live_sources import CAPACITY_MAX
-from batchd.config.names import nearest
-from batchd.config.source import SourceOptions
-from batchd.config.sources import SOURCE_KINDS, Source
-from batchd.config.step import UnreadStep
-from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tree import CACHE_KEYS, DaemonConfig, StreamConfig
+from batchd.errors import KeyPath
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.options import StepOptions
+from batchd.samples.checks import OptionsInvalid
+from batchd.samples.kinds import OneOf
+from batchd.sources.kinds import SOURCE_KINDS
+from batchd.sources.options import SourceOptions
+from batchd.sources.push.options import CAPACITY_MAX
+from batchd.suggestions import nearest
 
 _LATER = ConfigDict(defer_build=True)
 """Made when it is first used: a daemon whose configuration is right never does."""
-_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[Source, OneOf(SOURCE_KINDS, "type")], config=_LATER)
-_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[Step, OneOf(STEP_KINDS, "op")], config=_LATER)
+_SOURCE: TypeAdapter[Any] = TypeAdapter(Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")], config=_LATER)
+_STEP: TypeAdapter[Any] = TypeAdapter(Annotated[StepOptions, OneOf(STEP_KINDS, "op")], config=_LATER)
 _MADE_WITH = ("", "_mask", "_length", "_shape")
 """How the names of fields end that a step makes beside the one that it names."""
 _NAMING = ("field", "to", "mask", "boxes", "points")
 _STAND_INS: Mapping[str, Any] = {"path": "anywhere", "root": "anywhere", "shards": ["any"], "function": "any:thing"}
 """For required keys of sources that are wrong or missing."""
-AnySource: TypeAlias = SourceOptions | UnreadSource
+
+
+class Gap(NamedTuple):
+    """What can be said of a step whose options are wrong. ``field``: the one that it is done to, where it says so.
+
+    ``touches``: the fields that it reads or makes, as far as it says; None for any.
+    """
+
+    op: str
+    field: str | None = None
+    touches: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamDraft:
-    """A stream as far as it could be read. ``data`` is what its table holds."""
+    """A stream as far as it could be read. ``data`` is what its table holds.
 
-    source: AnySource
-    steps: tuple[Step | UnreadStep, ...]
+    ``sources``: the source with the key (), or where its options are wrong the parts that could be read, each with its key in it.
+    ``source_fields``: the fields that sources with wrong options add to those of their parts. ``steps`` by their places in the
+    pipeline, and ``gaps`` where no step could be read.
+    """
+
+    sources: tuple[tuple[KeyPath, SourceOptions], ...]
+    source_fields: tuple[str, ...]
+    steps: Mapping[int, StepOptions]
+    gaps: Mapping[int, Gap]
     data: Mapping[str, Any]
 
 
 def whole_draft(stream: StreamConfig) -> StreamDraft:
     """A stream in which nothing is wrong."""
-    return StreamDraft(stream.source, stream.pipeline, stream.model_dump(mode="json"))
+    return StreamDraft((((), stream.source),), (), dict(enumerate(stream.pipeline)), {}, stream.model_dump(mode="json"))
 
 
 def stream_drafts(data: Mapping[str, Any]) -> dict[str, StreamDraft]:
     """What can be read of the streams of a file, by name."""
+    return {name: _stream_draft(table) for name, table in _tables(data)}
+
+
+def _tables(data: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables of the streams of a file, by name."""
     streams = data.get("streams")
     tables = streams.items() if isinstance(streams, dict) else ()
-    return {
-        name: StreamDraft(_source(table.get("source")), tuple(_steps(table.get("pipeline", []))), table)
-        for name, table in tables
-        if isinstance(table, dict)
-    }
+    return [(name, table) for name, table in tables if isinstance(table, dict)]
+
+
+def _stream_draft(table: Mapping[str, Any]) -> StreamDraft:
+    sources: list[tuple[KeyPath, SourceOptions]] = []
+    source_fields: list[str] = []
+    _read_source((), table.get("source"), sources, source_fields)
+    items = table.get("pipeline", [])
+    read = {place: _read(_STEP, item) for place, item in enumerate(items)} if isinstance(items, list) else {0: None}
+    steps = {place: step for place, step in read.items() if step is not None}
+    gaps = {place: _gap(items[place] if isinstance(items, list) else None) for place in read.keys() - steps.keys()}
+    return StreamDraft(tuple(sources), tuple(source_fields), steps, gaps, table)
 
 
 def daemon_draft(data: Mapping[str, Any]) -> tuple[DaemonConfig, frozenset[str]]:
@@ -81,12 +109,9 @@ def daemon_draft(data: Mapping[str, Any]) -> tuple[DaemonConfig, frozenset[str]]
 
 def hidden_problems(data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
     """What is wrong with streams where it would be looked at only once other keys of theirs are right, each with its key."""
-    streams = data.get("streams")
-    tables = streams.items() if isinstance(streams, dict) else ()
     return [
         (("streams", name, *key), text)
-        for name, table in tables
-        if isinstance(table, dict)
+        for name, table in _tables(data)
         for key, text in [*_wrong_together(table), *_hidden_in_source(("source",), table.get("source"))]
     ]
 
@@ -161,48 +186,41 @@ def _daemon(table: Mapping[str, Any]) -> DaemonConfig:
     return DaemonConfig.model_validate_json(json.dumps(table, default=str), strict=True)
 
 
-def _source(data: object) -> AnySource:
+def _read_source(
+    key: KeyPath, data: object, sources: list[tuple[KeyPath, SourceOptions]], source_fields: list[str]
+) -> None:
+    """Add the source, or what can be read of its parts and the field that it adds to theirs."""
     source = _read(_SOURCE, data)
     if isinstance(source, SourceOptions):
-        return source
-    table = data if isinstance(data, dict) else {}
-    source_field = table.get("source_field", "")
-    return UnreadSource(tuple(_parts(table)), source_field if isinstance(source_field, str) else "")
+        sources.append((key, source))
+    elif isinstance(data, dict):
+        several, one, added = data.get("sources"), data.get("of"), data.get("source_field")
+        if isinstance(added, str) and added:
+            source_fields.append(added)
+        if isinstance(several, list):
+            for number, part in enumerate(several):
+                _read_source((*key, "sources", number), part, sources, source_fields)
+        elif isinstance(one, dict):
+            _read_source((*key, "of"), one, sources, source_fields)
 
 
-def _parts(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, AnySource]]:
-    several, one = table.get("sources"), table.get("of")
-    if isinstance(several, list):
-        yield from ((("sources", number), _source(part)) for number, part in enumerate(several))
-    elif isinstance(one, dict):
-        yield ("of",), _source(one)
-
-
-def _steps(data: object) -> Iterator[Step | UnreadStep]:
-    if not isinstance(data, list):
-        yield UnreadStep("", None)
-        return
-    for item in data:
-        step = _read(_STEP, item)
-        yield step if step is not None else _unread_step(item if isinstance(item, dict) else {})
-
-
-def _unread_step(table: Mapping[str, Any]) -> UnreadStep:
+def _gap(data: object) -> Gap:
     """Which fields a step may be about, by the names in it and by the default of its kind."""
+    table = data if isinstance(data, dict) else {}
     op = table.get("op")
     kind = STEP_KINDS.get(nearest(op, STEP_KINDS) or "") if isinstance(op, str) else None
     if not isinstance(op, str) or kind is None or kind is STEP_KINDS["call"]:
-        return UnreadStep(str(op), None)
+        return Gap(str(op))
     known: Any = kind
     defaults = {option.name: option.default for option in fields(known)}
     given = [table.get(name, defaults.get(name)) for name in _NAMING]
     listed = table.get("fields", ())
     names = [name for name in [*given, *(listed if isinstance(listed, list) else [listed])] if isinstance(name, str)]
     if not names:
-        return UnreadStep(op, None)
+        return Gap(op)
     touches = frozenset(f"{name}{ending}" for name in names for ending in _MADE_WITH)
     field = table.get("field", defaults.get("field"))
-    return UnreadStep(op, touches, field if isinstance(field, str) else None)
+    return Gap(op, field if isinstance(field, str) else None, touches)
 
 
 def _read(adapter: TypeAdapter[Any], data: object) -> Any:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-KeyPath = tuple[str | int, ...]
+from batchd.errors import KeyPath
 
 _TOKEN = re.compile(
     r"""
@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class _TomlToken:
     kind: str
     text: str
     line: int
@@ -118,7 +118,7 @@ class _Walk:
             self._assignment(path)
         self._at += 1
 
-    def _take(self) -> _Token:
+    def _take(self) -> _TomlToken:
         token = self._tokens[self._at]
         self._at += 1
         return token
@@ -144,11 +144,11 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     return walk.lines
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokens(text: str) -> Iterator[_TomlToken]:
     line = 1
     for match in _TOKEN.finditer(text):
         if match.lastgroup != "blank":
-            yield _Token(str(match.lastgroup), match[0], line)
+            yield _TomlToken(str(match.lastgroup), match[0], line)
         line += match[0].count("\n")
 
 

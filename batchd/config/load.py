@@ -19,13 +19,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from batchd.config.lines import KeyPath, key_lines
-from batchd.config.location import looks_like_url
-from batchd.config.names import suggestion
-from batchd.config.problems import locate, path_text, problems_from
+from batchd.config.lines import key_lines
+from batchd.config.problems import locate, problems_from
 from batchd.config.schema import path_keys, path_places
 from batchd.config.tree import Config, DaemonConfig
-from batchd.errors import ConfigInvalid, Problem
+from batchd.errors import ConfigInvalid, KeyPath, Problem, path_text
+from batchd.storage.location import looks_like_url
+from batchd.suggestions import suggestion
 
 ENVIRONMENT_PREFIX = "BATCHD_"
 FILE_BYTES_MAX = 4 << 20
@@ -60,7 +60,7 @@ def load_config(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LoadedConfig:
     """A configuration as it was read, right or wrong.
 
     ``data`` is what the file, the environment and the command line say together; ``config`` is None where that is no tree.
@@ -80,7 +80,7 @@ class Reading:
 
 def read_config(
     file: Path, overrides: Mapping[str, str] = _NOTHING, environment: Mapping[str, str] | None = None
-) -> Reading:
+) -> LoadedConfig:
     """Read a configuration as ``load_config`` does. Raises ``ConfigInvalid`` only where the file is no TOML."""
     text = read_text(file)
     data = _parse(text, file)
@@ -94,7 +94,7 @@ def read_config(
         config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         problems += problems_from(error, data)
-    return Reading(config, data, tuple(problems), tuple(changes), key_lines(text))
+    return LoadedConfig(config, data, tuple(problems), tuple(changes), key_lines(text))
 
 
 def read_text(file: Path) -> str:

@@ -7,7 +7,6 @@ Invariant: every error becomes a part of exactly one problem, and no path has tw
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,15 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from batchd.config.checks import OptionsInvalid
 from batchd.config.examples import EXAMPLES, example_of
-from batchd.config.lines import KeyPath
-from batchd.config.names import known_here, suggestion
 from batchd.config.schema import default_text, kinds_at, known_keys, meaning_of
-from batchd.errors import Problem
+from batchd.errors import KeyPath, Problem, path_text
+from batchd.samples.checks import OptionsInvalid
+from batchd.suggestions import known_here, suggestion
 
 VALUE_CHARACTERS_MAX = 60
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _MUST_BE = "must be "
 _TYPES = {
     "int_type": "an integer",
@@ -43,17 +40,6 @@ _TYPES = {
 """What TOML calls what pydantic misses, by pydantic's names."""
 _TEXTS = ("string_type", "path_type")
 _STEP_EXAMPLE = '{ op = "decode" }'
-
-
-def path_text(path: KeyPath) -> str:
-    """Write a path as in TOML, items in brackets: ``streams."a.b".pipeline[1].size``."""
-    parts = []
-    for name in path:
-        if isinstance(name, int):
-            parts.append(f"[{name}]")
-        else:
-            parts.append("." + (name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)))
-    return "".join(parts).removeprefix(".")
 
 
 def problems_from(error: ValidationError, data: Mapping[str, Any]) -> list[Problem]:

@@ -7,14 +7,19 @@ Invariant: ``annotated_toml()`` loads, and gives every key that it leaves out of
 """
 
 import json
+import re
 from collections.abc import Iterator
-from textwrap import wrap
+from textwrap import fill, wrap
 
 from batchd.config.examples import EXAMPLES, example_of
 from batchd.config.schema import Node, alternatives, json_schema, resolve
-from batchd.config.sizes import format_bytes
+from batchd.samples.sizes import format_bytes
 
 WIDTH_CHARACTERS = 110
+PAGE_CHARACTERS = 100
+_NOT_PROSE = ("|", "#", "```", "* ")
+_UNBROKEN = re.compile(r"`[^`]+`|\[[^\]]*\]\([^)]*\)")
+"""Code and links of a page: each stays on one line."""
 _EXAMPLE_STREAM = "photos"
 _DEPENDENT = {"max_skew", "http"}
 """Keys that are refused unless another key says that they count; and one whose default is tried, and whose value is demanded."""
@@ -74,7 +79,20 @@ def reference_markdown() -> str:
         sections.append(f"## {title}\n")
         for kind, table in alternatives(node).items():
             sections += _section(f"### `{node['discriminator']['propertyName']} = {json.dumps(kind)}`", table)
-    return "\n".join(sections).rstrip() + "\n"
+    return wrap_prose("\n".join(sections).rstrip() + "\n")
+
+
+def wrap_prose(page: str) -> str:
+    """Wrap the paragraphs of a page of Markdown; tables, headings, lists and blocks of code stay as they are."""
+    parts = page.split("\n\n")
+    is_code = False
+    for index, part in enumerate(parts):
+        if not is_code and not part.lstrip("\n").startswith(_NOT_PROSE):
+            whole = _UNBROKEN.sub(lambda found: found[0].replace(" ", "\0"), " ".join(part.split()))
+            wrapped = fill(whole, PAGE_CHARACTERS, break_long_words=False, break_on_hyphens=False)
+            parts[index] = wrapped.replace("\0", " ") + "\n" * part.endswith("\n")
+        is_code ^= part.count("```") % 2 == 1
+    return "\n\n".join(parts)
 
 
 def _annotated_keys(table: Node) -> Iterator[str]:

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from batchd.config.lines import KeyPath
-from batchd.config.sizes import format_bytes
+from batchd.errors import KeyPath
+from batchd.samples.sizes import format_bytes
 
 Node = dict[str, Any]
 """A JSON Schema, or a part of one."""

@@ -16,16 +16,19 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from batchd.config.checks import Checks
 from batchd.config.cpus import available_cpus
 from batchd.config.http import DEFAULT, host_name, parse_http
-from batchd.config.kinds import IS_WHOLE, OneOf
-from batchd.config.live_sources import PushSource
-from batchd.config.location import check_local
-from batchd.config.sizes import AMOUNT_PATTERN, parse_bytes
-from batchd.config.sources import SOURCE_KINDS, Source
-from batchd.config.steps import STEP_KINDS, Step
 from batchd.config.tcp import parse_tcp
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.options import StepOptions
+from batchd.samples.checks import Checks
+from batchd.samples.kinds import IS_WHOLE, OneOf
+from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
+from batchd.sources.kinds import SOURCE_KINDS
+from batchd.sources.options import SourceOptions
+from batchd.sources.push.options import PushSource
+from batchd.storage.location import check_local
+from batchd.storage.values import StorageLimits
 
 GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
@@ -106,92 +109,101 @@ class _Branch(BaseModel):
 
 
 class DaemonConfig(_Branch):
-    """What concerns the daemon as a whole."""
+    """Settings of the whole daemon."""
 
     runtime_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
-    """Directory of the sockets and the lock; its group is who may connect. When not set, the first of /run/batchd and
-    $XDG_RUNTIME_DIR/batchd that this user may write."""
+    """Directory for the sockets and the lock file. Members of its group may connect. When not set,
+    the first of /run/batchd and $XDG_RUNTIME_DIR/batchd that this user may write."""
 
     tcp: Annotated[str, AfterValidator(_host_and_port)] | None = None
-    """Where trainers on other hosts come in: an address of this machine (or a network interface, or "*" for all) and a port,
-    such as "10.0.0.5:7070" or "[::1]:7070". Beyond loopback it needs keys: `batchd keys new`. When not set, nobody comes over
-    TCP."""
+    """Listening address for trainers on other hosts: an address of this machine (or a network
+    interface, or "*" for all) and a port, such as "10.0.0.5:7070" or "[::1]:7070". Beyond loopback
+    it needs keys: `batchd keys new`. When not set, the daemon does not listen on TCP."""
 
     keys_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
-    """Directory of the keys that `batchd keys` makes: the daemon's, and who may come over TCP. When not set, what systemd gives
-    (LoadCredential=keys:/etc/batchd/keys) where it gives credentials, /etc/batchd/keys for root, and
-    $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys for others."""
+    """Directory of the keys that `batchd keys` makes: the daemon's own, and those of remote
+    trainers. When not set, systemd's credentials (LoadCredential=keys:/etc/batchd/keys) if there
+    are any, /etc/batchd/keys for root, and $XDG_CONFIG_HOME/batchd/keys or ~/.config/batchd/keys
+    for other users."""
 
     http: Annotated[str, AfterValidator(_http_place)] = DEFAULT
-    """Where /metrics, /healthz, /readyz and /status.json are answered: an address of this machine (or a name of it, or "*" for
-    all) and a port (0: any that is free), or "off". It is plain HTTP without passwords, so think before you name more than
-    loopback. A daemon inside a script has none unless this is set. Where this is not set and the port is taken, the daemon goes
-    on without."""
+    """Listening address for /metrics, /healthz, /readyz and /status.json: an address of this
+    machine (or a name of it, or "*" for all) and a port (0: any free one), or "off". Plain HTTP
+    without authentication: do not expose it on an untrusted network. A daemon inside a script has
+    none unless this is set. If this is not set and the port is taken, the daemon runs without
+    HTTP."""
 
     http_details: bool = False
-    """Whether everybody who reaches the HTTP port may see everything there is: the page, contact sheets (pictures of the training
-    data), names and paths of bad files, process ids and users (/status.json). false: only users of this machine who may connect
-    to the daemon anyway, over loopback and not through a proxy."""
+    """Whether every client that reaches the HTTP port may see everything: the page, contact sheets
+    (pictures of the training data), names and paths of bad files, process ids and users
+    (/status.json). false: only users of this machine who may connect to the daemon anyway, over
+    loopback and not through a proxy."""
 
     http_names: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
-    """Further names by which people ask for this machine over HTTP, such as ["batchd.example.org"] for a proxy's. Its addresses,
-    its own name with and without domain, and what http says are known anyway; a request for any other name is refused, as a web
-    page may have made it (DNS rebinding)."""
+    """Further names of this machine in HTTP requests, such as ["batchd.example.org"] for a proxy's.
+    Its addresses, its own name with and without domain, and the name in http are always accepted; a
+    request for any other name is refused, because a web page may have made it (DNS rebinding)."""
 
     cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
-    """Directory where indexes of large sources are kept, so that only what has changed is scanned again. When not set,
-    $CACHE_DIRECTORY (which systemd gives), /var/cache/batchd for root, and $XDG_CACHE_HOME/batchd or ~/.cache/batchd for
-    others."""
+    """Directory of the indexes of large sources, so that only changed sources are scanned again.
+    When not set, $CACHE_DIRECTORY (which systemd sets), /var/cache/batchd for root, and
+    $XDG_CACHE_HOME/batchd or ~/.cache/batchd for other users."""
 
     python_path: tuple[Annotated[Path, AfterValidator(_named_by_parts)], ...] | None = None
-    """Folders in which modules of your own functions are looked for, before what Python itself has: those of "call" steps and of
-    "python" and "generator" sources. When not set, the folder of the configuration file. Whoever may write there runs code as
-    the daemon's user."""
+    """Folders with the modules of your own functions ("call" steps, "python" and "generator"
+    sources), searched before Python's own path. When not set, the folder of the configuration file.
+    Every user who can write there can run code as the daemon's user."""
 
     workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"
-    """Number of decoding processes. "auto" is one for each CPU that the daemon may use: affinity and cgroup quota count."""
+    """Number of decoding processes. "auto": one for each CPU that the daemon may use, by affinity
+    and cgroup quota."""
 
     memory: Memory = 4 * GIBIBYTE
     """Shared memory for the rings of all streams together, in bytes or as "4GiB", "512MiB"."""
 
     sample_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """How long one sample may keep a worker busy, in seconds; a worker that takes longer is killed and the file is named."""
+    """Timeout of one sample in a worker, in seconds: the daemon kills a worker that takes longer,
+    and names the file."""
 
     drain_timeout_s: Annotated[float, Field(ge=0, lt=10)] = 8.0
-    """How long workers may take to finish what they have in hand after SIGTERM, in seconds; then the daemon ends."""
+    """How long workers may finish their orders after SIGTERM, in seconds; then the daemon ends."""
 
     storage_timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    """How long a server of http, s3 or gs may say nothing, in seconds, before the request is given up and made again. A whole
-    sample takes at most 0.8 of sample_timeout_s: then it is a bad sample, and no worker is killed."""
+    """Timeout of a request to http, s3 or gs without an answer, in seconds; then it is retried. A
+    whole sample takes at most 0.8 of sample_timeout_s: then it is a bad sample, and no worker is
+    killed."""
 
     storage_retries: Annotated[int, Field(ge=0, le=100)] = 3
-    """How often a request to http, s3 or gs is made again, with growing pauses, when its server says nothing, answers 429 or
-    500 and more, or closes the connection too soon."""
+    """Number of retries of a request to http, s3 or gs, with growing pauses, after a timeout, a
+    status of 429 or 500 and more, or a connection that closes too soon."""
 
     reserve: Literal["demand", "start"] = "demand"
-    """When the memory of the rings is taken. "demand": slot by slot, when a trainer first needs it. "start": all of it before a
-    service manager is told that the daemon is ready; where it cannot be had, the daemon ends with an error. Streams that a
-    reload adds or changes get theirs on demand."""
+    """When the rings get their memory. "demand": slot by slot, when a trainer first needs it.
+    "start": all of it before the service manager is told that the daemon is ready; if there is not
+    enough, the daemon ends with an error. Streams that a reload adds or changes get theirs on
+    demand."""
 
     chunk_rows: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = "auto"
-    """Most samples that a worker gets at once. "auto" measures: about 20 ms of work, so that messages cost nothing and all
-    workers end a batch together; more with more than 64 workers."""
+    """Maximum number of samples in one order to a worker. "auto" measures: about 20 ms of work, so
+    that messages cost nothing and all workers end a batch together; more with more than 64
+    workers."""
 
     sessions_max: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """How many trainers may be connected at once; further ones are refused with a message."""
+    """Maximum number of connected trainers; further ones are refused with a message."""
 
     sessions_per_peer: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """How many trainers may be connected over TCP at once with the same key, or from the same host where there are no keys;
-    further ones are refused with a message."""
+    """Maximum number of trainers connected over TCP with the same key, or from the same host if
+    there are no keys; further ones are refused with a message."""
 
     writable_slots: bool = False
-    """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map slots writable: most GPUs read
-    memory by themselves only if it is mapped so. A trainer with a bug could then spoil the batches of others; `verify = true`
-    notices that. One that means harm could do so unnoticed."""
+    """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map
+    slots writable: most GPUs can only read memory that is mapped so. A trainer with a bug could
+    then corrupt the batches of others; `verify = true` detects that. A malicious trainer could do
+    so undetected."""
 
-    def storage_limits(self) -> tuple[float, int, float]:
-        """How patient to be with servers of files, as ``sources.storage.StorageLimits`` has it."""
-        return self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s
+    def storage_limits(self) -> StorageLimits:
+        """How patient to be with servers of files."""
+        return StorageLimits(self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s)
 
     def worker_count(self) -> int:
         """The number of workers, with "auto" resolved for this process."""
@@ -201,79 +213,85 @@ class DaemonConfig(_Branch):
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
-    source: Annotated[Source, OneOf(SOURCE_KINDS, "type")]
+    source: Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")]
     """Where the samples come from."""
 
-    pipeline: Annotated[tuple[Annotated[Step, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
-    """What is done to each sample, step by step. What is the bytes of an image file at first needs "decode"."""
+    pipeline: Annotated[tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
+    """The steps that each sample goes through, in order. Encoded images need a "decode" step
+    first."""
 
     batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX)]
-    """Samples in one batch. Each goes to one rank whole, but for an epoch's last round, where ranks share what is left,
-    and get a sample each at least."""
+    """Samples per batch, per rank. In the last round of an epoch the remaining samples are split
+    between the ranks, at least one each."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Decides the shuffle and every random step; the same seed gives the same bytes. Two streams with the same seed draw the same
     numbers for the same sample of the same epoch, so give streams that must differ different seeds."""
 
     shuffle: bool = True
-    """Whether each epoch has an order of its own; false keeps the order of the source. A push source has no other."""
+    """Whether each epoch has its own order; false keeps the order of the source. A push source has
+    only the order of arrival."""
 
     drop_last: bool = False
-    """Whether an epoch ends with its last whole batch; false keeps the samples that are left as a smaller last batch. With W
-    ranks, true also leaves out the last batches that do not make one for each rank, up to W - 1 whole ones; false has the ranks
-    share them."""
+    """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a
+    smaller last batch. With W ranks, true also leaves out the last batches that do not make one for
+    each rank, up to W - 1 whole ones; false has the ranks share them."""
 
     verify: bool = False
-    """Whether every row carries a CRC-32 that the worker makes and the trainer compares; a batch that does not match is
-    asked for again and counted. For networks and memory that are not trusted; costs both sides some 0.2 ms for each MB."""
+    """Whether every row has a CRC-32 that the worker makes and the trainer compares; the client
+    asks again for a batch that does not match, and counts it. For untrusted networks and memory;
+    costs both sides some 0.2 ms for each MB."""
 
     on_error: OnError = "substitute"
-    """What stands for a sample that cannot be read or decoded: "substitute" another sample (always the same one), "mask" it
-    with zeros (a padded field with its fill) and valid = false, or "fail" and stop the stream. With a push source "mask", or
-    "fail"."""
+    """What replaces a sample that cannot be read or decoded: "substitute" takes another sample
+    (always the same one), "mask" zeros (a padded field its fill) with valid = false, "fail" stops
+    the stream. With a push source "mask" or "fail"."""
 
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Share of bad samples among those seen above which the stream stops."""
+    """The stream stops above this share of bad samples among those read."""
 
     window: Annotated[int, Field(ge=1, le=64)] = 4
-    """How many batches ahead of each trainer are made ready."""
+    """Number of batches that are prepared ahead of each trainer."""
 
     lag: Lag = "independent"
-    """Whether a trainer may run ahead of the others that read the same batches: "independent" lets it, "lockstep" makes it wait
-    so that each batch is decoded once; a trainer that starts later is waited for until it has come near. With a push source
-    always "lockstep"."""
+    """Whether a trainer may run ahead of others that read the same batches: "independent" allows
+    it; "lockstep" makes it wait, so that each batch is decoded once, also for a trainer that starts
+    later, until that is near. With a push source always "lockstep"."""
 
     max_skew: Annotated[int, Field(ge=1, le=1024)] = 8
     """With lag = "lockstep": how many batches the first trainer may be ahead of the last."""
 
     memory: Memory | None = None
-    """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set, streams share equally what the
-    others leave."""
+    """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
+    streams share the remaining memory equally."""
 
     cache: CacheKind = "off"
-    """What of a sample is kept in memory once it was read, for all epochs. "encoded": what the source gave, such as the bytes of
-    an image file, so that slow storage is read once. "seekable": the same, with restart markers in JPEGs, so that crops of them
-    take less time; to write them takes as long as some four decodes, once. "decoded": what the steps in front of the first
-    random one make of it, as pixels of 8 bits, so that each image is decoded once; `batchd check --explain` says which steps
-    these are. Streams with the same source, the same such steps and the same cache_memory share one cache. What has changed on
-    the storage since is not seen before the daemon is restarted, or a reload finds another source; with cache_dir, not before
-    the file of the cache is removed."""
+    """What is kept of a sample in memory after the first read, for all epochs. "encoded": the
+    source's values, such as the bytes of an image file, so that slow storage is read once.
+    "seekable": the same, with restart markers in JPEGs, so that crops of them take less time;
+    writing them takes as long as some four decodes, once. "decoded": the result of the steps before
+    the first random one, as pixels of 8 bits, so that each image is decoded once;
+    `batchd check --explain` names these steps. Streams with the same source, the same such steps
+    and the same cache_memory share one cache. Later changes on the storage take effect when the
+    daemon is restarted, or a reload finds another source; with cache_dir, when the file of the
+    cache is removed."""
 
     cache_memory: Memory | None = None
-    """With a cache in memory: the most memory that it takes, in bytes or as "200GiB"; no part of [daemon] memory, which is
-    for rings. Where it is less than all samples have, those that were read first are kept, and none of them makes room."""
+    """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]
+    memory, which is for rings. If it is less than all samples need, the cache keeps those that were
+    read first, and evicts none."""
 
     cache_dir: Annotated[Path, AfterValidator(_named_by_parts)] | None = None
-    """Folder in which the cache is a file, which outlives the daemon; it has to be there, better on a local disk. When not set,
-    the cache is in memory, and gone with the daemon."""
+    """Folder of the cache's file, which outlives the daemon. The folder must exist, preferably on a
+    local disk. When not set, the cache is in memory, and ends with the daemon."""
 
     cache_size: Memory | None = None
-    """With cache_dir: the most space that the file of the cache takes there, in bytes or as "200GiB"; in memory it is
-    cache_memory."""
+    """With cache_dir: the maximum size of the cache's file, in bytes or as "200GiB"; for a cache in
+    memory use cache_memory."""
 
     cache_short_side: Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None = None
-    """With cache = "decoded": the shorter side of the images that are kept, in pixels, as if a resize to shorter_side stood
-    behind "decode". Images of their full size take many times the memory of their files."""
+    """With cache = "decoded": the shorter side of the kept images, in pixels, like a resize to
+    shorter_side after "decode". Images of full size take many times the memory of their files."""
 
     @property
     def is_shuffled(self) -> bool:
@@ -357,7 +375,7 @@ class Config(_Branch):
     """The whole configuration of one daemon."""
 
     daemon: DaemonConfig = DaemonConfig()
-    """What concerns the daemon as a whole."""
+    """Settings of the whole daemon."""
 
     streams: Annotated[dict[StreamName, StreamConfig], Field(min_length=1, max_length=STREAMS_MAX)]
-    """What trainers may ask for, by name: letters, digits, "_", "." and "-", at most 64 characters."""
+    """The streams, by name: letters, digits, "_", "." and "-", at most 64 characters."""

@@ -1,4 +1,7 @@
-"""What shall be done: every output of the core, as data. ``core.state`` decides them, the daemon performs them in order."""
+"""Actions: every output of the core, as data.
+
+``core.state`` decides; the daemon performs them in order.
+"""
 
 from batchd.core.course import Course
 from batchd_wire.position import Position
@@ -7,7 +10,7 @@ from batchd_wire.record import record
 
 @record
 class SpawnWorker:
-    """Start a worker under a number that was never used before."""
+    """Start a worker under a new number."""
 
     worker: int
 
@@ -22,14 +25,14 @@ class KillWorker:
 
 @record
 class DismissWorker:
-    """Have a worker end that has nothing in hand; ``WorkerGone`` follows."""
+    """Have a worker without orders end; ``WorkerGone`` follows."""
 
     worker: int
 
 
 @record
 class CreateSlot:
-    """Reserve memory for a slot under a number that was never used before."""
+    """Reserve memory for a slot under a new number."""
 
     stream: int
     slot: int
@@ -37,7 +40,10 @@ class CreateSlot:
 
 @record
 class ReserveSlot:
-    """Mark the slot unfinished: a new batch will be filled into it. Paired with ``CommitSlot``; reserving again abandons it."""
+    """Mark the slot unfinished: a new batch will be filled into it.
+
+    Paired with ``CommitSlot``; reserving the slot again abandons the batch.
+    """
 
     slot: int
 
@@ -55,7 +61,10 @@ class CommitSlot:
 
 @record
 class OrderChunk:
-    """Have ``worker`` fill rows of ``position`` into ``slot``. ``places``: of a live stream, where each row's sample is."""
+    """Have ``worker`` fill rows ``first`` to ``first + count`` of ``position`` into ``slot``.
+
+    ``places``: for a live stream, the place of each row's sample in the mailbox.
+    """
 
     worker: int
     order: int
@@ -69,7 +78,7 @@ class OrderChunk:
 
 @record
 class AdmitSubscription:
-    """Tell the trainer that its claim is admitted."""
+    """Tell the trainer that its subscription is admitted."""
 
     session: int
     request: int
@@ -83,7 +92,7 @@ class AdmitSubscription:
 class GrantLease:
     """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``.
 
-    ``is_remote``: as bytes; ``BatchSent`` says when the slot is read no more.
+    ``is_remote``: send it as bytes; ``BatchSent`` follows when the slot is not read any more.
     """
 
     stream: int
@@ -110,7 +119,7 @@ class AdmitProducer:
 
 @record
 class LendPlace:
-    """Tell a producer where to write its sample; None: the mailbox is full, and the sample is dropped."""
+    """Tell a producer where to write its sample; None: the mailbox is full, so drop it."""
 
     session: int
     request: int
@@ -119,7 +128,7 @@ class LendPlace:
 
 @record
 class TakeSample:
-    """Tell a producer that its sample is in the queue. ``next_place`` is lent to it as well, unless it is None."""
+    """Tell a producer that its sample is queued; lend it ``next_place`` unless that is None."""
 
     session: int
     request: int
@@ -128,7 +137,7 @@ class TakeSample:
 
 @record
 class Refuse:
-    """Tell the trainer what cannot be done. ``request`` or ``subscription`` is 0, whichever it is not about."""
+    """Refuse ``request`` or ``subscription``, whichever is not 0, and tell the trainer why."""
 
     session: int
     request: int
@@ -139,7 +148,7 @@ class Refuse:
 
 @record
 class ReportBad:
-    """A sample was found bad for the first time."""
+    """Report a sample that was found bad for the first time."""
 
     stream: int
     sample: int
@@ -149,7 +158,7 @@ class ReportBad:
 
 @record
 class ReportMismatch:
-    """A trainer got a batch that did not match its checksums."""
+    """Report that a trainer got a batch that did not match its checksums."""
 
     stream: int
     session: int
@@ -158,7 +167,7 @@ class ReportMismatch:
 
 @record
 class QuarantineSample:
-    """A sample killed its workers: tell every worker, now and later, never to decode it again."""
+    """Tell every worker, now and later, never to decode a sample that killed its workers."""
 
     stream: int
     sample: int
@@ -167,7 +176,7 @@ class QuarantineSample:
 
 @record
 class ReportStopped:
-    """A stream stops for good."""
+    """Report that a stream stops for good."""
 
     stream: int
     text: str
@@ -175,7 +184,7 @@ class ReportStopped:
 
 @record
 class FreeSlots:
-    """Give back the memory of slots of a stream that is not served any more: nobody reads or writes them."""
+    """Free slots of a stream that is not served any more: no process reads or writes them."""
 
     stream: int
     slots: tuple[int, ...]
@@ -183,7 +192,7 @@ class FreeSlots:
 
 @record
 class EndStream:
-    """Forget a stream: it has no slots any more, and no other action will name it."""
+    """Forget a stream: it has no slots, and no other action will name it."""
 
     stream: int
 

@@ -1,6 +1,7 @@
-"""Why a trainer cannot have what it asks for: each refusal's code and text. Nobody's process; pure checks.
+"""Why a trainer cannot have what it asks for: the code and text of each refusal. Pure code.
 
-Invariant: a text is as long as people can read, whatever was asked for; what a trainer sent is never sent back whole.
+Invariant: a text is short enough to read, whatever was asked for. What a trainer sent is never sent
+back whole.
 """
 
 from collections.abc import Iterable
@@ -15,14 +16,14 @@ WINDOW_MAX = 64
 WORLD_SIZE_MAX = 1 << 20
 EPOCH_MAX = 1 << 40
 NAME_SHOWN_CHARACTERS_MAX = 64
-"""No stream has a longer name."""
+"""The longest name that a stream can have."""
 STREAMS_SHOWN_MAX = 32
 
 Refusal = tuple[ErrorCode, str]
 
 
 def unknown_stream(name: str, served: Iterable[str]) -> Refusal:
-    """No stream has this name."""
+    """Return the refusal of a name that no served stream has."""
     names = sorted(served)
     more = len(names) - STREAMS_SHOWN_MAX
     return ErrorCode.UNKNOWN_STREAM, (
@@ -32,7 +33,7 @@ def unknown_stream(name: str, served: Iterable[str]) -> Refusal:
 
 
 def not_live(name: str) -> Refusal:
-    """Nobody can push samples into this stream."""
+    """Return the refusal of a producer by a stream whose samples are stored."""
     return (
         ErrorCode.NOT_LIVE,
         f'the source of stream {name!r} is not of type "push": its samples are not pushed by anybody',
@@ -40,7 +41,7 @@ def not_live(name: str) -> Refusal:
 
 
 def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: str) -> Refusal | None:
-    """The reason to refuse, with its code; None where nothing stands against it."""
+    """Return why a subscription is refused; None where nothing is wrong with it."""
     if not 0 < asked.world_size <= WORLD_SIZE_MAX or asked.rank >= asked.world_size:
         return ErrorCode.RANK_OUT_OF_RANGE, (
             f"rank {asked.rank} of world_size {asked.world_size}: ranks go from 0 to world_size - 1"
@@ -66,7 +67,10 @@ def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: 
 
 
 def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refusal | None:
-    """Has the ring no two slots for one more subscription? ``promised`` cannot be taken back from the ``active`` ones."""
+    """Return the refusal of a ring without room for one more subscription, else None.
+
+    ``promised``: the slots that cannot be taken back from the ``active`` subscriptions.
+    """
     if ENTITLEMENT_SLOTS * (active + 1) > slots:
         return ErrorCode.RING_TOO_SMALL, (
             f"stream {stream!r} has {counted(slots, 'slot')} and {counted(active, 'trainer')}, and each needs "
@@ -82,7 +86,7 @@ def ring_too_small(stream: str, slots: int, active: int, promised: int) -> Refus
 
 
 def ring_exhausted(stream: str, slots: int, held: int, others: int) -> Refusal:
-    """The trainer itself holds what it waits for."""
+    """Return the refusal of a trainer that itself holds the slots that it waits for."""
     return ErrorCode.RING_EXHAUSTED, (
         f"this trainer holds {held} of the {slots} slots of stream {stream!r}"
         + (f", and {others} are kept for others" if others else "")

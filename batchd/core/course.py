@@ -1,17 +1,19 @@
-"""Which positions one subscription reads, in order: its course. Nobody's process; integer arithmetic only.
+"""The course of a subscription: which positions it reads, in order. Pure integer arithmetic.
 
 A subscription that starts at (epoch, base) as rank r of W reads, counting its sequence from 0,
 
     first epoch     steps base + r, base + r + W, base + r + 2W, ...
     later epochs    steps        r,        r + W,        r + 2W, ...
 
-All ranks get the same number of batches in an epoch (a round is one batch for each rank). Where the last round has fewer
-batches left than there are ranks, ``drop_last`` leaves it out; otherwise the ranks share those batches by rows:
-W = 4, two batches left: ranks 0 and 1 read the halves of the first, ranks 2 and 3 those of the second. So every sample is
-read exactly once, no batch is made up, and a position's content does not depend on W. Only where a batch has fewer rows than
-ranks to share it, some read the same row, since a loss over no rows at all is not a number.
+All ranks get the same number of batches in an epoch: a round is one batch for each rank. Where the
+last round has fewer batches than there are ranks, ``drop_last`` leaves it out; otherwise the ranks
+share these batches by rows. With W = 4 and two batches left, ranks 0 and 1 read the halves of the
+first, ranks 2 and 3 those of the second. So every sample is read exactly once, no batch is made up,
+and the content of a position does not depend on W. Only where a batch has fewer rows than ranks to
+share it, several ranks read the same row, since a loss over no rows is not a number.
 
-Invariant: ``at`` is a pure function of the sequence number; ranks that start together stay in the same round.
+Invariant: ``at`` is a pure function of the sequence number; ranks that start together stay in the
+same round.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from batchd_wire.position import Position
 
 
 class Share(NamedTuple):
-    """What a subscription reads at one place of its course: ``rows`` rows from ``first`` on, of one position."""
+    """One place of a course: ``rows`` rows of one position, from row ``first`` on."""
 
     position: Position
     first: int
@@ -31,7 +33,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The positions of rank ``rank`` of ``world_size`` from (``epoch``, ``base``) up to before ``end_epoch`` (None: for ever)."""
+    """The positions of one rank from step ``base`` of ``epoch`` to ``end_epoch`` (None: no end)."""
 
     plan: Plan
     rank: int
@@ -47,11 +49,11 @@ class Course:
 
     @property
     def first_rounds(self) -> int:
-        """Batches per rank in the epoch where the course starts."""
+        """Batches per rank in the first epoch of the course."""
         return self._rounds_from(self.base)
 
     def at(self, sequence: int) -> Share | None:
-        """What stands at place ``sequence`` of the course; None past its end."""
+        """Return what is read at place ``sequence`` of the course; None past its end."""
         epoch, base, turn = self.epoch, self.base, sequence
         if turn >= self.first_rounds:
             later, turn = divmod(turn - self.first_rounds, self.rounds)
@@ -61,7 +63,7 @@ class Course:
         return self._share(epoch, base, turn)
 
     def sequence_of(self, position: Position) -> int | None:
-        """At which place of the course ``position`` is read; None where it never is."""
+        """Return the place of the course where ``position`` is read; None where it never is."""
         epoch, step = position
         if epoch < self.epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return None
@@ -92,13 +94,13 @@ class Course:
 
 
 def rounds_from(plan: Plan, world_size: int, base: int) -> int:
-    """Batches per rank in an epoch that is read from step ``base`` on."""
+    """Return the batches per rank in an epoch that is read from step ``base`` on."""
     full, rest = divmod(plan.steps - base, world_size)
     return full + (1 if rest and not plan.drop_last else 0)
 
 
 def readers_of(plan: Plan, world_size: int, base: int, step: int) -> tuple[int, range] | None:
-    """In which round from step ``base`` on ``step`` is read, and by which ranks; None where it is not."""
+    """Return the round from ``base`` on and the ranks that read ``step``; None where none do."""
     if step < base:
         return None
     turn, batch = divmod(step - base, world_size)
@@ -111,5 +113,5 @@ def readers_of(plan: Plan, world_size: int, base: int, step: int) -> tuple[int, 
 
 
 def _sharers(batch: int, batches: int, world_size: int) -> range:
-    """The ranks that share batch number ``batch`` of the ``batches`` in a last round."""
+    """Return the ranks that share batch number ``batch`` of the ``batches`` in a last round."""
     return range(-(-batch * world_size // batches), -(-(batch + 1) * world_size // batches))

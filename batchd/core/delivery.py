@@ -1,55 +1,52 @@
-"""The rules between one ring and its subscriptions: who may claim, what is evicted, who gets which slot. Nobody's process.
+"""What the trainers of one stream are handed and told. Pure code.
 
-    Subscribe -> admit -> [ claim -> place in a slot -> (filled) -> grant a lease -> release ]*  -> end
+    Subscribe -> admit -> [ claim -> find a slot -> (filled) -> grant a lease -> release ]* -> end
 
-``promises`` has the rule for memory, ``live_window`` that for what is gone for ever, ``pace`` that for lockstep.
+``claims`` has the rules for memory, ``supply`` those for live streams, ``pace`` that for lockstep.
+After every event each subscription has all that it may have now, or ``Subscription.blocked`` says
+why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
+
+    blocked by   the subscription                              is retried when
+    NO_SLOT      has a claim, and no slot is idle for it       any event of the stream has happened
+    NO_MEMORY    wants a claim that the ring cannot promise    the ring can promise one more slot
+    RESERVED     has a ready batch, and its lease would leave  a newcomer would find room after
+                 a newcomer no room                            one more lease
+    AHEAD        wants a position too far from the slowest     the slowest trainer has moved, or in
+                 trainer, or one that the ring cannot hold     a live stream, a slot was let go
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from batchd.core.actions import (
-    Action,
-    AdmitSubscription,
-    CommitSlot,
-    CreateSlot,
-    GrantLease,
-    Refuse,
-    ReportMismatch,
-    ReserveSlot,
-)
+from batchd.core.actions import Action, AdmitSubscription, CommitSlot, CreateSlot, GrantLease, Refuse, ReportMismatch
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
+from batchd.core.claims import Claims
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
-from batchd.core.live_window import LiveWindow
-from batchd.core.mailbox import Mailbox
-from batchd.core.measure import Moment, Spells, WaitCause, Waits
-from batchd.core.pace import Pace
-from batchd.core.promises import Promises
-from batchd.core.readers import Readers
-from batchd.core.ring import Ring, Slot
+from batchd.core.measure import Moment, Spells, Waits
+from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
-from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Lease, Subscription
+from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
 from batchd_wire.codes import ErrorCode
-from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0
-"""How often a batch is decoded again because a trainer says that it does not match. Memory that often fails is to be
-replaced; and nobody can keep others from their batches by saying so."""
+"""At most once in this time a batch is decoded again because a trainer reports a mismatch.
 
-
-_BEFORE_ALL = Position(-1, 0)
+Memory that often fails should be replaced, and a trainer that lies cannot keep the others waiting.
+"""
 
 
 class Delivery:
-    """One stream's ring and subscriptions. ``new_slot`` gives numbers that were never used."""
+    """One stream's ring and subscriptions. ``new_slot`` returns numbers that were never used."""
 
     def __init__(self, spec: StreamSpec, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
         self._moment = moment
-        self._readers = Readers(spec.plan, repeats=spec.repeats)
-        self.ring = Ring(spec.slots_max, self._readers)
+        self._new_slot = new_slot
         self.subscriptions: dict[int, Subscription] = {}
+        self.claims = Claims(spec, self.subscriptions, new_slot)
+        self.ring = self.claims.ring
+        self.supply = self.claims.supply
         self.stopped: str | None = None
         self.retired: Refusal | None = None
         """Why the stream is not served any more, as its trainers are told."""
@@ -58,34 +55,19 @@ class Delivery:
         self.delivered_samples = 0
         self.shared_batches = 0
         self.mismatched_batches = 0
-        self.mailbox = None if spec.live is None else Mailbox(spec.number, spec.live, spec.plan.batch_size)
-        self.lost_batches = 0
-        self._has_released = False
-        self._new_slot = new_slot
         self._refilled_s = -REFILL_INTERVAL_S
-        self._promises = Promises(self.ring, self.subscriptions)
-        self._pace = Pace(spec.max_skew, spec.slots_max)
-        self._live = None if spec.live is None else LiveWindow(spec.plan, self.ring, self._pace)
-        self._unplaced: set[int] = set()
-        """Subscriptions with a claim that waits for a slot to be idle."""
-        self._stalled: set[int] = set()
-        """Subscriptions that want more memory than they may have just now."""
-        self._kept: set[int] = set()
-        """Subscriptions with a batch that is ready and kept from them, so that a newcomer finds room."""
-        self._ahead: set[int] = set()
-        """Subscriptions that wait for slower ones, in lockstep."""
 
-    # --- what trainers do ---------------------------------------------------------------------------------------------
+    # --- what trainers do -------------------------------------------------------------------------
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
-        """Admit a claim or refuse it with a reason; a refused one leaves nothing behind."""
-        start = Position(asked.epoch, asked.step) if self._live is None else self._live.beginning(asked)
+        """Admit a subscription, or refuse it with a reason; a refused one leaves nothing behind."""
+        start = self.supply.beginning(asked)
         course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
-        problem = refusal(asked, course, self.spec.name, self.spec.fingerprint) or ring_too_small(
-            self.spec.name, self.ring.slots_max, len(self._active()), self._promises.promised
+        problem = (
+            self.verdict
+            or refusal(asked, course, self.spec.name, self.spec.fingerprint)
+            or ring_too_small(self.spec.name, self.ring.slots_max, len(self._active()), self.claims.promised)
         )
-        if self.verdict is not None:
-            problem = self.verdict
         if problem is not None:
             actions.append(Refuse(asked.session, asked.request, 0, *problem))
             return None
@@ -102,11 +84,11 @@ class Delivery:
             asked.is_spectator,
             asked.is_remote,
         )
-        self._make_room(ENTITLEMENT_SLOTS)
+        self.claims.make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
-        self._next_is(subscription)
-        self._promises.recount(subscription)
-        self._stands(subscription)
+        self.claims.next_is(subscription)
+        self.claims.recount(subscription)
+        self._set_pace(subscription)
         actions.append(
             AdmitSubscription(asked.session, asked.request, asked.subscription, self.spec.number, course, window)
         )
@@ -116,12 +98,12 @@ class Delivery:
         return subscription
 
     def pull(self, pulled: Pulled, actions: list[Action]) -> None:
-        """Take back what a trainer releases and hand it what it wants next."""
+        """Take back what a trainer releases, and hand over what it wants next."""
         subscription = self.subscriptions[pulled.subscription]
         for sequence, generation in pulled.released:
             self._release(subscription, sequence, generation)
         if not subscription.ended:
-            # Who waits for a batch whose handle is on its way takes it in the same breath, and will not say so again.
+            # A waiting trainer consumes a handle in flight without another `Pull`: count it.
             self._consume(subscription, min(pulled.consumed + pulled.waiting, subscription.granted))
             subscription.waiting = pulled.waiting and pulled.consumed == subscription.granted
             is_being_sent = pulled.waiting and subscription.is_remote and pulled.consumed in subscription.leases
@@ -146,41 +128,41 @@ class Delivery:
         self.wake(actions)
 
     def mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
-        """A trainer got other bytes than were written: nobody else shall be given what may be a spoilt slot."""
+        """Refill a batch that a trainer got wrong: hand out its slot, perhaps faulty, no more."""
         if self.retired is not None:
-            return  # it is asked for again of the stream that there is now, and this one's slots go back one by one
+            return  # the trainer asks the stream that replaced this one
         subscription = self.subscriptions[event.subscription]
         share = subscription.course.at(event.sequence) if event.sequence < subscription.granted else None
         if share is None:
             return
         self.mismatched_batches += 1
         actions.append(ReportMismatch(self.spec.number, event.session, share.position))
-        if self.mailbox is not None:
-            return  # it cannot be filled again, and may be sound for others, or when it is sent once more
-        slot = self.ring.find(self._key(share.position))
+        if not self.supply.can_refill:
+            return  # the slot may be sound for other trainers, or when it is sent once more
+        slot = self.claims.find(share.position)
         if slot is None or not slot.is_ready or slot.generation != event.generation:
             return
         if now - self._refilled_s >= REFILL_INTERVAL_S:
             self._refilled_s = now
             self.ring.spoil(slot)
-            self._claim_elsewhere(slot)
+            self.claims.move(slot)
             self.ring.let_go(slot)
             self.wake(actions)
 
     def end(self, subscriptions: list[Subscription], actions: list[Action], *, leases_from: int | None) -> None:
-        """Claims are given up, with their leases from sequence ``leases_from`` on (None: the trainers keep them all)."""
+        """End subscriptions, and their leases from ``leases_from`` on (None: keep all)."""
         for subscription in subscriptions:
             self._end(subscription, leases_from)
         self.wake(actions)
         self._answer_hoarders(actions)
 
-    # --- what workers do ----------------------------------------------------------------------------------------------
+    # --- what workers do --------------------------------------------------------------------------
 
     def filled(self, slot: Slot, actions: list[Action]) -> None:
-        """Every row is in the slot: hand it to those who claimed it."""
+        """Every row is in the slot: hand it to the trainers that claimed it."""
         assert slot.position is not None
         slot.fill = None
-        self.let_go(slot)
+        self.supply.let_go(slot)
         self.decoded_batches += 1
         rows = self.spec.plan.rows(slot.position.step)
         actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
@@ -189,37 +171,39 @@ class Delivery:
         self.wake(actions)
 
     def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]], actions: list[Action]) -> None:
-        """The rows of an order have to be filled again, in these ``parts``."""
+        """Have the rows of an order filled again, in these ``parts``: (first row, rows) each."""
         self.ring.put_back(slot, order, parts)
         for number in slot.claims:
             subscription = self.subscriptions[number]
             subscription.has_rows(subscription.granted)
-        self.let_go(slot)
+        self.supply.let_go(slot)
         self.wake(actions)
 
     def lose(self, slot: Slot, actions: list[Action]) -> str | None:
-        """The slot's memory could not be had: place its claims elsewhere. Says so where too few slots are left to go on."""
-        if self.mailbox is not None and slot.position is not None:
-            self.mailbox.unbind(slot.position)
+        """Forget a slot without memory; return why the stream stops if too few are left."""
+        if slot.position is not None:
+            self.supply.mailbox.unbind(slot.position)
         self.ring.remove(slot)
-        self._pace.fit(self.ring.slots_max)
-        self._claim_elsewhere(slot)
-        needed = max(ENTITLEMENT_SLOTS, self._promises.promised)
+        self.claims.pace.fit(self.ring.slots_max)
+        self.claims.move(slot)
+        needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
         if self.ring.slots_max < needed:
             return f"memory for {counted(self.ring.slots_max, 'slot')} could be had, and its trainers need {needed}"
-        self._make_room(0)
+        self.claims.make_room(0)
         self.wake(actions)
         self._answer_hoarders(actions)
         return None
 
+    # --- the life of the stream -------------------------------------------------------------------
+
     def stop(self, text: str, actions: list[Action]) -> None:
-        """The stream cannot go on: nothing is filled any more, and whoever waits is told why."""
+        """Stop the stream, which cannot go on, and tell the trainers that wait."""
         self.stopped = text
         for subscription in self._active():
-            self._withdraw_claims(subscription, 0)
+            self.claims.withdraw(subscription, 0)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
-            self._account(subscription)
+            self.claims.account(subscription)
 
     @property
     def verdict(self) -> Refusal | None:
@@ -229,239 +213,71 @@ class Delivery:
         return None if self.stopped is None else (ErrorCode.STREAM_STOPPED, self.stopped)
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """The stream is not served any more: whoever waits for its next batch is told so, and leases stay until they end."""
+        """Serve the stream no more, and tell the trainers that wait. Leases stay until they end."""
         self.retired = problem
         self.stop(problem[1], actions)
 
     def extend_ring(self, actions: list[Action]) -> None:
-        """Make a slot before anybody needs it; the ring can grow."""
+        """Make a slot before a trainer needs it; the ring can grow."""
         slot = self.ring.add(self._new_slot())
         actions.append(CreateSlot(self.spec.number, slot.number))
 
     def free_idle(self) -> list[int]:
-        """Of a retired stream: forget the slots that nobody reads or writes any more."""
+        """Forget the idle slots of a retired stream; return their numbers."""
         idle = sorted(self.ring.idle.slots)
         for number in idle:
             self.ring.drop(self.ring.slots[number])
         return idle
 
-    def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
-        """The filling that is needed most: a waiting trainer's first, then the nearest, then whoever had least of the workers.
-
-        Nobody counts as having had less than ``least_served_s``: who wanted nothing for long has saved nothing up.
-        """
-        if not self.ring.pending:
-            return None
-        best = None
-        for subscription in self.subscriptions.values():
-            found = self._first_fillable(subscription)
-            if found is None:
-                continue
-            ahead, slot = found
-            waits = subscription.waiting and ahead == 0
-            distance = 0 if waits else 1 + subscription.granted + ahead - subscription.consumed
-            need = (distance, max(subscription.served_s, least_served_s))
-            if best is None or need < best[0]:
-                best = (need, subscription, slot)
-        return best
-
-    def bind(self, slot: Slot) -> None:
-        """Rows of a slot are about to be filled: in a live stream it gets its samples, if it has none."""
-        if self.mailbox is not None:
-            assert slot.position is not None
-            if not self.mailbox.is_bound(slot.position):
-                self.mailbox.bind(slot.position, self.spec.plan.rows(slot.position.step))
-                for number in slot.claims:
-                    self._account(self.subscriptions[number])
-
-    def let_go(self, slot: Slot) -> None:
-        """A lease, a claim, an order or the filling of a slot has ended.
-
-        In a live stream, what no trainer has got and nobody claims is not kept: its samples are the next ones again, though
-        a spectator may still look at them, as long as the ring can do without its slot.
-        """
-        self.ring.let_go(slot)
-        if self._live is None or slot.position is None or slot.grants or slot.is_awaited:
-            return
-        if slot.is_idle or self._live.spares_one():
-            self._take_samples_back(slot)
-
-    def _take_samples_back(self, slot: Slot) -> None:
-        """What is in a slot of a live stream will be given to nobody."""
-        assert self.mailbox is not None
-        assert slot.position is not None
-        self.mailbox.unbind(slot.position)
-        if slot.is_idle:
-            self.ring.empty(slot)
-        else:
-            self.ring.spoil(slot)
-
     def wake(self, actions: list[Action]) -> None:
-        """Something may have become free: let those who want more try again, whoever is below its fair share first."""
-        self._leave_room_for_who_waits()
-        self._try_again(self._unplaced | self._stalled if self._promises.has_room(1) else self._unplaced, actions)
-        if self._kept and self._promises.newcomer_finds_room:
-            self._try_again(self._kept, actions)
-        while self._ahead and (self._pace.has_moved() or (self._has_released and self.mailbox is not None)):
-            self._has_released = False
-            self._try_again(self._ahead, actions)
+        """Retry the blocked subscriptions, by the table of the module. Paired with every event."""
+        self.claims.reclaim_samples()
+        reasons = (Blocked.NO_SLOT, Blocked.NO_MEMORY) if self.claims.has_room(1) else (Blocked.NO_SLOT,)
+        self._retry(self._blocked_by(*reasons), actions)
+        if (reserved := self._blocked_by(Blocked.RESERVED)) and self.claims.newcomer_finds_room:
+            self._retry(reserved, actions)
+        while self.claims.pace.has_moved() or self.supply.has_changed():
+            self._retry(self._blocked_by(Blocked.AHEAD), actions)
 
-    # --- the steps ----------------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
-    def _leave_room_for_who_waits(self) -> None:
-        """In a live stream, a trainer that waits for samples is not kept from them by batches for which nobody waits.
+    def _blocked_by(self, *reasons: Blocked) -> list[Subscription]:
+        return [one for one in self.subscriptions.values() if one.blocked and not one.blocked.isdisjoint(reasons)]
 
-        Such a batch takes their room where the one that waited for it is gone, or was a spectator. Its claims are placed anew.
-        """
-        if self.mailbox is None or self.mailbox.has_room_for_one() or not any(map(self._lacks_samples, self._active())):
-            return
-        awaited = {id(one.claims[0].slot) for one in self._active() if one.waiting and one.claims}
-        for slot in sorted(self.ring.slots.values(), key=lambda one: one.position or _BEFORE_ALL, reverse=True):
-            is_bound = slot.position is not None and self.mailbox.is_bound(slot.position)
-            is_written = slot.fill is not None and slot.fill.under_way
-            if is_bound and not is_written and id(slot) not in awaited:
-                self._claim_elsewhere(slot)
-                self._take_samples_back(slot)
-            if self.mailbox.has_room_for_one():
-                return
-
-    @property
-    def _has_trainers(self) -> bool:
-        return any(not one.is_spectator for one in self._active())
-
-    def _lacks_samples(self, subscription: Subscription) -> bool:
-        """Does a trainer wait for a batch that has no samples yet?"""
-        return not subscription.is_spectator and self._cause(subscription) is WaitCause.PRODUCERS
-
-    def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
-        """The nearest claim with rows for a worker; in a live stream, of those that have samples or can get them now."""
-        for ahead, slot in subscription.unfilled(self.ring.pending):
-            if self.mailbox is None:
-                return ahead, slot
-            assert slot.position is not None
-            waits = subscription.waiting and ahead == 0 and not (subscription.is_spectator and self._has_trainers)
-            rows = self.spec.plan.rows(slot.position.step)
-            if self.mailbox.is_bound(slot.position) or self.mailbox.may_bind(rows, waits=waits):
-                return ahead, slot
-        return None
-
-    def _try_again(self, numbers: set[int], actions: list[Action]) -> None:
-        if not numbers:
-            return
-        fair_slots = self._promises.fair_slots
-        subscriptions = [self.subscriptions[number] for number in numbers]
+    def _retry(self, subscriptions: Iterable[Subscription], actions: list[Action]) -> None:
+        """Advance subscriptions: below their fair share first, then by their worker time."""
+        fair_slots = self.claims.fair_slots
         for subscription in sorted(subscriptions, key=lambda one: (one.usage >= fair_slots, one.served_s)):
             self._advance(subscription, actions)
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
-        """Claim what it wants and may have, and hand out what is ready, in order."""
-        has_unplaced = subscription.number in self._unplaced
-        self._stop_waiting(subscription)
+        """Claim what a trainer wants and may have, and hand out what is ready, in order."""
+        has_open_claims = Blocked.NO_SLOT in subscription.blocked
+        subscription.blocked.clear()
         if self.stopped is None and not subscription.ended:
-            if has_unplaced:
-                for claim in subscription.claims:
-                    if claim.slot is None:
-                        self._place(subscription, claim, actions)
-            self._claim_and_grant(subscription, actions)
-        self._account(subscription)
-
-    def _claim_and_grant(self, subscription: Subscription, actions: list[Action]) -> None:
-        self._extend(subscription, actions)
-        claims = subscription.claims
-        while claims and (slot := claims[0].slot) is not None and slot.is_ready and self._may_grant(subscription):
-            self._grant(subscription, slot, actions)
-            self._extend(subscription, actions)
-
-    def _extend(self, subscription: Subscription, actions: list[Action]) -> None:
-        limit = subscription.consumed + subscription.window
-        while subscription.next_sequence < limit:
-            share = subscription.course.at(subscription.next_sequence)
-            if share is None:
-                return
-            if not self._may_go(subscription, share.position):
-                self._ahead.add(subscription.number)
-                return
-            if not self._promises.may_claim(subscription, self._stalled):
-                self._stalled.add(subscription.number)
-                return
-            claim = Claim(subscription.next_sequence, share)
-            if self._live is not None and not subscription.is_spectator:
-                self._live.claimed(share.position)
-            subscription.claims.append(claim)
-            self._next_is(subscription)
-            self._promises.recount(subscription)
-            self._place(subscription, claim, actions)
-
-    def _may_go(self, subscription: Subscription, position: Position) -> bool:
-        """Are the slower ones near enough? A spectator keeps pace with nobody, and gets one look at a live stream."""
-        is_kept = self._live is None or self._live.fits(position)
-        if not subscription.is_spectator:
-            return is_kept and self._pace.allows(subscription.course, position)
-        if self._live is None:
-            return True
-        is_needless = self._live.is_behind_all(position) and self.ring.find(position) is None
-        return is_kept and not subscription.next_sequence and (not is_needless or self._live.spares_one())
-
-    def _account(self, subscription: Subscription) -> None:
-        """Note what it waits for from now on, and whether it has as much ahead as it wants. After whatever may change that."""
-        subscription.waits.turn(self._cause(subscription))
-        number = subscription.number
-        subscription.short_of_memory.turn(on=number in self._stalled or number in self._unplaced)
-
-    def _cause(self, subscription: Subscription) -> WaitCause | None:
-        if subscription.awaited is not None:
-            return WaitCause.NETWORK
-        if not subscription.waiting:
-            return None
-        if not subscription.claims:
-            return WaitCause.TRAINERS if subscription.number in self._ahead else WaitCause.MEMORY
-        slot = subscription.claims[0].slot
-        if slot is None:
-            return WaitCause.MEMORY
-        if slot.is_ready:  # two batches before it are being sent
-            return WaitCause.NETWORK
-        is_empty = self.mailbox is not None and slot.position is not None and not self.mailbox.is_bound(slot.position)
-        return WaitCause.PRODUCERS if is_empty else WaitCause.WORKERS
+            if has_open_claims:
+                self.claims.place_open(subscription, actions)
+            self.claims.extend(subscription, actions)
+            claims = subscription.claims
+            while claims and (slot := claims[0].slot) is not None and slot.is_ready and self._may_grant(subscription):
+                self._grant(subscription, slot, actions)
+                self.claims.extend(subscription, actions)
+        self.claims.account(subscription)
 
     def _may_grant(self, subscription: Subscription) -> bool:
-        """May a claim become a lease, which cannot be taken back?
-
-        For a batch read ahead only within a fair share that leaves a newcomer its own, and only while he finds two slots; so
-        whether he is let in does not depend on how much of what is ready the others were handed before.
-        """
+        """Return whether the first claim may become a lease, which cannot be taken back."""
         leases = len(subscription.leases)
         if leases < ENTITLEMENT_SLOTS:
             return True
         if subscription.is_remote:
             return False
-        if subscription.waiting or self._promises.may_read_ahead(leases):
+        if subscription.waiting or self.claims.may_read_ahead(leases):
             return True
-        self._kept.add(subscription.number)
+        subscription.blocked.add(Blocked.RESERVED)
         return False
 
-    def _place(self, subscription: Subscription, claim: Claim, actions: list[Action]) -> None:
-        """Find the slot that has, gets or shall get the claimed position."""
-        position = self._key(claim.share.position)
-        slot = self.ring.find(position)
-        if slot is None:
-            slot = self.ring.choose()
-            if slot is None and self.ring.can_grow:
-                slot = self.ring.add(self._new_slot())
-                actions.append(CreateSlot(self.spec.number, slot.number))
-            if slot is None:
-                self._unplaced.add(subscription.number)
-                return
-            if self._live is not None and slot.grants and slot.position is not None:
-                self._live.is_gone(slot.position)
-                self.lost_batches += self._readers.nearest(slot.position) is not None
-            self.ring.take(slot, position, self.spec.plan.rows(position.step))
-            actions.append(ReserveSlot(slot.number))
-        claim.slot = slot
-        subscription.has_rows(claim.sequence)
-        self.ring.claim(slot, subscription.number)
-
     def _grant(self, subscription: Subscription, slot: Slot, actions: list[Action]) -> None:
-        """The first claim becomes a lease; the usage stays the same."""
+        """Turn the first claim into a lease; the usage stays the same."""
         claim = subscription.claims.popleft()
         slot.unclaim(subscription.number)
         slot.leases += 1
@@ -491,95 +307,58 @@ class Delivery:
             )
         )
         if subscription.is_spectator:
-            self.let_go(slot)
+            self.supply.let_go(slot)
             return
         slot.grants += 1
         self.shared_batches += slot.grants == 2  # noqa: PLR2004  the second reader makes it shared
-        if self.mailbox is not None and slot.grants == 1:
-            self.mailbox.release(claim.share.position, actions)
+        if slot.grants == 1:
+            self.supply.handed_over(claim.share.position, actions)
 
     def _consume(self, subscription: Subscription, consumed: int) -> None:
-        """The trainer has got so far; what says less has been overtaken."""
+        """Note how far a trainer is; a smaller number was overtaken by a later message."""
         if consumed > subscription.consumed:
             subscription.consumed = consumed
-            self._stands(subscription)
+            self._set_pace(subscription)
 
-    def _stands(self, subscription: Subscription) -> None:
+    def _set_pace(self, subscription: Subscription) -> None:
         if not subscription.is_spectator:
-            self._pace.stands(subscription.number, subscription.course, subscription.consumed)
-
-    def _stop_waiting(self, subscription: Subscription) -> None:
-        for waiting in (self._unplaced, self._stalled, self._kept, self._ahead):
-            waiting.discard(subscription.number)
-
-    def _claim_elsewhere(self, slot: Slot) -> None:
-        """Nobody will be given what is in the slot; its claims are placed anew."""
-        for number in slot.claims:
-            for claim in self.subscriptions[number].claims:
-                if claim.slot is slot:
-                    claim.slot = None
-            self._unplaced.add(number)
-        slot.claims.clear()
+            self.claims.pace.stands(subscription.number, subscription.course, subscription.consumed)
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
-        """End a lease. A release that names no lease, or another generation, changes nothing (it may be a repetition)."""
+        """End a lease; ignore a release of none, or of another generation: it is a repetition."""
         lease = subscription.leases.get(sequence)
         if lease is None or lease.generation != generation:
             return
         del subscription.leases[sequence]
         if subscription.awaited == sequence:
             subscription.awaited = None
-        self._promises.recount(subscription)
+        self.claims.recount(subscription)
         lease.slot.leases -= 1
-        self._has_released = True
-        self.let_go(lease.slot)
+        self.supply.let_go(lease.slot)
         subscription.released += 1
 
     def _end(self, subscription: Subscription, leases_from: int | None) -> None:
         if not subscription.ended:
-            self._withdraw_claims(subscription, 0)
+            self.claims.withdraw(subscription, 0)
             subscription.ended = True
             subscription.waiting = False
             subscription.awaited = None
-            self._promises.recount(subscription)
-            self._pace.forget(subscription.number)
-            self._readers.forget(subscription.number)
-            self.ring.idle.forget(subscription.number)
-            self._stop_waiting(subscription)
-            self._account(subscription)
+            subscription.blocked.clear()
+            self.claims.recount(subscription)
+            self.claims.forget(subscription)
+            self.claims.account(subscription)
         if leases_from is not None:
             for sequence, lease in list(subscription.leases.items()):
                 if sequence >= leases_from:
                     self._release(subscription, sequence, lease.generation)
         self._forget_if_over(subscription)
 
-    def _withdraw_claims(self, subscription: Subscription, keep: int) -> None:
-        """Take back the farthest claims until ``keep`` are left."""
-        while len(subscription.claims) > keep:
-            claim = subscription.claims.pop()
-            self._next_is(subscription)
-            if claim.slot is not None:
-                claim.slot.unclaim(subscription.number)
-                self._has_released = True
-                self.let_go(claim.slot)
-        self._promises.recount(subscription)
-
-    def _make_room(self, slots: int) -> None:
-        """Take claims back, the farthest one of whoever has most, until the ring can promise ``slots`` more."""
-        while not self._promises.has_room(slots):
-            richest = max((one for one in self._active() if one.claims), key=lambda one: one.usage)
-            assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
-            self._withdraw_claims(richest, len(richest.claims) - 1)
-            self._stalled.add(richest.number)
-            self._account(richest)
-
     def _answer_waiting(self, subscription: Subscription, actions: list[Action]) -> None:
-        """Tell a trainer that waits for what can never come: the stream stopped, or it holds all that it may hold itself."""
-        if self.verdict is not None:
-            problem = self.verdict
-        elif subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
-            return  # what is claimed will come, what is being sent goes; and after the last batch nothing does
-        else:
+        """Refuse a trainer that waits in vain: the stream stopped, or it holds all it may."""
+        problem = self.verdict
+        if problem is None:
+            if subscription.claims or subscription.is_remote or subscription.course.at(subscription.granted) is None:
+                return  # claims will be filled, batches will be sent, the course may be over
             slots, held = self.ring.slots_max, len(subscription.leases)
             others = sum(
                 len(one.leases) if one.ended else ENTITLEMENT_SLOTS
@@ -590,11 +369,11 @@ class Delivery:
                 return
             problem = ring_exhausted(self.spec.name, slots, held, others)
         subscription.waiting = False
-        self._account(subscription)
+        self.claims.account(subscription)
         actions.append(Refuse(subscription.session, 0, subscription.number, *problem))
 
     def _answer_hoarders(self, actions: list[Action]) -> None:
-        """There is less to be had than before: tell those who have been waiting for what they now cannot get."""
+        """Refuse the waiting trainers that can get no batch, after the ring can promise less."""
         for subscription in self._active():
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)
@@ -605,12 +384,3 @@ class Delivery:
 
     def _active(self) -> list[Subscription]:
         return [one for one in self.subscriptions.values() if not one.ended]
-
-    def _key(self, position: Position) -> Position:
-        """What names the bytes: where every epoch has the same, the step alone does."""
-        return Position(0, position.step) if self.spec.repeats else position
-
-    def _next_is(self, subscription: Subscription) -> None:
-        """Keep what each reads next, whenever a claim was made or taken back; nothing is kept for a spectator."""
-        if not subscription.is_spectator:
-            self._readers.move(subscription.number, subscription.course, subscription.next_sequence)

@@ -1,4 +1,4 @@
-"""What happens: every input of the daemon, as data. The daemon makes them, ``core.state`` handles them."""
+"""Events: every input of the core, as data. The daemon makes them; ``core.state`` handles them."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ from batchd_wire.record import record
 
 @record
 class SubscriptionAsked:
-    """A trainer of ``session`` claims a stream. See ``messages.Subscribe``.
+    """A trainer of ``session`` subscribes to a stream. See ``messages.Subscribe``.
 
-    ``subscription`` is the number that the claim gets if it is admitted.
+    ``subscription`` is the number that the subscription gets if it is admitted.
     """
 
     session: int
@@ -27,12 +27,12 @@ class SubscriptionAsked:
     fingerprint: str | None
     is_spectator: bool
     is_remote: bool = False
-    """It gets its batches as bytes; the daemon gives the slots back when they are sent."""
+    """The trainer gets its batches as bytes; the daemon releases the slots when they are sent."""
 
 
 @record
 class Pulled:
-    """A trainer says where it is and what it gives back. See ``messages.Pull``."""
+    """A trainer reports where it is and what it releases. See ``messages.Pull``."""
 
     session: int
     subscription: int
@@ -44,7 +44,7 @@ class Pulled:
 
 @record
 class BatchSent:
-    """The bytes of a batch have left for another host, or never will: the daemon reads its slot no more."""
+    """A batch was sent as bytes, or never will be: the daemon reads its slot no more."""
 
     session: int
     subscription: int
@@ -64,7 +64,7 @@ class BatchMismatched:
 
 @record
 class SubscriptionEnded:
-    """A trainer gives up a claim and keeps what it still reads. See ``messages.Unsubscribe``."""
+    """A trainer ends a subscription and keeps what it still reads. See ``messages.Unsubscribe``."""
 
     session: int
     subscription: int
@@ -109,14 +109,14 @@ class SamplePushed:
 
 @record
 class SessionEnded:
-    """The kernel closed a trainer's lifeline: it reads nothing any more."""
+    """The kernel closed a trainer's lifeline: the trainer reads nothing any more."""
 
     session: int
 
 
 @record
 class SessionCutOff:
-    """A trainer misbehaved and is not listened to any more; it may still read what it holds."""
+    """A trainer misbehaved and is ignored from now on; it may still read what it holds."""
 
     session: int
 
@@ -130,7 +130,7 @@ class WorkerReady:
 
 @record
 class PartsNamed:
-    """A worker says what the times of a stream are about. All workers say the same. See ``orders.StreamMeasured``."""
+    """A worker names the parts of a stream's work. See ``orders.StreamMeasured``."""
 
     stream: int
     parts: tuple[str, ...]
@@ -157,7 +157,7 @@ class Note(NamedTuple):
 
 @record
 class WorkerObserved:
-    """What a worker's note says right now; None between samples."""
+    """A worker's note has been read; None between samples."""
 
     worker: int
     note: Note | None
@@ -165,10 +165,12 @@ class WorkerObserved:
 
 @record
 class WorkerGone:
-    """A worker is dead, says the kernel. ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
+    """The kernel reports a dead worker.
 
-    ``from_outside``: somebody killed it, for reasons that hardly lie in the sample that it had in hand.
-    ``out_of_memory``: it found none, or the kernel killed it for want of it.
+    ``note`` is its last one; ``how`` is for people: "signal 11 (SIGSEGV)".
+
+    ``from_outside``: another process killed it, hardly because of the sample that it had in hand.
+    ``out_of_memory``: an allocation failed, or the kernel's OOM killer ended it.
     """
 
     worker: int
@@ -180,7 +182,7 @@ class WorkerGone:
 
 @record
 class SlotLost:
-    """The memory for ``slot`` could not be had; ``reason`` is the system's."""
+    """The memory for ``slot`` could not be reserved; ``reason`` is the system's."""
 
     stream: int
     slot: int
@@ -194,15 +196,16 @@ class Ticked:
 
 @record
 class SlotWanted:
-    """One more slot shall be made, of a ring that has not all of its slots, before anybody needs it."""
+    """One more slot is wanted in a ring that can grow, before a trainer needs it."""
 
 
 @record
 class Reconfigured:
-    """The configuration was read again: these streams end, those begin, and there shall be so many workers.
+    """The configuration was read again: streams and the number of workers may change.
 
-    ``removed`` are numbers of streams that are not served any more; ``replaced`` those whose name one of ``added`` has now.
-    ``renews_workers``: those that are there have imported what is not right any more.
+    ``removed``: numbers of streams that are not served any more; ``replaced``: those whose name a
+    stream of ``added`` has now. ``renews_workers``: the present workers have imported outdated
+    code.
     """
 
     added: tuple[StreamSpec, ...]

@@ -16,16 +16,24 @@ from enum import Enum
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.ring import Slot
-from batchd.core.statistics import WorkerStatistics
 from batchd_wire.position import Position
+from batchd_wire.status import WorkerStatistics
 
-ORDERS_MAX = 2
-"""One in hand and one that is there when it is done, so that no worker waits for the daemon."""
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-START_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 10.0
 """How long a worker that was dismissed has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """What one kind of workers is allowed; a kind is a way to reach workers, such as processes of this host."""
+
+    orders_max: int
+    """Orders in flight: one in hand, and enough behind it that the worker never waits for the daemon."""
+    start_timeout_s: float
+    note_delay_s: float
+    """How late a worker's note may reach the daemon: a sample may take so much longer than ``sample_timeout_s``."""
 
 
 class WorkerState(Enum):
@@ -55,6 +63,7 @@ class Worker:
 
     number: int
     place: int
+    kind: WorkerKind
     started_s: float
     state: WorkerState = WorkerState.STARTING
     orders: dict[int, Order] = field(default_factory=dict)
@@ -78,18 +87,19 @@ class _Place:
 
 
 class Fleet:
-    """All workers of the daemon."""
+    """All workers of the daemon. Those that fill its ``places`` are of one ``kind``."""
 
-    def __init__(self, places: int, sample_timeout_s: float) -> None:
+    def __init__(self, places: int, kind: WorkerKind, sample_timeout_s: float) -> None:
         assert places > 0
         self.workers: dict[int, Worker] = {}
         self.deaths = 0
         self.is_ending = False
         self._places = [_Place(respawn_s=0.0) for _ in range(places)]
+        self._kind = kind
         self.sample_timeout_s = sample_timeout_s
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
-        self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(ORDERS_MAX))
+        self._takers: tuple[dict[int, Worker], ...] = tuple({} for _ in range(kind.orders_max))
         """Those that take one more order, by how many they have; who has had them for longest comes first."""
         self._last_number = 0
 
@@ -101,7 +111,7 @@ class Fleet:
             if place.respawn_s is not None and place.respawn_s <= now:
                 place.respawn_s = None
                 self._last_number += 1
-                self.workers[self._last_number] = Worker(self._last_number, index, now)
+                self.workers[self._last_number] = Worker(self._last_number, index, self._kind, now)
                 actions.append(SpawnWorker(self._last_number))
 
     def resize(self, places: int, now: float, *, renews: bool) -> None:
@@ -190,7 +200,7 @@ class Fleet:
         """Keep who takes orders, whenever a worker's state or orders have changed."""
         for takers in self._takers:
             takers.pop(worker.number, None)
-        if worker.state is WorkerState.READY and len(worker.orders) < ORDERS_MAX:
+        if worker.state is WorkerState.READY and len(worker.orders) < worker.kind.orders_max:
             self._takers[len(worker.orders)][worker.number] = worker
 
     def gone(self, number: int, now: float) -> Worker:
@@ -220,15 +230,16 @@ class Fleet:
         if note != worker.note or not worker.orders:
             worker.note, worker.noted_s = note, now
             return
-        if now - worker.noted_s >= self.sample_timeout_s:
+        if now - worker.noted_s >= self.sample_timeout_s + worker.kind.note_delay_s:
             what = "worked on one sample" if note is not None else "imported, or did something else before a sample,"
             self.end(worker, f"it {what} for {self.sample_timeout_s:g} s", actions)
 
     def kill_late_starters(self, now: float, actions: list[Action]) -> None:
         """A worker that does not come up is replaced."""
         for worker in self.workers.values():
-            if worker.state is WorkerState.STARTING and now - worker.started_s > START_TIMEOUT_S:
-                self.end(worker, f"it did not start within {START_TIMEOUT_S:g} s", actions)
+            timeout_s = worker.kind.start_timeout_s
+            if worker.state is WorkerState.STARTING and now - worker.started_s > timeout_s:
+                self.end(worker, f"it did not start within {timeout_s:g} s", actions)
 
     def kill_late_leavers(self, now: float, actions: list[Action]) -> None:
         """A worker that was dismissed and does not go is killed."""

@@ -1,25 +1,29 @@
-"""Which place of a live stream's mailbox holds what: lent to a producer, queued, bound to a batch, or free. Nobody's process.
+"""The places of a live stream's mailbox, and what is in each. Pure code.
 
     free --lend--> lent --push--> queued --bind--> bound --(first trainer gets the batch)--> free
       ^             |               ^  |             |
-      +-(withdrawn, +               |  |             +--(nobody wants the batch any more)--+
+      +-(withdrawn, +               |  |             +--(no trainer wants it any more)-----+
       |  or dead)                   |  +--(dropped: drop_oldest)--> free                   |
       |                             +------------------------------------------------------+
-      +--- who waits for a place gets the next one that is free, in the order in which they asked
+      +--- waiting producers get the next free place, in the order in which they asked
 
-A sample is bound to a row of a batch when a worker is first ordered to fill it, and that binding stays, whatever workers do,
-until some trainer has got the batch. Where nobody wants it any more before that, its samples go back to the head of the queue;
-a spectator has had its look by then, and that uses nothing up.
+A sample is bound to a row of a batch when a worker is first ordered to fill it. The binding stays,
+whatever workers do, until a trainer gets the batch. If no trainer wants the batch any more before
+that, its samples go back to the head of the queue; a spectator may have seen them, which uses
+nothing up.
 
-Who does not wait for its batch (it is read ahead) leaves a batch's worth of places unbound, so that whoever does wait finds room
-for its own: else what is ready for one rank could take every place, while it waits for another rank, and that one for samples.
-Where the one that waited for a batch is gone, and was all that waited for it, the batch gives its samples back when that room
-is needed (``Delivery``).
+A batch that no trainer waits for (it is read ahead) leaves a batch's worth of places unbound, so
+that a trainer that waits finds room for its own. Otherwise the ready batches of one rank could take
+every place, while that rank waits for another one, and that one for samples. When the only trainer
+that waited for a batch is gone, the batch gives its samples back as soon as that room is needed
+(``Claims.reclaim_samples``).
 
-While there is plenty of room a producer is lent its next place with the word that the last one was taken, which saves it from
-asking. "Plenty" leaves so much that producers who then never write cannot keep a batch from being filled.
+While more than half of the places and a batch are free, a producer is lent its next place with the
+answer to its last sample, which saves a question. Producers that then never write cannot keep a
+batch from being filled.
 
-Invariant: each place is exactly one of free, lent, queued and bound; nobody waits for a place while one is free.
+Invariant: each place is exactly one of free, lent, queued and bound; no producer waits for a place
+while one is free.
 """
 
 from collections import deque
@@ -27,15 +31,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchd.core.actions import Action, LendPlace, TakeSample
-from batchd.core.statistics import LiveStatistics
 from batchd_wire.position import Position
+from batchd_wire.status import LiveStatistics
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSpec:
-    """What the core must know of a stream that producers push into."""
+    """The mailbox of a live stream: its places, and what happens to a sample when all are taken."""
 
     capacity: int
     when_full: WhenFull
@@ -52,7 +56,7 @@ class Mailbox:
         self._lent: dict[int, int] = {}
         """By session."""
         self._waiting: dict[int, int] = {}
-        """By session, in the order in which they came: the request that is to be answered."""
+        """By session, in the order of arrival: the request to answer."""
         self._queued: deque[int] = deque()
         self._bound: dict[Position, list[int]] = {}
         self._bound_places = 0
@@ -61,25 +65,25 @@ class Mailbox:
         self.dropped_oldest = 0
         self.dropped_newest = 0
         self.refused = 0
-        """Messages about places that the producer did not have."""
+        """Messages about places that the producer had not been lent."""
 
-    # --- producers ----------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
     def admit(self, session: int) -> None:
-        """A session becomes a producer; once is enough."""
+        """Make a session a producer, if it is not one yet."""
         self._producers.add(session)
 
     def has(self, session: int) -> bool:
-        """Is it a producer?"""
+        """Return whether a session is a producer."""
         return session in self._producers
 
     @property
     def has_producers(self) -> bool:
-        """Is anybody a producer?"""
+        """Whether there are producers."""
         return bool(self._producers)
 
     def ask(self, session: int, request: int, actions: list[Action]) -> None:
-        """A producer wants a place: it is lent one, told that its sample is dropped, or waits its turn."""
+        """Lend a producer a place, tell it that its sample is dropped, or let it wait its turn."""
         place = self._lent.get(session)
         if place is None and not self._waiting:
             place = self._take_free() if self._free else self._make_free()
@@ -92,12 +96,12 @@ class Mailbox:
             actions.append(LendPlace(session, request, None))
 
     def withdraw(self, session: int, actions: list[Action]) -> None:
-        """A producer wants no place, and will not write into the one that it may have."""
+        """Take back the place of a producer that does not write now, or its wait for one."""
         self._waiting.pop(session, None)
         self._take_back(session, actions)
 
     def push(self, session: int, request: int, place: int, actions: list[Action]) -> bool:
-        """A sample is in the place that its producer was lent; False where it was not."""
+        """Queue the sample in a place; return False where its producer was not lent that place."""
         if self._lent.get(session) != place:
             self.refused += 1
             return False
@@ -111,61 +115,61 @@ class Mailbox:
         return True
 
     def dismiss(self, session: int) -> None:
-        """A producer is not listened to any more. What it was lent it may still write into."""
+        """Ignore a producer from now on. It may still write into the place that it was lent."""
         self._producers.discard(session)
         self._waiting.pop(session, None)
 
     def end(self, session: int, actions: list[Action]) -> None:
-        """A producer is dead. What it pushed stays."""
+        """Free the place of a dead producer. The samples that it pushed stay."""
         self.dismiss(session)
         self._take_back(session, actions)
 
     def forget_waiting(self) -> list[tuple[int, int]]:
-        """Nothing will be free any more: who waits, as (session, request), is to be told so."""
+        """Return the waiting producers as (session, request): no place will be free any more."""
         waiting = list(self._waiting.items())
         self._waiting.clear()
         return waiting
 
-    # --- batches ------------------------------------------------------------------------------------------------------
+    # --- batches ----------------------------------------------------------------------------------
 
     def may_bind(self, rows: int, *, waits: bool) -> bool:
-        """Are there samples for a batch? ``waits``: a trainer stands still for it; else room is left for one that does."""
+        """Return whether a batch can get its samples; unless it ``waits``, it leaves places."""
         if len(self._queued) < rows:
             return False
         return waits or self._bound_places + rows + self._batch_size <= self._spec.capacity
 
     def has_room_for_one(self) -> bool:
-        """Could a batch get its samples beside all that are bound?"""
+        """Return whether one more batch could get its samples beside all that are bound."""
         return self._bound_places + self._batch_size <= self._spec.capacity
 
     def is_bound(self, position: Position) -> bool:
-        """Has the batch its samples?"""
+        """Return whether the batch has its samples."""
         return position in self._bound
 
     def bind(self, position: Position, rows: int) -> None:
-        """The oldest samples of the queue become the rows of a batch. Paired with ``release`` or ``unbind``."""
+        """Make the oldest samples the rows of a batch. Paired with ``release`` or ``unbind``."""
         self._bound[position] = [self._queued.popleft() for _ in range(rows)]
         self._bound_places += rows
 
     def places(self, position: Position, first: int, rows: int) -> tuple[int, ...]:
-        """Where the samples of some rows of a batch are."""
-        return tuple(self._bound[position][first : first + rows])
+        """Return the places of some rows of a batch; none where the batch has no samples."""
+        return tuple(self._bound.get(position, ())[first : first + rows])
 
     def release(self, position: Position, actions: list[Action]) -> None:
-        """A trainer has got the batch: its samples are never read again."""
+        """Free the places of a batch that a trainer got: its samples are never read again."""
         places = self._bound.pop(position)
         self._bound_places -= len(places)
         self._free.extend(places)
         self._lend_to_waiting(actions)
 
     def unbind(self, position: Position) -> None:
-        """Nobody has got the batch, and nobody will: its samples are the next ones again."""
+        """Put the samples of a batch that no trainer will get back to the head of the queue."""
         places = self._bound.pop(position, [])
         self._bound_places -= len(places)
         self._queued.extendleft(reversed(places))
 
     def statistics(self, lost_batches: int) -> LiveStatistics:
-        """Everything that can be counted of the mailbox."""
+        """Return the counters of the mailbox."""
         return LiveStatistics(
             capacity=self._spec.capacity,
             when_full=self._spec.when_full,
@@ -181,13 +185,13 @@ class Mailbox:
             lost_batches=lost_batches,
         )
 
-    # --- the steps ----------------------------------------------------------------------------------------------------
+    # --- the steps --------------------------------------------------------------------------------
 
     def _take_free(self) -> int:
         return self._free.popleft()
 
     def _make_free(self) -> int | None:
-        """Drop the oldest sample where that is the policy; one that is part of a batch already is not dropped."""
+        """Drop the oldest queued sample where that is the policy, and return its place."""
         if self._spec.when_full != "drop_oldest" or not self._queued:
             return None
         self.dropped_oldest += 1

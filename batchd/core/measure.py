@@ -1,16 +1,16 @@
-"""Where time goes: the workers' in the samples of a stream, and a trainer's in waiting. Nobody's process.
+"""Where time goes: the workers' time by stream, and the trainers' waiting by cause. Pure code.
 
-A trainer that stands still for a batch waits for exactly one thing at a time, and when that changes is known here, since every
-change is an event. So its waiting time is not sampled but added up, by its cause:
+A trainer that waits for a batch waits for exactly one thing at a time, and every change of that is
+an event. So its waiting time is not sampled but added up, by its cause:
 
     WORKERS    its batch is being filled, or waits for a worker
     MEMORY     no slot of the ring is free for it
     TRAINERS   others are behind, and the stream goes in lockstep
-    PRODUCERS  nobody has pushed enough samples
-    NETWORK    its batch is on the way to another host
+    PRODUCERS  too few samples have been pushed
+    NETWORK    its batch is in flight to another host
 
-What has been sent lies in buffers on the way for a while, of which nothing is known here. So a remote trainer's own count of its
-waiting decides: what it waited beyond all other causes was for the network.
+The daemon does not see how long sent bytes stay in buffers. So a remote trainer's own count of its
+waiting decides: all that it waited beyond the other causes was for the network.
 
 Invariant: a moment counts for one cause, and totals never fall.
 """
@@ -18,12 +18,12 @@ Invariant: a moment counts for one cause, and totals never fall.
 from enum import Enum
 from heapq import nlargest
 
-from batchd.core.statistics import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
 from batchd.orders.worker import Work
+from batchd_wire.status import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
 
 SLOWEST_LISTED_MAX = 32
 SLOW_ROWS_KEPT = 256
-"""After so many further slow rows, or twice as many, a sample is no more among the slowest, however slow it was."""
+"""A slow sample is forgotten after so many further slow rows, or twice as many."""
 
 
 class WaitCause(Enum):
@@ -37,7 +37,7 @@ class WaitCause(Enum):
 
 
 class Moment:
-    """The time of the event that is being handled, or of a look at the numbers, in seconds; ``DaemonState`` alone sets it."""
+    """The time of the current event, in seconds; only ``DaemonState`` sets it."""
 
     __slots__ = ("now_s",)
 
@@ -46,7 +46,7 @@ class Moment:
 
 
 class Spells:
-    """How long something was so, in total, of which each begins and ends."""
+    """The total time of a state that begins and ends again and again."""
 
     __slots__ = ("_moment", "_since_s", "_total_s")
 
@@ -56,7 +56,7 @@ class Spells:
         self._total_s = 0.0
 
     def turn(self, *, on: bool) -> None:
-        """It is so from now on, or not any more. To say what is known changes nothing."""
+        """Begin or end the state now; no change where it is so already."""
         if on == (self._since_s is not None):
             return
         now_s = self._moment.now_s
@@ -66,7 +66,7 @@ class Spells:
 
     @property
     def total_s(self) -> float:
-        """The time of all of them, that of the present one included."""
+        """The total time in seconds, with the present spell."""
         return self._total_s + (self._moment.now_s - self._since_s if self._since_s is not None else 0.0)
 
 
@@ -81,7 +81,7 @@ class Waits:
         self._on_the_way_s = 0.0
 
     def turn(self, cause: WaitCause | None) -> None:
-        """From now on it waits for this; None: it does not wait."""
+        """Note what the trainer waits for from now on; None: it does not wait."""
         if cause is self.cause:
             return
         if self.cause is not None:
@@ -91,33 +91,34 @@ class Waits:
         self.cause = cause
 
     def told(self, wait_s: float) -> None:
-        """A remote trainer has waited for so long in all, by its own count."""
+        """Note how long a remote trainer has waited in all, by its own count."""
         here_s = sum(spells.total_s for cause, spells in self._spells.items() if cause is not WaitCause.NETWORK)
         self._on_the_way_s = max(self._on_the_way_s, wait_s - here_s)
 
     def statistics(self) -> WaitStatistics:
-        """The totals."""
+        """Return the totals."""
         totals = {f"{cause.value}_s": spells.total_s for cause, spells in self._spells.items()}
         totals["network_s"] = max(totals["network_s"], self._on_the_way_s)
         return WaitStatistics(**totals)
 
 
 class SlowList:
-    """Samples that were slow of late: the slowest of the last hundreds of slow rows, and the newest, however slow they were.
+    """Samples that were slow lately: the slowest of the last hundreds of slow rows, and the newest.
 
-    So neither hides the other: what was slow once, or for as long as somebody copied a disk, is forgotten in time.
+    Neither hides the other. A sample that was slow once, or while a disk was busy, is forgotten in
+    time.
     """
 
     def __init__(self) -> None:
         self._newest: dict[int, SlowSample] = {}
         self._slowest: dict[int, SlowSample] = {}
-        """Of the last slow rows, no more than ``SLOW_ROWS_KEPT``."""
+        """Of at most the last ``SLOW_ROWS_KEPT`` slow rows."""
         self._slowest_before: dict[int, SlowSample] = {}
-        """Of those before them."""
+        """Of as many slow rows before them."""
         self._begun_row = 0
 
     def add(self, slow: list[tuple[int, str, int]], row: int) -> None:
-        """Samples as a worker reports them were slow once more; ``row``: how many slow rows there were by now."""
+        """Add samples that a worker reports as (sample, path, µs); ``row``: slow rows so far."""
         if row > self._begun_row + SLOW_ROWS_KEPT:
             self._slowest_before, self._slowest = self._slowest, {}
             self._begun_row = row
@@ -155,12 +156,12 @@ class WorkDone:
         self._slow = SlowList()
 
     def name_parts(self, names: tuple[str, ...]) -> None:
-        """Learn what the times of parts are about."""
+        """Set the names of the parts that ``add`` counts times of."""
         if names != self._names:
             self._names, self._parts_us = names, [0] * len(names)
 
     def add(self, work: Work) -> None:
-        """Take in the work of one chunk."""
+        """Add the work of one chunk."""
         self._busy_us += work.busy_us
         self._waited_us += work.waited_us
         self._cpu_us += work.cpu_us
@@ -179,7 +180,7 @@ class WorkDone:
             self._slow.add(work.slow, self._slow_rows)
 
     def statistics(self) -> WorkStatistics:
-        """The totals, and the slowest samples of late, the slowest first."""
+        """Return the totals, and the slowest samples lately, the slowest first."""
         parts = zip(self._names, self._parts_us, strict=True)
         return WorkStatistics(
             busy_s=self._busy_us / 1e6,

@@ -1,12 +1,14 @@
-"""How far trainers of one stream may be apart: ``lag = "lockstep"`` lets nobody run away from the slowest. Nobody's process.
+"""How far trainers of one stream may be apart, with ``lag = "lockstep"``. Pure code.
 
     slowest          fastest
        |-- max_skew --->|       counted in the batches of the trainer that is ahead
 
-The skew is never more than the ring can bridge: it must hold the batches between the two, the one that the slowest reads next,
-the one that it reads, and the one before, which it gives back with its next word. So each batch is decoded once.
+The skew is never more than the ring can bridge. The ring must hold the batches between the two
+trainers, the one that the slowest reads next, the one that it reads now, and the one before, which
+it releases with its next message. So each batch is decoded once.
 
-Invariant: the slowest may always go on. A trainer at the end of its course, or gone, holds up nobody.
+Invariant: the slowest may always go on. A trainer that is gone or at the end of its course delays
+no other.
 """
 
 from batchd.core.course import Course
@@ -17,7 +19,7 @@ BESIDE_SKEW_SLOTS = 3
 
 
 class Pace:
-    """Where each trainer stands. With ``max_skew`` None each goes at its own pace and nothing is kept."""
+    """Where each trainer is; nothing is kept with ``max_skew`` None (no lockstep)."""
 
     def __init__(self, max_skew: int | None, slots_max: int) -> None:
         self._max_skew = max_skew
@@ -28,12 +30,12 @@ class Pace:
         self._has_moved = False
 
     def fit(self, slots_max: int) -> None:
-        """The ring has so many slots."""
+        """Note how many slots the ring has."""
         if self._max_skew is not None:
             self._limit = max(0, min(self._max_skew, slots_max - BESIDE_SKEW_SLOTS))
 
     def stands(self, subscription: int, course: Course, consumed: int) -> None:
-        """A trainer has read ``consumed`` batches of its course."""
+        """Note that a trainer has read ``consumed`` batches of its course."""
         if self._max_skew is None:
             return
         share = course.at(consumed)
@@ -44,23 +46,23 @@ class Pace:
         self._look()
 
     def forget(self, subscription: int) -> None:
-        """A trainer wants no more."""
+        """Forget a trainer that wants no more."""
         if self._places.pop(subscription, None) is not None:
             self._look()
 
     def allows(self, course: Course, position: Position) -> bool:
-        """May a trainer of this course have ``position`` already?"""
+        """Return whether a trainer of this course may have ``position`` already."""
         if self._max_skew is None or self._slowest is None:
             return True
         return (place_of(course.plan, position) - self._slowest) // course.world_size <= self._limit
 
     @property
     def slowest(self) -> int | None:
-        """Where the slowest stands, counted in the stream's batches; None where nobody is waited for."""
+        """The place of the slowest trainer, in batches of the stream; None: all may go on."""
         return self._slowest
 
     def has_moved(self) -> bool:
-        """Is the slowest somewhere else than when this was last asked?"""
+        """Return whether the slowest trainer is at another place than at the last call."""
         moved, self._has_moved = self._has_moved, False
         return moved
 
@@ -72,5 +74,5 @@ class Pace:
 
 
 def place_of(plan: Plan, position: Position) -> int:
-    """Count the stream's batches up to a position."""
+    """Return the number of the stream's batches before ``position``."""
     return position.epoch * plan.steps + position.step

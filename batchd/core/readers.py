@@ -1,16 +1,18 @@
-"""Who reads a position next, and how soon: the places of one stream's readers, kept in order. Nobody's process; integers only.
+"""Which reader comes to a position first, and how soon. Pure integer arithmetic.
 
-Ranks of one world size that read an epoch from the same step on (counted modulo the world size) read it in the same rounds: they
-share a grid. On a grid a position is read at one turn, ``epoch * rounds + round``, by one rank, or by a few in a shared last
-round; and a reader stands at the turn of its next batch. So on the line of each rank, where readers stand in order,
+Ranks of one world size that read an epoch from the same step on (modulo the world size) read it in
+the same rounds: they share a grid. On a grid a position is read at one turn, ``epoch * rounds +
+round``, by one rank, or by a few in a shared last round. A reader has the turn of its next batch.
+So on the line of each rank, where its readers are kept in order,
 
     line of rank 0   --o------o--------------x--------o--->  turns
                               |--- batches --|
                        the nearest reader of x is the last one that is not beyond it
 
-A reader that starts in mid-epoch stands on two grids until that epoch is over: on its first epoch's own, and on the one of all
-whole epochs, as far before the next epoch as it has batches left. Where every epoch has the same bytes, turns are counted
-within an epoch, and whoever is beyond a position comes to it in the next one.
+A reader that starts in mid-epoch is on two grids until that epoch is over: on that of its first
+epoch, and on the one of all whole epochs, as far before the next epoch as it has batches left.
+Where every epoch has the same bytes, turns are counted within an epoch, and a reader beyond a
+position comes to it in the next epoch.
 
 Invariant: ``nearest`` is what asking the course of each reader would give.
 """
@@ -25,15 +27,15 @@ from batchd.core.plan import Plan
 from batchd_wire.position import Position
 
 
-class Reading(NamedTuple):
-    """A position will be read by ``reader`` when it has read ``batches`` others."""
+class NextUse(NamedTuple):
+    """``reader`` will read a position after ``batches`` others."""
 
     batches: int
     reader: int
 
 
-class _Place(NamedTuple):
-    """Where a reader stands on a line, and in which epochs it reads there (of a stream that repeats: laps from its own on)."""
+class _LinePlace(NamedTuple):
+    """A reader's turn on a line, and its epochs there (counted from its own if they repeat)."""
 
     turn: int
     reader: int
@@ -41,11 +43,11 @@ class _Place(NamedTuple):
     end_epoch: float
 
 
-_Line = list[_Place]
+_Line = list[_LinePlace]
 
 
 class _Grid:
-    """The lines of the ranks that read epochs from step ``start`` on, in rounds of ``world_size`` batches."""
+    """The lines of ranks that read epochs from ``start`` on in rounds of ``world_size`` batches."""
 
     def __init__(self, plan: Plan, world_size: int, start: int, *, repeats: bool) -> None:
         self.world_size, self.start = world_size, start
@@ -53,20 +55,20 @@ class _Grid:
         self._plan, self._repeats = plan, repeats
         self.lines: dict[int, _Line] = {}
 
-    def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _Place:
-        """Where a reader stands whose next batch is at ``turn``."""
+    def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _LinePlace:
+        """Return the place of a reader whose next batch is at ``turn``."""
         if not self._repeats:
-            return _Place(turn, reader, first_epoch, end_epoch)
+            return _LinePlace(turn, reader, first_epoch, end_epoch)
         epoch, within = divmod(turn, self.rounds)
-        return _Place(within, reader, first_epoch - epoch, end_epoch - epoch)
+        return _LinePlace(within, reader, first_epoch - epoch, end_epoch - epoch)
 
-    def nearest(self, key: Position) -> Reading | None:
-        """The reader of this grid that comes to ``key`` first."""
+    def nearest(self, key: Position) -> NextUse | None:
+        """Return the reader of this grid that comes to ``key`` first."""
         read = readers_of(self._plan, self.world_size, self.start, key.step)
         if read is None:
             return None
         turn, ranks = read
-        best: Reading | None = None
+        best: NextUse | None = None
         few = ranks if len(ranks) <= len(self.lines) else self.lines
         for line in [self.lines[rank] for rank in few if rank in ranks and rank in self.lines]:
             for epoch in (0, 1) if self._repeats else (key.epoch,):
@@ -77,39 +79,39 @@ class _Grid:
         return best
 
 
-def _last_before(line: _Line, turn: int, epoch: int) -> Reading | None:
-    """The nearest reader that is not beyond ``turn`` and has that epoch in its course."""
+def _last_before(line: _Line, turn: int, epoch: int) -> NextUse | None:
+    """Return the nearest reader that is not beyond ``turn`` and has that epoch in its course."""
     at = bisect_left(line, (turn + 1,))
     while at:
         at -= 1
         stands, reader, first_epoch, end_epoch = line[at]
         if first_epoch <= epoch < end_epoch:
-            return Reading(turn - stands, reader)
+            return NextUse(turn - stands, reader)
     return None
 
 
 class Readers:
-    """See the module. ``repeats``: every epoch has the same bytes, and is asked for as epoch 0."""
+    """See the module. ``repeats``: every epoch has the same bytes; ask for epoch 0."""
 
     def __init__(self, plan: Plan, *, repeats: bool) -> None:
         self._plan = plan
         self._repeats = repeats
         self._grids: dict[tuple[int, int], _Grid] = {}
         """By world size and start."""
-        self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _Place]]]] = {}
-        """By reader: its rank, and where it stands on which grids."""
+        self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _LinePlace]]]] = {}
+        """By reader: its rank, and its places on the grids."""
         self.next_sequence: dict[int, int] = {}
-        """How far each reader is in its course."""
+        """By reader: the place of its course that it reads next."""
         self._moved: dict[int, Course] = {}
-        """Readers that are elsewhere than their lines say: who moves for each batch is looked for far less often."""
+        """Readers whose lines are out of date: readers move far more often than they are sought."""
 
     def move(self, reader: int, course: Course, sequence: int) -> None:
-        """A reader will read place ``sequence`` of its course next; at the end of the course it reads nothing any more."""
+        """Note that a reader reads place ``sequence`` of its course next, if there is one."""
         self.next_sequence[reader] = sequence
         self._moved[reader] = course
 
     def _settle(self) -> None:
-        """Put on their lines those that have moved."""
+        """Update the lines of the readers that have moved."""
         while self._moved:
             reader, course = self._moved.popitem()
             self._leave(reader)
@@ -132,7 +134,7 @@ class Readers:
         self._stands[reader] = course.rank, stands
 
     def forget(self, reader: int) -> None:
-        """A reader wants no more."""
+        """Forget a reader that wants no more."""
         self.next_sequence.pop(reader, None)
         self._moved.pop(reader, None)
         self._leave(reader)
@@ -147,10 +149,10 @@ class Readers:
                 if not grid.lines:
                     del self._grids[grid.world_size, grid.start]
 
-    def nearest(self, key: Position) -> Reading | None:
-        """Who reads ``key`` first, or None where nobody will."""
+    def nearest(self, key: Position) -> NextUse | None:
+        """Return the reader that comes to ``key`` first; None where no reader will."""
         self._settle()
-        best: Reading | None = None
+        best: NextUse | None = None
         for grid in self._grids.values():
             found = grid.nearest(key)
             if found is not None and (best is None or found < best):

@@ -1,23 +1,36 @@
-"""The slots of one stream, and what is being filled into them: a cache of positions. Nobody's process.
+"""The slots of one stream, and what is being filled into them: a cache of positions. Pure code.
 
     take -> FILLING --(every row filled)--> READY --(not claimed, not leased)--> take again
               |                                                                     ^
               +-------(not claimed, no order under way)-----------------------------+
 
-Invariants: a slot is taken only when nobody leases or claims it and no worker has an order for it; each position is in at
-most one slot; a slot's generation grows by one at each taking; ``idle`` has the slots that may be taken, and no others;
-``pending`` has those with rows that no worker has, and no others.
+Invariants: a slot is taken only when no trainer leases or claims it and no worker has an order for
+it; each position is in at most one slot; a slot's generation grows by one each time it is taken;
+``idle`` has exactly the slots that may be taken; ``pending`` has exactly those with rows that no
+worker has.
+
+Idle slots are filed so that the one to evict is found without a look at all of them:
+
+    loose     examined when a slot is wanted: no reader needs it, or that is not known yet
+    filed     under a reader that needs it, at its place in the course of that reader
+
+Readers only move towards what is filed under them, so the order within a file stays. Another reader
+can only be nearer than the one that a slot is filed under. So the farthest among the last slots of
+all files is the one that is needed last, once an examination of its readers confirms that; a slot
+whose nearest reader has changed is filed again.
+
+Invariant: no slot is needed later than its file says.
 """
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from batchd.core.idle import Idle
-from batchd.core.readers import Readers
+from batchd.core.readers import NextUse, Readers
 from batchd_wire.position import Position
 
 
 class Fill:
-    """The rows of one batch that are still to be filled: cut into chunks on demand, put back when a worker dies."""
+    """The rows of one batch still to be filled: cut into orders, put back when a worker dies."""
 
     __slots__ = ("_pending", "rows", "under_way")
 
@@ -29,21 +42,21 @@ class Fill:
 
     @property
     def has_pending(self) -> bool:
-        """Are there rows that no worker has?"""
+        """Whether there are rows that no worker has."""
         return bool(self._pending)
 
     @property
     def is_done(self) -> bool:
-        """Is every row filled?"""
+        """Whether every row is filled."""
         return not self._pending and not self.under_way
 
     @property
     def pending_rows(self) -> int:
-        """How many rows no worker has."""
+        """The number of rows that no worker has."""
         return sum(count for _first, count in self._pending)
 
     def cut(self, order: int, rows_max: int) -> tuple[int, int]:
-        """Take up to ``rows_max`` pending rows for an order: (first, count). Ends by ``finish`` or ``put_back``."""
+        """Take rows for an order: (first, count). Paired with ``finish`` or ``put_back``."""
         first, count = self._pending.pop(0)
         if count > rows_max:
             self._pending.insert(0, (first + rows_max, count - rows_max))
@@ -52,11 +65,11 @@ class Fill:
         return first, count
 
     def finish(self, order: int) -> None:
-        """The rows of ``order`` are in the slot."""
+        """Note that the rows of ``order`` are in the slot."""
         del self.under_way[order]
 
     def put_back(self, order: int, parts: list[tuple[int, int]]) -> None:
-        """The rows of ``order`` have to be filled again, in these ``parts``, before any others."""
+        """Have the rows of ``order`` filled again, in these ``parts``, before any others."""
         first, count = self.under_way.pop(order)
         assert sum(part for _first, part in parts) == count, f"parts {parts} of rows {first}+{count}"
         self._pending[:0] = parts
@@ -72,38 +85,117 @@ class Slot:
     fill: Fill | None = None
     leases: int = 0
     claims: dict[int, int] = field(default_factory=dict)
-    """How many claims each subscription has on it: its trainer will read this filling."""
+    """Claims by subscription: that many times its trainer will read this filling."""
     grants: int = 0
-    """How often this filling was handed to a trainer; who only wants a look does not count."""
+    """How often this filling was handed to a trainer; spectators do not count."""
 
     @property
     def is_ready(self) -> bool:
-        """Is the batch whole?"""
+        """Whether the batch is whole."""
         return self.position is not None and self.fill is None
 
     @property
     def is_awaited(self) -> bool:
-        """Will somebody be given what is in it, or is it being written?"""
+        """Whether a trainer will be handed what is in it, or a worker is writing it."""
         return bool(self.claims) or (self.fill is not None and bool(self.fill.under_way))
 
     @property
     def is_idle(self) -> bool:
-        """May it be taken?"""
+        """Whether it may be taken."""
         return not self.leases and not self.is_awaited
 
     def claim(self, subscription: int) -> None:
-        """A subscription will read this filling. Paired with ``unclaim``."""
+        """Note that a subscription will read this filling. Paired with ``unclaim``."""
         self.claims[subscription] = self.claims.get(subscription, 0) + 1
 
     def unclaim(self, subscription: int) -> None:
-        """The claim was withdrawn, or has become a lease."""
+        """Note that a claim was withdrawn, or has become a lease."""
         self.claims[subscription] -= 1
         if not self.claims[subscription]:
             del self.claims[subscription]
 
 
+class Idle:
+    """The idle slots of one ring, by number."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._keys: dict[int, Position | None] = {}
+        """What is in each slot; None where no reader has a use for it."""
+        self._loose: dict[int, None] = {}
+        self._filed: dict[int, tuple[int, int]] = {}
+        """By slot: (reader, place of its course)."""
+        self._files: dict[int, list[tuple[int, int]]] = {}
+        """By reader: (place of its course, slot), in order."""
+
+    @property
+    def slots(self) -> set[int]:
+        """The numbers of all idle slots."""
+        return set(self._keys)
+
+    def put(self, slot: int, key: Position | None) -> None:
+        """File a slot that is idle, or that holds something else than when it was put here."""
+        self.remove(slot)
+        self._keys[slot] = key
+        self._loose[slot] = None
+
+    def remove(self, slot: int) -> None:
+        """Remove a slot that is in use or gone, if it is here."""
+        self._keys.pop(slot, None)
+        self._loose.pop(slot, None)
+        self._take_from_file(slot)
+
+    def forget(self, reader: int) -> None:
+        """Unfile the slots of a reader that is gone: their next readers are not known any more."""
+        for _place, slot in self._files.pop(reader, ()):
+            del self._filed[slot]
+            self._loose[slot] = None
+
+    def unneeded(self) -> int | None:
+        """Return a slot that no trainer will read again."""
+        while self._loose:
+            slot = next(iter(self._loose))
+            if self._look(slot) is None:
+                return slot
+        return None
+
+    def needed_last(self) -> int | None:
+        """Return the slot that is read last of all. Call it after ``unneeded`` has found none."""
+        while self._files:
+            stands = self._readers.next_sequence
+            batches, slot = max((file[-1][0] - stands[reader], file[-1][1]) for reader, file in self._files.items())
+            reading = self._look(slot)
+            if reading is None or reading.batches == batches:
+                return slot
+        return None
+
+    def _look(self, slot: int) -> NextUse | None:
+        """File a slot under the reader that needs it first; without such a reader it is loose."""
+        key = self._keys[slot]
+        reading = None if key is None else self._readers.nearest(key)
+        self._take_from_file(slot)
+        if reading is None:
+            self._loose[slot] = None
+            return None
+        self._loose.pop(slot, None)
+        place = self._readers.next_sequence[reading.reader] + reading.batches
+        self._filed[slot] = reading.reader, place
+        insort(self._files.setdefault(reading.reader, []), (place, slot))
+        return reading
+
+    def _take_from_file(self, slot: int) -> None:
+        filed = self._filed.pop(slot, None)
+        if filed is None:
+            return
+        reader, place = filed
+        file = self._files[reader]
+        del file[bisect_left(file, (place, slot))]
+        if not file:
+            del self._files[reader]
+
+
 class Ring:
-    """The slots of one stream, made one by one up to ``slots_max``. ``readers`` are those who need what is in them."""
+    """The slots of one stream, made one by one up to ``slots_max``, for its ``readers``."""
 
     def __init__(self, slots_max: int, readers: Readers) -> None:
         self.slots_max = slots_max
@@ -113,18 +205,18 @@ class Ring:
         self._by_position: dict[Position, Slot] = {}
 
     def find(self, position: Position) -> Slot | None:
-        """The slot that holds, or will hold, ``position``."""
+        """Return the slot that holds, or will hold, ``position``."""
         return self._by_position.get(position)
 
     def add(self, number: int) -> Slot:
-        """Make room for one more slot."""
+        """Add a new slot."""
         assert len(self.slots) < self.slots_max, "the ring is full"
         slot = self.slots[number] = Slot(number)
         self.let_go(slot)
         return slot
 
     def remove(self, slot: Slot) -> None:
-        """Forget a slot whose memory could not be had, and do not ask for that much again."""
+        """Forget a slot whose memory could not be reserved, and do not ask for that much again."""
         self.drop(slot)
         self.slots_max = len(self.slots)
 
@@ -138,13 +230,13 @@ class Ring:
 
     @property
     def can_grow(self) -> bool:
-        """May one more slot be made?"""
+        """Whether one more slot may be made."""
         return len(self.slots) < self.slots_max
 
     def choose(self) -> Slot | None:
-        """The idle slot whose position is needed last (Bélády's rule), or None where none is idle.
+        """Return the idle slot that is needed last (Bélády's rule), or None without one.
 
-        A slot that is needed again is given up only when the ring cannot grow.
+        A slot that is needed again is evicted only when the ring cannot grow.
         """
         number = self.idle.unneeded()
         if number is None and not self.can_grow:
@@ -173,19 +265,19 @@ class Ring:
         return rows
 
     def put_back(self, slot: Slot, order: int, parts: list[tuple[int, int]]) -> None:
-        """Have the rows of an order that was not carried out filled again, as ``Fill.put_back`` does."""
+        """Have the rows of a failed order filled again, as ``Fill.put_back`` does."""
         assert slot.fill is not None, f"slot {slot.number} is not being filled"
         slot.fill.put_back(order, parts)
         self.pending.add(slot.number)
 
     def spoil(self, slot: Slot) -> None:
-        """What is in a ready slot is not to be handed out again; who reads it may go on. Its claims must go elsewhere."""
+        """Hand out a ready slot no more; its leases go on. Paired with ``Claims.move``."""
         assert slot.position is not None, f"slot {slot.number} holds nothing"
         del self._by_position[slot.position]
         slot.position = None
 
     def empty(self, slot: Slot) -> None:
-        """What is in an idle slot, or was to be filled into it, is of no use to anybody."""
+        """Drop what is in an idle slot, or was to be filled into it."""
         assert slot.is_idle, f"slot {slot.number} is in use"
         if slot.position is not None:
             del self._by_position[slot.position]
@@ -194,11 +286,11 @@ class Ring:
         self.let_go(slot)
 
     def claim(self, slot: Slot, subscription: int) -> None:
-        """A subscription will read what is in a slot, which is idle no more."""
+        """Note that a subscription will read what is in a slot, which is idle no more."""
         slot.claim(subscription)
         self.idle.remove(slot.number)
 
     def let_go(self, slot: Slot) -> None:
-        """A lease, a claim, an order or the filling of a slot has ended: it may be idle now."""
+        """File a slot as idle if it is, after a lease, claim, order or filling has ended."""
         if slot.is_idle:
             self.idle.put(slot.number, slot.position if slot.is_ready else None)

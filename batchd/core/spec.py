@@ -1,6 +1,4 @@
-"""What the core must know of a stream. Nobody's process.
-
-Plain facts, made by the daemon from the configuration and the source.
+"""The facts of a stream that the core needs. The daemon makes them from configuration and source.
 
 Invariant: they never change; a stream with other facts is another stream.
 """
@@ -13,11 +11,13 @@ from batchd.core.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """What the core must know of a stream. ``repeats``: every epoch has the same bytes, so filled slots serve all epochs.
+    """The facts of one stream.
 
-    ``max_skew`` is how many of its batches a trainer may be ahead of the slowest; None lets each go at its own pace.
-    ``remote_window_max``: more than that shall not wait in the memory of a trainer on another host. ``bgr_fields``: images whose
-    colours are blue first, for whoever looks at them.
+    ``repeats``: every epoch has the same bytes, so slots serve all epochs.
+
+    ``max_skew``: how many of its batches a trainer may be ahead of the slowest; None: each goes at
+    its own pace. ``remote_window_max``: batches that may wait in the memory of a trainer on another
+    host. ``bgr_fields``: images in BGR order, for tools that display them.
     """
 
     number: int
@@ -35,4 +35,4 @@ class StreamSpec:
     live: LiveSpec | None = None
     """For a stream whose samples are pushed by producers."""
     own_source: bool = False
-    """Is its source somebody's own code?"""
+    """Whether its source is the user's own code."""

@@ -1,54 +1,30 @@
-"""The daemon's state: one event and the time go in, a list of actions comes out. Nobody's process.
+"""The daemon's state: one event and the time go in, a list of actions comes out. Pure code.
 
     event, now --> handle --> [what the event means] --> [orders for idle workers] --> actions
 
-It is the only thing that changes streams, rings, subscriptions and the fleet, and it never asks the world: tests drive it
-without any process, and the same events always give the same actions.
+Only ``handle`` changes streams, rings, subscriptions and the fleet, and it never asks the world.
+Tests drive it without any process, and the same events always give the same actions.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from batchd.core import events as ev
 from batchd.core.actions import Action, AdmitProducer, OrderChunk, Refuse
 from batchd.core.admission import Refusal, not_live, unknown_stream
 from batchd.core.delivery import Delivery
-from batchd.core.events import (
-    BatchMismatched,
-    BatchSent,
-    ChunkDone,
-    DrainAsked,
-    Event,
-    PartsNamed,
-    PlaceAsked,
-    PlaceWithdrawn,
-    ProducerAsked,
-    Pulled,
-    Reconfigured,
-    SamplePushed,
-    SessionCutOff,
-    SessionEnded,
-    SlotLost,
-    SlotWanted,
-    SubscriptionAsked,
-    SubscriptionEnded,
-    Ticked,
-    WorkerGone,
-    WorkerObserved,
-    WorkerReady,
-)
-from batchd.core.fleet import Fleet, Order
+from batchd.core.fleet import Fleet, Order, WorkerKind
 from batchd.core.mailbox import Mailbox
 from batchd.core.measure import Moment
 from batchd.core.spec import StreamSpec
-from batchd.core.statistics import DaemonStatistics
 from batchd.core.stream import Stream
-from batchd.core.subscription import Subscription
 from batchd_wire.codes import ErrorCode
+from batchd_wire.status import DaemonStatistics
 
 TICK_S = 0.5
-"""How often ``Ticked`` comes."""
+"""The interval of ``Ticked``."""
 GAP_S = 2.0
-"""A longer pause between two ticks was not ours, so it is not held against anybody."""
+"""A longer pause between two ticks stopped the whole machine: it counts towards no time-out."""
 
 
 DRAINING: Refusal = (ErrorCode.DRAINING, "the daemon is shutting down")
@@ -66,14 +42,16 @@ def _replaced(name: str) -> Refusal:
 
 
 class DaemonState:
-    """Streams, trainers and workers. ``chunk_rows_max`` bounds what one order fills."""
+    """Streams, trainers and workers: so many ``workers`` of one ``kind``. ``chunk_rows_max`` bounds what one order fills."""
 
-    def __init__(self, specs: list[StreamSpec], workers: int, *, sample_timeout_s: float, chunk_rows_max: int) -> None:
+    def __init__(
+        self, specs: list[StreamSpec], workers: int, kind: WorkerKind, *, sample_timeout_s: float, chunk_rows_max: int
+    ) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
-        """By number; also those that are not served any more and mean something to somebody still."""
+        """By number; also retired streams that trainers, workers or producers still use."""
         self._retired: set[int] = set()
-        self.fleet = Fleet(workers, sample_timeout_s)
+        self.fleet = Fleet(workers, kind, sample_timeout_s)
         self.draining = False
         self._numbers = {spec.name: spec.number for spec in specs}
         self._stream_of: dict[int, Stream] = {}
@@ -82,33 +60,33 @@ class DaemonState:
         self._last_order = 0
         self._last_tick_s: float | None = None
         self._served_s = 0.0
-        """What the subscription that was last served had had before; it never falls."""
+        """The worker time that the last served subscription had had before; it never falls."""
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
-            SubscriptionAsked: self._subscribe,
-            Pulled: self._pulled,
-            BatchSent: self._sent,
-            BatchMismatched: self._mismatched,
-            SubscriptionEnded: self._end_subscription,
-            ProducerAsked: self._produce,
-            PlaceAsked: self._place_asked,
-            PlaceWithdrawn: self._place_withdrawn,
-            SamplePushed: self._pushed,
-            SessionEnded: self._end_session,
-            SessionCutOff: self._end_session,
-            WorkerReady: self._worker_ready,
-            PartsNamed: self._parts_named,
-            ChunkDone: self._chunk_done,
-            WorkerObserved: self._worker_observed,
-            WorkerGone: self._worker_gone,
-            SlotLost: self._slot_lost,
-            SlotWanted: self._slot_wanted,
-            Ticked: self._ticked,
-            Reconfigured: self._reconfigure,
-            DrainAsked: self._drain,
+            ev.SubscriptionAsked: self._subscribe,
+            ev.Pulled: self._pulled,
+            ev.BatchSent: self._sent,
+            ev.BatchMismatched: self._mismatched,
+            ev.SubscriptionEnded: self._end_subscription,
+            ev.ProducerAsked: self._produce,
+            ev.PlaceAsked: self._place_asked,
+            ev.PlaceWithdrawn: self._place_withdrawn,
+            ev.SamplePushed: self._pushed,
+            ev.SessionEnded: self._end_session,
+            ev.SessionCutOff: self._end_session,
+            ev.WorkerReady: self._worker_ready,
+            ev.PartsNamed: self._parts_named,
+            ev.ChunkDone: self._chunk_done,
+            ev.WorkerObserved: self._worker_observed,
+            ev.WorkerGone: self._worker_gone,
+            ev.SlotLost: self._slot_lost,
+            ev.SlotWanted: self._slot_wanted,
+            ev.Ticked: self._ticked,
+            ev.Reconfigured: self._reconfigure,
+            ev.DrainAsked: self._drain,
         }
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Take one event in, at ``now`` (seconds of a clock that never goes back); say what shall be done, in order."""
+    def handle(self, event: ev.Event, now: float) -> list[Action]:
+        """Handle an event at ``now``, in seconds of a monotonic clock; return the actions."""
         actions: list[Action] = []
         self._moment.now_s = now
         self._handlers[type(event)](event, now, actions)
@@ -122,16 +100,16 @@ class DaemonState:
 
     @property
     def is_drained(self) -> bool:
-        """Nothing new is begun, and nothing is under way."""
+        """Whether nothing new is begun, and no order is under way."""
         return self.draining and not self.fleet.has_orders
 
     @property
     def has_all_slots(self) -> bool:
-        """Has every ring all the slots that it can have?"""
+        """Whether every ring has all the slots that it can have."""
         return self._growing() is None
 
     def statistics(self, now: float | None = None) -> DaemonStatistics:
-        """Everything that can be counted, up to ``now``; up to the last event where nobody says how late it is."""
+        """Return all counters up to ``now``; None: up to the last event."""
         if now is not None:
             self._moment.now_s = now
         return DaemonStatistics(
@@ -147,9 +125,9 @@ class DaemonState:
         """The numbers of the streams that are served, by name."""
         return self._numbers
 
-    # --- trainers -----------------------------------------------------------------------------------------------------
+    # --- trainers ---------------------------------------------------------------------------------
 
-    def _subscribe(self, event: SubscriptionAsked, _now: float, actions: list[Action]) -> None:
+    def _subscribe(self, event: ev.SubscriptionAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
         if self.draining:
             problem = DRAINING
@@ -162,81 +140,72 @@ class DaemonState:
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _pulled(self, event: Pulled, _now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is None:
+    def _pulled(self, event: ev.Pulled, _now: float, actions: list[Action]) -> None:
+        delivery = self._delivery(event.session, event.subscription)
+        if delivery is None:
             text = f"subscription {event.subscription} is not one of this session"
             actions.append(Refuse(event.session, 0, event.subscription, ErrorCode.UNKNOWN_SUBSCRIPTION, text))
             return
-        delivery, _subscription = found
         delivery.pull(event, actions)
         self._forget_if_over(event.subscription)
 
-    def _sent(self, event: BatchSent, _now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is not None:
-            delivery, _subscription = found
+    def _sent(self, event: ev.BatchSent, _now: float, actions: list[Action]) -> None:
+        if delivery := self._delivery(event.session, event.subscription):
             delivery.sent(event, actions)
             self._forget_if_over(event.subscription)
 
-    def _mismatched(self, event: BatchMismatched, now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is not None:
-            delivery, _subscription = found
+    def _mismatched(self, event: ev.BatchMismatched, now: float, actions: list[Action]) -> None:
+        if delivery := self._delivery(event.session, event.subscription):
             delivery.mismatched(event, now, actions)
 
-    def _end_subscription(self, event: SubscriptionEnded, _now: float, actions: list[Action]) -> None:
-        found = self._find(event.session, event.subscription)
-        if found is not None:
-            delivery, subscription = found
+    def _end_subscription(self, event: ev.SubscriptionEnded, _now: float, actions: list[Action]) -> None:
+        if delivery := self._delivery(event.session, event.subscription):
+            subscription = delivery.subscriptions[event.subscription]
             delivery.end([subscription], actions, leases_from=event.consumed)
             self._forget_if_over(event.subscription)
 
-    def _end_session(self, event: SessionEnded | SessionCutOff, _now: float, actions: list[Action]) -> None:
-        leases_from = 0 if isinstance(event, SessionEnded) else None
+    def _end_session(self, event: ev.SessionEnded | ev.SessionCutOff, _now: float, actions: list[Action]) -> None:
+        leases_from = 0 if isinstance(event, ev.SessionEnded) else None
         for stream in self.streams.values():
             ended = [one for one in stream.delivery.subscriptions.values() if one.session == event.session]
             if ended:
                 stream.delivery.end(ended, actions, leases_from=leases_from)
             for subscription in ended:
                 self._forget_if_over(subscription.number)
-            mailbox = stream.delivery.mailbox
-            if mailbox is not None:
-                if leases_from is None:
-                    mailbox.dismiss(event.session)
-                else:
-                    mailbox.end(event.session, actions)
+            mailbox = stream.delivery.supply.mailbox
+            if leases_from is None:
+                mailbox.dismiss(event.session)
+            else:
+                mailbox.end(event.session, actions)
 
-    def _find(self, session: int, number: int) -> tuple[Delivery, Subscription] | None:
-        """Only the session that made a subscription may speak for it."""
+    def _delivery(self, session: int, number: int) -> Delivery | None:
+        """Return the delivery of a subscription; None where another session made it."""
         stream = self._stream_of.get(number)
-        subscription = stream.delivery.subscriptions[number] if stream is not None else None
-        if stream is None or subscription is None or subscription.session != session:
+        if stream is None or stream.delivery.subscriptions[number].session != session:
             return None
-        return stream.delivery, subscription
+        return stream.delivery
 
     def _forget_if_over(self, number: int) -> None:
         if number not in self._stream_of[number].delivery.subscriptions:
             del self._stream_of[number]
 
-    # --- producers ----------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
-    def _produce(self, event: ProducerAsked, _now: float, actions: list[Action]) -> None:
+    def _produce(self, event: ev.ProducerAsked, _now: float, actions: list[Action]) -> None:
         number = self._numbers.get(event.stream)
-        mailbox = self.streams[number].delivery.mailbox if number is not None else None
         if self.draining:
             problem = DRAINING
         elif number is None:
             problem = unknown_stream(event.stream, self._numbers)
-        elif mailbox is None:
+        elif self.streams[number].spec.live is None:
             problem = not_live(event.stream)
         else:
-            mailbox.admit(event.session)
+            self.streams[number].delivery.supply.mailbox.admit(event.session)
             actions.append(AdmitProducer(event.session, event.request, number))
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _place_asked(self, event: PlaceAsked, _now: float, actions: list[Action]) -> None:
+    def _place_asked(self, event: ev.PlaceAsked, _now: float, actions: list[Action]) -> None:
         mailbox, verdict = self._mailbox(event.session, event.stream)
         if self.draining:
             problem = DRAINING
@@ -249,40 +218,39 @@ class DaemonState:
             return
         actions.append(Refuse(event.session, event.request, 0, *problem))
 
-    def _place_withdrawn(self, event: PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
+    def _place_withdrawn(self, event: ev.PlaceWithdrawn, _now: float, actions: list[Action]) -> None:
         mailbox, _verdict = self._mailbox(event.session, event.stream)
         if mailbox is not None:
             mailbox.withdraw(event.session, actions)
 
-    def _pushed(self, event: SamplePushed, _now: float, actions: list[Action]) -> None:
+    def _pushed(self, event: ev.SamplePushed, _now: float, actions: list[Action]) -> None:
         mailbox, verdict = self._mailbox(event.session, event.stream)
         if mailbox is None:
             actions.append(Refuse(event.session, event.request, 0, *_not_yours(event.stream)))
         elif verdict is not None and self.streams[event.stream].delivery.retired is not None:
-            actions.append(Refuse(event.session, event.request, 0, *verdict))  # nobody will ever read it there
+            actions.append(Refuse(event.session, event.request, 0, *verdict))  # no trainer reads it
         elif not mailbox.push(event.session, event.request, event.place, actions):
             text = f"place {event.place} of the mailbox was not lent to this producer"
             actions.append(Refuse(event.session, event.request, 0, ErrorCode.PLACE_NOT_LENT, text))
 
     def _mailbox(self, session: int, number: int) -> tuple[Mailbox | None, Refusal | None]:
-        """The mailbox of which a session is a producer, and why its stream does not go on, if it does not."""
+        """Return the mailbox that a session pushes into, and why its stream has stopped."""
         stream = self.streams.get(number)
-        mailbox = stream.delivery.mailbox if stream is not None else None
-        if stream is None or mailbox is None or not mailbox.has(session):
+        if stream is None or not stream.delivery.supply.mailbox.has(session):
             return None, None
-        return mailbox, stream.delivery.verdict
+        return stream.delivery.supply.mailbox, stream.delivery.verdict
 
-    # --- workers ------------------------------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
-    def _worker_ready(self, event: WorkerReady, _now: float, _actions: list[Action]) -> None:
+    def _worker_ready(self, event: ev.WorkerReady, _now: float, _actions: list[Action]) -> None:
         self.fleet.is_up(event.worker)
 
-    def _parts_named(self, event: PartsNamed, _now: float, _actions: list[Action]) -> None:
+    def _parts_named(self, event: ev.PartsNamed, _now: float, _actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
-        if stream is not None:  # a worker that says nonsense shall not end the daemon
+        if stream is not None:  # a worker's invalid message must not end the daemon
             stream.work.name_parts(event.parts)
 
-    def _chunk_done(self, event: ChunkDone, _now: float, actions: list[Action]) -> None:
+    def _chunk_done(self, event: ev.ChunkDone, _now: float, actions: list[Action]) -> None:
         worker = self.fleet.workers[event.worker]
         if event.order not in worker.orders:
             self.fleet.end(worker, f"it reports order {event.order}, which it does not have", actions)
@@ -290,11 +258,11 @@ class DaemonState:
         order = self.fleet.done(worker, event.order, event.work.busy_us)
         self.streams[order.stream].chunk_done(order, event, actions)
 
-    def _worker_observed(self, event: WorkerObserved, now: float, actions: list[Action]) -> None:
+    def _worker_observed(self, event: ev.WorkerObserved, now: float, actions: list[Action]) -> None:
         self.fleet.observe(event.worker, event.note, now, actions)
 
-    def _worker_gone(self, event: WorkerGone, now: float, actions: list[Action]) -> None:
-        """Have its orders carried out by others; only the one it had in hand is under suspicion."""
+    def _worker_gone(self, event: ev.WorkerGone, now: float, actions: list[Action]) -> None:
+        """Give a dead worker's orders to others; only the one that it had in hand is suspected."""
         worker = self.fleet.gone(event.worker, now)
         orders = list(worker.orders.values())
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
@@ -307,24 +275,24 @@ class DaemonState:
             self.streams[orders[0].stream].died_between_samples(event, actions)
         self.fleet.spawn_due(now, actions)
 
-    def _slot_lost(self, event: SlotLost, _now: float, actions: list[Action]) -> None:
+    def _slot_lost(self, event: ev.SlotLost, _now: float, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is None:
-            return  # it has ended meanwhile
+            return  # the stream has ended meanwhile
         for order in stream.slot_lost(event.slot, event.reason, actions):
             self.fleet.recall(order)
 
     def _growing(self) -> Delivery | None:
-        """A stream that is served and whose ring can grow."""
+        """Return a served stream whose ring can grow."""
         deliveries = (self.streams[number].delivery for number in self._numbers.values())
         return next((one for one in deliveries if one.verdict is None and one.ring.can_grow), None)
 
-    def _slot_wanted(self, _event: SlotWanted, _now: float, actions: list[Action]) -> None:
+    def _slot_wanted(self, _event: ev.SlotWanted, _now: float, actions: list[Action]) -> None:
         delivery = self._growing()
         if delivery is not None:
             delivery.extend_ring(actions)
 
-    def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
+    def _ticked(self, _event: ev.Ticked, now: float, actions: list[Action]) -> None:
         if self._last_tick_s is not None and now - self._last_tick_s > GAP_S:
             self.fleet.forgive(now - self._last_tick_s, now)
         self._last_tick_s = now
@@ -332,8 +300,8 @@ class DaemonState:
         self.fleet.kill_late_starters(now, actions)
         self.fleet.kill_late_leavers(now, actions)
 
-    def _reconfigure(self, event: Reconfigured, now: float, actions: list[Action]) -> None:
-        """Change what is served in one step. Streams that are not named go on as if nothing had happened."""
+    def _reconfigure(self, event: ev.Reconfigured, now: float, actions: list[Action]) -> None:
+        """Change what is served in one step. Streams that are not named go on unchanged."""
         for numbers, problem in ((event.removed, _removed), (event.replaced, _replaced)):
             for number in numbers:
                 stream = self.streams[number]
@@ -349,16 +317,18 @@ class DaemonState:
         self.fleet.resize(event.workers, now, renews=event.renews_workers)
         self.fleet.spawn_due(now, actions)
 
-    def _drain(self, _event: DrainAsked, _now: float, _actions: list[Action]) -> None:
+    def _drain(self, _event: ev.DrainAsked, _now: float, _actions: list[Action]) -> None:
         self.draining = self.fleet.is_ending = True
 
     def _order_chunks(self, now: float, actions: list[Action]) -> None:
-        """Give every worker that has time the rows that are needed most."""
+        """Give every worker that takes an order the rows that are needed most."""
         if self.draining:
             return
         while (worker := self.fleet.free()) is not None:
             wants = [
-                (want, stream) for stream in self.streams.values() if (want := stream.delivery.wanted(self._served_s))
+                (want, stream)
+                for stream in self.streams.values()
+                if (want := stream.delivery.claims.wanted(self._served_s))
             ]
             if not wants:
                 return
@@ -366,17 +336,14 @@ class DaemonState:
             fill, position = slot.fill, slot.position
             assert fill is not None
             assert position is not None
-            stream.delivery.bind(slot)
             self._last_order += 1
             rows_max = stream.chunk_rows(
                 fill.pending_rows, len(self.fleet.workers), self.fleet.idle if distance == 0 else 0
             )
-            first, rows = stream.delivery.ring.cut(slot, self._last_order, rows_max)
+            first, rows, places = stream.delivery.claims.cut(slot, self._last_order, rows_max)
             subscription.served_s = self._served_s + rows * stream.sample_s
             order = Order(self._last_order, stream.spec.number, slot, position, first, rows)
             self.fleet.give(worker, order, now)
-            mailbox = stream.delivery.mailbox
-            places = mailbox.places(position, first, rows) if mailbox is not None else ()
             actions.append(
                 OrderChunk(worker.number, order.number, order.stream, slot.number, position, first, rows, places)
             )

@@ -1,4 +1,4 @@
-"""One stream: its delivery, its bad samples, and how large its chunks are. Nobody's process."""
+"""One stream: its delivery, its bad samples, and the size of its orders. Pure code."""
 
 from collections.abc import Callable
 
@@ -9,26 +9,26 @@ from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
 from batchd.core.spec import StreamSpec
-from batchd.core.statistics import StreamStatistics, SubscriptionStatistics
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSamples, Suspects, split
 from batchd.orders.worker import Work
 from batchd_wire.codes import ErrorCode
+from batchd_wire.status import StreamStatistics, SubscriptionStatistics
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
 ORDERS_PER_S_MAX = 2_000
-"""From 40 workers on, orders are longer, so that there are no more of them than half of a core can handle (see benchmarks/)."""
+"""From 40 workers on orders are longer, so that half a core can handle all of them."""
 FIRST_CHUNK_ROWS = 8
-"""Before anything was measured."""
+"""The rows of an order before any time was measured."""
 BLANK_DEATHS_MAX = 20
-"""So many workers may die between samples with nothing done in between; then no further one will fare better."""
+"""After so many deaths between samples, with nothing done in between, the stream stops."""
 SMOOTHING = 0.2
 """Weight of the newest chunk in the mean time for a sample."""
 
 
 class Stream:
-    """See the module. Chunks are as long as the measured time for a sample suggests, and never above ``chunk_rows_max``."""
+    """See the module. An order has at most ``chunk_rows_max`` rows."""
 
     def __init__(self, spec: StreamSpec, chunk_rows_max: int, new_slot: Callable[[], int], moment: Moment) -> None:
         self.spec = spec
@@ -43,11 +43,12 @@ class Stream:
         self._is_empty = False
 
     def chunk_rows(self, pending_rows: int, workers: int, idle: int) -> int:
-        """How many rows the next order gets, of ``workers`` in all.
+        """Return the rows of the next order, with ``workers`` in all.
 
-        Where a trainer waits, ``idle`` workers share what is left of its batch: it is there sooner, and more orders cost nothing
-        while there is nothing else to do. Of workers that have something in hand none is spared for it: all of them would get
-        ever smaller orders as soon as trainers are faster than they are, which is when orders must be few.
+        Where a trainer waits, the ``idle`` workers share the rest of its batch: it is ready sooner,
+        and more orders cost nothing while there is nothing else to do. Busy workers do not count:
+        otherwise orders would get ever smaller as soon as trainers are faster than workers, which
+        is when orders must be few.
         """
         target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX)
         rows = int(target_s / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
@@ -56,11 +57,11 @@ class Stream:
         return max(1, min(rows, self.chunk_rows_max))
 
     def chunk_done(self, order: Order, done: ChunkDone, actions: list[Action]) -> None:
-        """Rows of a batch are in its slot."""
+        """Note that the rows of ``order`` are in its slot."""
         fill = order.slot.fill
         assert fill is not None, f"order {order.number} was for a slot that is not being filled"
         fill.finish(order.number)
-        self.delivery.let_go(order.slot)
+        self.delivery.supply.let_go(order.slot)
         self._blank_deaths = 0
         self._measure(order, done.work)
         if self.suspects.has_open:
@@ -73,11 +74,11 @@ class Stream:
             self.delivery.wake(actions)
 
     def chunk_put_back(self, order: Order, actions: list[Action]) -> None:
-        """The worker that had ``order`` is dead and had not begun with it."""
+        """Put back an order that a dead worker had not begun."""
         self.delivery.put_back(order.slot, order.number, [(order.first, order.rows)], actions)
 
     def chunk_lost(self, order: Order, gone: WorkerGone, now: float, actions: list[Action]) -> None:
-        """The worker died over ``order``: cut it so that the suspect stands alone, unless somebody killed the worker."""
+        """Cut the order over which a worker died, unless it was killed, to isolate the suspect."""
         if gone.from_outside:
             parts = [(order.first, order.rows)]
         else:
@@ -89,7 +90,7 @@ class Stream:
         self.delivery.put_back(order.slot, order.number, parts, actions)
 
     def died_between_samples(self, gone: WorkerGone, actions: list[Action]) -> None:
-        """A worker with orders of this stream ended with no sample in hand, which none of them can be blamed for."""
+        """Count a worker with orders of this stream that died with no sample in hand."""
         if gone.from_outside:
             return
         self._blank_deaths += 1
@@ -101,7 +102,7 @@ class Stream:
             )
 
     def slot_lost(self, number: int, reason: str, actions: list[Action]) -> list[int]:
-        """Memory for a slot could not be had; says which orders will never be carried out."""
+        """Forget a slot without memory; return the orders that will never be carried out."""
         slot = self.delivery.ring.slots.get(number)
         if slot is None:
             return []
@@ -111,23 +112,22 @@ class Stream:
         return orders
 
     def retire(self, problem: Refusal, actions: list[Action]) -> None:
-        """The stream is not served any more. Its slots go back as their leases and orders end; ``sweep`` follows."""
+        """Serve the stream no more; ``sweep`` frees its slots as leases and orders end."""
         self.delivery.retire(problem, actions)
         self._answer_producers(problem, actions)
 
     def sweep(self, actions: list[Action]) -> bool:
-        """Of a retired stream, free what has become idle; true where there is nobody any more to whom it means anything."""
+        """Free a retired stream's idle slots; return whether no trainer or producer is left."""
         if freed := self.delivery.free_idle():
             actions.append(FreeSlots(self.spec.number, tuple(freed)))
         if not self.delivery.ring.slots and not self._is_empty:
             self._is_empty = True
             actions.append(EndStream(self.spec.number))
-        mailbox = self.delivery.mailbox
-        has_producers = mailbox is not None and mailbox.has_producers
+        has_producers = self.delivery.supply.mailbox.has_producers
         return self._is_empty and not self.delivery.subscriptions and not has_producers
 
     def statistics(self) -> StreamStatistics:
-        """Everything that can be counted of the stream."""
+        """Return the counters of the stream."""
         delivery, plan = self.delivery, self.spec.plan
         slots = delivery.ring.slots.values()
         return StreamStatistics(
@@ -155,12 +155,12 @@ class Stream:
             work=self.work.statistics(),
             stopped=delivery.stopped,
             bgr_fields=self.spec.bgr_fields,
-            live=None if delivery.mailbox is None else delivery.mailbox.statistics(delivery.lost_batches),
+            live=delivery.supply.statistics(),
             subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
         )
 
     def _accuse(self, order: Order, gone: WorkerGone, actions: list[Action]) -> None:
-        """Hold the death against the sample that the worker had in hand, where that is known."""
+        """Count the death against the sample that the worker had in hand, if that is known."""
         sample = self._suspect(order, gone.note)
         if sample is not None and self.suspects.accuse(
             sample, gone.how, from_outside=gone.from_outside, out_of_memory=gone.out_of_memory
@@ -200,9 +200,8 @@ class Stream:
             self._answer_producers((ErrorCode.STREAM_STOPPED, text), actions)
 
     def _answer_producers(self, problem: Refusal, actions: list[Action]) -> None:
-        """No place will be free any more: tell whoever waits for one."""
-        waiting = self.delivery.mailbox.forget_waiting() if self.delivery.mailbox is not None else []
-        for session, request in waiting:
+        """Refuse the producers that wait for a place: none will be free any more."""
+        for session, request in self.delivery.supply.mailbox.forget_waiting():
             actions.append(Refuse(session, request, 0, *problem))
 
     def _sample(self, order: Order, row: int) -> int:

@@ -1,16 +1,19 @@
-"""One trainer's claim on a stream: where it is, what it wants, what it holds. Nobody's process.
+"""One trainer of a stream: where it is, what it wants, what it holds. Pure code.
 
-    sequence   0 ........ consumed ......... granted ........ granted + claims ........ consumed + window
-               read before | handed over,     | claimed: being | not claimed yet: no memory to
-                           | not yet looked at | filled or about to be | promise, or not wanted yet
+    sequence   0 .... consumed ....... granted ....... granted + claims ....... consumed + window
+               read   | handed over,   | being filled, | not claimed yet: no memory to
+               before | not looked at  | or about to   | promise, or not wanted yet
+                      | yet            | be            |
 
-``usage`` = leases + claims is what the subscription takes of the ring; ``Delivery`` keeps the sum of all usages, each counted as
-at least its entitlement of two slots, within the ring. So every claim has a slot, and nobody waits for somebody else's.
+``usage`` = leases + claims is what the subscription takes of the ring. ``Claims`` keeps the sum of
+all usages, each counted as at least its entitlement of two slots, within the ring. So every claim
+has a slot, and no trainer waits for the slot of another one.
 """
 
 from collections import deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -22,9 +25,18 @@ ENTITLEMENT_SLOTS = 2
 """One to read, one being filled: with them a subscription goes on whatever the others do."""
 
 
+class Blocked(Enum):
+    """Why a subscription has less than it wants. ``delivery`` says when each is retried."""
+
+    NO_SLOT = "a claim has no slot: none is idle"
+    NO_MEMORY = "the ring cannot promise one more slot"
+    RESERVED = "a ready batch is reserved: its lease would leave a newcomer no room"
+    AHEAD = "the next position is too far ahead of the slowest trainer, or of what the ring can hold"
+
+
 @dataclass(slots=True)
 class Claim:
-    """A position that will be handed out next but ``n``; ``slot`` is None for the moment until one is idle."""
+    """A position that will be handed out later; ``slot`` is None until a slot is idle for it."""
 
     sequence: int
     share: Share
@@ -40,7 +52,7 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """See the drawing above. ``served_s`` is the worker time spent for it, for fairness."""
+    """See the drawing above. ``served_s``: worker time spent for it, in seconds, for fairness."""
 
     number: int
     session: int
@@ -48,34 +60,35 @@ class Subscription:
     window: int
     waits: Waits
     short_of_memory: Spells
-    """It wants more ahead than the ring has room for."""
+    """While it wants more ahead than the ring has room for."""
     is_spectator: bool = False
-    """It only wants a look: nobody waits for it, nothing is kept for it, and what it gets counts as got by nobody."""
+    """It only looks: nothing waits for it or is kept for it, and its batches count as unread."""
     is_remote: bool = False
-    """Its leases last until its batches are sent, so two at a time keep its connection full."""
+    """Its leases last until its batches are sent, so two at a time keep its connection busy."""
     served_s: float = 0.0
     consumed: int = 0
     granted: int = 0
     waiting: bool = False
-    """For a batch that it has not been handed yet."""
+    """Whether it waits for a batch that it has not been handed yet."""
     awaited: int | None = None
-    """The sequence of a batch that is being sent to it, and that it waits for."""
+    """The sequence of a batch that it waits for while it is being sent."""
     wait_us: int = 0
     released: int = 0
     delivered_samples: int = 0
     claims: deque[Claim] = field(default_factory=deque)
     leases: dict[int, Lease] = field(default_factory=dict)
     """By sequence."""
+    blocked: set[Blocked] = field(default_factory=set)
     ended: bool = False
     """The trainer wants no more; only its leases are left."""
     exhausted: int = 0
-    """The sequence before which all claims are to slots that have no rows for a worker; workers begin with the nearest ones."""
+    """No claim before this sequence has rows for a worker: the nearest claims are filled first."""
     counted: int = 0
-    """How much of ``committed`` is in the sum that ``Delivery`` keeps."""
+    """How much of ``committed`` is in the sum that ``Claims`` keeps."""
 
     @property
     def usage(self) -> int:
-        """Slots that it takes of the ring, shared ones counted as if they were its own."""
+        """Slots that it takes of the ring; a shared one counts as its own."""
         return len(self.leases) + len(self.claims)
 
     @property
@@ -90,16 +103,21 @@ class Subscription:
 
     @property
     def ready_claims(self) -> int:
-        """How many batches that are to be handed over next are ready."""
+        """The number of batches, next to be handed over, that are ready."""
         return sum(1 for _claim in takewhile(lambda claim: claim.slot is not None and claim.slot.is_ready, self.claims))
 
     @property
     def next_sequence(self) -> int:
-        """The first place of its course that is not claimed."""
+        """The first place of its course without a claim."""
         return self.granted + len(self.claims)
 
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether memory alone keeps it from having more ahead."""
+        return Blocked.NO_MEMORY in self.blocked or Blocked.NO_SLOT in self.blocked
+
     def unfilled(self, pending: Container[int]) -> Iterator[tuple[int, Slot]]:
-        """The claims to slots that are ``pending``, the nearest first: (how many claims stand before it, its slot)."""
+        """Yield the claims on ``pending`` slots, nearest first: (claims before it, its slot)."""
         start = max(0, self.exhausted - self.granted)
         is_first = True
         for ahead, claim in enumerate(islice(self.claims, start, None), start):
@@ -112,5 +130,5 @@ class Subscription:
             self.exhausted = self.next_sequence
 
     def has_rows(self, sequence: int) -> None:
-        """A claim may be to a slot with rows for a worker now."""
+        """Note that a claim from ``sequence`` on may have rows for a worker now."""
         self.exhausted = min(self.exhausted, sequence)

@@ -1,18 +1,20 @@
-"""Bad samples of one stream, and which sample kills workers. Nobody's process.
+"""Bad samples of one stream, and which sample kills workers. Pure code.
 
-A worker that crashes names, by its note, the sample it had in hand. That alone proves nothing (the machine may be at fault),
-so the sample is run again, alone in its chunk, and a worker that lives acquits it. A second crash with nothing in between is
-proof, and the sample is quarantined: no worker begins it again. Where a note says nothing, the chunk is halved until one
-sample is left.
+A crashed worker names, by its note, the sample that it had in hand. That alone proves nothing,
+since the machine may be at fault. So the sample is run again, alone in its order, and a worker that
+survives acquits it. A second crash with nothing in between is proof: the sample is quarantined, and
+no worker begins it again. Where the note is empty, the chunk is halved until one sample is left.
 
-A worker that somebody killed from outside says next to nothing about its sample: such deaths weigh a tenth of a crash. They are
-not worth nothing, since what killed it may have been a guard against processes that take too much memory, and that again and
-again for the same sample.
+A worker that was killed from outside says little about its sample: such a death weighs a tenth of a
+crash. It counts for something, since the killer may be a guard against processes that take too much
+memory, and may strike again and again for the same sample.
 
-A sample for which there is no memory, even where it runs alone, is a bad sample like any other: ``max_bad_fraction`` says how
-many there may be. Crashes are mistakes of a decoder or of the machine, and a stream that has many of them stops.
+A sample for which there is not enough memory, even alone, is a bad sample like any other:
+``max_bad_fraction`` limits them. Crashes are faults of a decoder or of the machine, and a stream
+with many of them stops.
 
-Invariant: a sample that crashes whoever decodes it is begun by no third worker after two have died and named it.
+Invariant: a sample that crashes every worker is begun by no third worker after two have died and
+named it.
 """
 
 from collections import deque
@@ -24,14 +26,14 @@ from batchd_wire.wording import counted
 CRASH_WEIGHT = 10
 KILL_WEIGHT = 1
 PROOF_WEIGHT = 20
-"""Two crashes, or so many deaths at somebody else's hand that chance is ruled out."""
+"""Two crashes, or so many kills from outside that chance is ruled out."""
 CRASHES_MAX = 100
 CRASHES_WINDOW_S = 60.0
 REASON_BYTES_MAX = 200
 LONG_REASONS_MAX = 100
-"""Only the first bad samples that are listed may have a longer reason, such as the places where somebody's function failed."""
+"""Only so many bad samples may have a longer reason, such as a user function's traceback."""
 LISTED_MAX = 10_000
-"""Bad samples that are remembered by name; further ones are only counted."""
+"""Bad samples listed by name; further ones are only counted."""
 SURE_ROWS = 256
 DEVIATIONS = 4
 QUARANTINED_MIN = 10
@@ -40,7 +42,7 @@ QUARANTINED_FRACTION = 0.001
 
 @dataclass(slots=True)
 class BadSample:
-    """Why a sample is bad, and in how many rows it was met."""
+    """Why a sample is bad, and in how many rows it occurred."""
 
     path: str
     reason: str
@@ -59,7 +61,7 @@ class BadSamples:
         self._long_reasons = 0
 
     def record(self, sample: int, path: str, reason: str) -> bool:
-        """Count a bad row; true where the sample is listed for the first time."""
+        """Count a bad row; return whether its sample is listed for the first time."""
         self.bad_rows += 1
         known = self.listed.get(sample)
         if known is None and len(self.listed) >= LISTED_MAX:
@@ -79,10 +81,11 @@ class BadSamples:
         )
 
     def excess(self) -> str | None:
-        """Say that the stream is mostly broken: certain from the samples listed, or beyond chance from the rows seen.
+        """Return why the stream has too many bad samples; None where it has not.
 
-        The rows seen are a random part of an epoch, so a limit on them alone would stop a stream that has just met its few
-        bad samples early; four standard deviations of a binomial are allowed on top.
+        That is certain from the listed samples, or beyond chance from the rows seen. These are a
+        random part of an epoch, so a plain limit would stop a stream that meets its few bad samples
+        early: four standard deviations of a binomial are allowed on top.
         """
         if len(self.listed) > self._fraction_max * self._samples:
             return self._text(len(self.listed), self._samples, "samples")
@@ -97,19 +100,19 @@ class BadSamples:
 
 
 class Suspects:
-    """Samples that were in a dead worker's hand."""
+    """Samples that dead workers had in hand."""
 
     def __init__(self, samples: int) -> None:
         self._quarantined_max = max(QUARANTINED_MIN, int(samples * QUARANTINED_FRACTION))
         self._deaths: dict[int, list[int]] = {}
-        """The weight of each death that a sample was found with."""
+        """By sample: the weights of the deaths that it may have caused."""
         self._crashed_s: deque[float] = deque(maxlen=CRASHES_MAX)
         self.quarantined: dict[int, str] = {}
         self._too_large: set[int] = set()
-        """Those of them for which there was not the memory."""
+        """The quarantined samples that needed too much memory."""
 
     def accuse(self, sample: int, how: str, *, from_outside: bool = False, out_of_memory: bool = False) -> bool:
-        """Count a death; true where it proves the sample guilty, which is then quarantined."""
+        """Count a death; return whether it is the proof that quarantines the sample."""
         weights = self._deaths.setdefault(sample, [])
         weights.append(KILL_WEIGHT if from_outside else CRASH_WEIGHT)
         if sum(weights) < PROOF_WEIGHT or sample in self.quarantined:
@@ -122,21 +125,21 @@ class Suspects:
         return True
 
     def acquit(self, samples: list[int]) -> None:
-        """These samples were decoded and the worker lives."""
+        """Clear samples of suspicion: a worker decoded them and lives."""
         for sample in samples:
             self._deaths.pop(sample, None)
 
     def count_crash(self, now: float) -> None:
-        """A worker of this stream crashed, whatever it had in hand."""
+        """Count a crash of a worker of this stream, whatever it had in hand."""
         self._crashed_s.append(now)
 
     @property
     def has_open(self) -> bool:
-        """Is anybody under suspicion?"""
+        """Whether any sample is under suspicion."""
         return bool(self._deaths)
 
     def excess(self) -> str | None:
-        """Say that crashes are not a matter of single samples."""
+        """Return why the crashes are not the fault of single samples; None where they may be."""
         quarantined, limit = len(self.quarantined) - len(self._too_large), self._quarantined_max
         if quarantined > limit:
             what = f"{quarantined} samples ended their workers, more than the {limit} that may be odd files"
@@ -148,7 +151,7 @@ class Suspects:
 
 
 def split(first: int, count: int, row: int | None) -> list[tuple[int, int]]:
-    """Cut a dead worker's chunk so that the suspected row stands alone; into halves where none is."""
+    """Cut rows so that the suspected ``row`` is alone, else into halves: (first row, rows) each."""
     if row is None or not first <= row < first + count:
         half = count // 2
         parts = [(first, half), (first + half, count - half)]

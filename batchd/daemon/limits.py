@@ -33,8 +33,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteLimits:
-    """How many sessions there may be: altogether, and of one key (or of one host, where there are no keys)."""
+class SessionLimits:
+    """How many sessions one door may have: altogether, and over TCP of one key (or of one host, where there are no keys)."""
 
     sessions_max: int
     sessions_per_peer: int

@@ -11,9 +11,9 @@ and nothing but ``DaemonState`` decides.
 import os
 import signal
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -22,7 +22,6 @@ import zmq
 
 from batchd import failpoints
 from batchd.core.actions import (
-    Action,
     AdmitProducer,
     AdmitSubscription,
     CommitSlot,
@@ -43,24 +42,22 @@ from batchd.core.actions import (
     SpawnWorker,
     TakeSample,
 )
-from batchd.core.events import DrainAsked, Event, SlotLost, Ticked, WorkerGone, WorkerObserved
+from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
-from batchd.daemon.cache_file import CacheOnDisk
-from batchd.daemon.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.guestbook import Guest, Guestbook
-from batchd.daemon.limits import peer_network
-from batchd.daemon.memory import available_bytes
-from batchd.daemon.network import Network
-from batchd.daemon.observer import ObserverProcess
-from batchd.daemon.seldom import Ration, Seldom
-from batchd.daemon.sessions import Sessions
-from batchd.daemon.slot_memory import SlotMemory
+from batchd.daemon.doors import Asked, Doors, Queue
+from batchd.daemon.log_limits import Ration, Seldom
+from batchd.daemon.memory.available import available_bytes
+from batchd.daemon.memory.cache_file import CacheOnDisk
+from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
+from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.queries import Clerk
+from batchd.daemon.service.observer import ObserverProcess
+from batchd.daemon.session_log import Guestbook
 from batchd.daemon.streams import ServedStream
-from batchd.daemon.worker_interface import WorkerBook, Workers
+from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.orders.worker import FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot
-from batchd_wire.codec import Message
-from batchd_wire.messages import Handle, PlaceLent, Producing, PushTaken, Refused, Subscribed
+from batchd_wire.messages import PlaceLent, Producing, PushTaken, Refused, Subscribed
 from batchd_wire.slot import SlotHeader
 
 _log = structlog.get_logger()
@@ -69,26 +66,36 @@ BAD_SAID_PER_MINUTE = 120
 """Lines about bad samples of one stream; `batchd bad` has all of them."""
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
-    """Owns the queue and the clock. Everything it works on is given to it, open; it closes nothing."""
+    """Works the queue off, and has the clock. Everything is given to it, open; it closes nothing."""
 
-    def __init__(self, state: DaemonState, streams: dict[int, ServedStream], memory: SlotMemory, watch: Watch) -> None:
-        self.state = state
-        self._streams = streams
-        self.memory = memory
-        self._watch = watch
-        self._queue: deque[Event] = deque()
-        self._seldom = Seldom()
-        self._ration = Ration(BAD_SAID_PER_MINUTE)
-        self._guestbook = Guestbook()
-        self._book = WorkerBook()
-        self._next_tick_s = 0.0
-        self._deadline_s: float | None = None
-        self.lack: str | None = None
-        """Why there was no memory for a slot, the last time that there was none."""
-        self.after_round: Callable[[], None] = _nothing
-        """Called when a round has ended, with everything done that it had to do."""
-        self._performers: dict[type, Callable[[Any], None]] = {
+    queue: Queue
+    """Made first, and filled by all that is given here."""
+    state: DaemonState
+    streams: dict[int, ServedStream]
+    memory: SlotPool
+    watch: Watch
+    workers: Workers
+    doors: Doors
+    observer: ObserverProcess
+    clerk: Clerk
+    lack: str | None = None
+    """Why there was no memory for a slot, the last time that there was none."""
+    _seldom: Seldom = field(default_factory=Seldom)
+    _ration: Ration = field(default_factory=lambda: Ration(BAD_SAID_PER_MINUTE))
+    _guestbook: Guestbook = field(default_factory=Guestbook)
+    _book: WorkerBook = field(default_factory=WorkerBook)
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+    _next_tick_s: float = 0.0
+    _deadline_s: float | None = None
+    _performers: dict[type, Callable[[Any], None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._poller.register(self.watch.fileno(), zmq.POLLIN)
+        for one in (one for door in self.doors for one in door.sockets):
+            self._poller.register(one, zmq.POLLIN)
+        self._performers = {
             SpawnWorker: self._spawn_worker,
             KillWorker: self._kill_worker,
             DismissWorker: self._dismiss_worker,
@@ -110,69 +117,53 @@ class Loop:
             EndStream: self._end_stream,
         }
 
-    def attach(self, sessions: Sessions, workers: Workers, network: Network | None, observer: ObserverProcess) -> None:
-        """Give the loop its sides, which were made with the loop's ``enqueue``."""
-        self._sessions = sessions
-        self._workers = workers
-        self._network = network
-        self._observer = observer
-        self._poller = zmq.Poller()
-        self._poller.register(self._watch.fileno(), zmq.POLLIN)
-        if network is not None:
-            network.register(self._poller)
-
-    def enqueue(self, event: Event) -> None:
-        """Take an event in; it is handled when the loop comes to it."""
-        self._queue.append(event)
-
     def drain(self, within_s: float) -> None:
         """Begin nothing new and end when what is under way is done, or after ``within_s``."""
         if self._deadline_s is None:
             self._deadline_s = monotonic() + within_s
-            self._queue.append(DrainAsked())
+            self.queue.append(DrainAsked())
             failpoints.passing("daemon.draining")
 
     def stop(self) -> None:
         """End now."""
         self._deadline_s = monotonic()
 
-    def run(self) -> None:
-        """Run until drained or stopped."""
+    def run(self, after_round: Callable[[], None]) -> None:
+        """Run until drained or stopped; ``after_round`` is called when a round has done everything that it had to do."""
         self._tick()
         self._handle_queue()  # the core must know of the workers that were started ahead before it hears from them
         more = False
         while not self._is_over():
-            ready = dict(self._poller.poll(0 if more or self._queue else self._patience_ms()))
-            if self._watch.fileno() in ready:
-                self._watch.dispatch()
-            more = self._sessions.receive()
-            if self._network is not None:
-                more = self._network.receive(ready) or more
+            ready = dict(self._poller.poll(0 if more or self.queue else self._patience_ms()))
+            if self.watch.fileno() in ready:
+                self.watch.dispatch()
+            heard = [door.receive(ready) for door in self.doors]
             self._tick()
             self._handle_queue()
-            more = self.memory.free_some() or more
-            self.after_round()
+            more = self.memory.free_some() or any(heard)
+            after_round()
 
     def _handle_queue(self) -> None:
-        while self._queue:
-            event = self._queue.popleft()
+        while self.queue:
+            event = self.queue.popleft()
+            if isinstance(event, Asked):
+                self.clerk.hear(event)
+                continue
             self._guestbook.observe(event)
             if isinstance(event, WorkerGone):
                 self._book.drop_worker(event.worker)
             for action in self.state.handle(event, monotonic()):
-                self._perform(action)
+                self._performers[type(action)](action)
 
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
 
     def _patience_ms(self) -> int:
         """How long nothing has to be done unless something happens."""
-        due_s = self._next_tick_s
+        due_s = min(self._next_tick_s, *(monotonic() + door.patience_s for door in self.doors))
         spawn_s = self.state.fleet.next_spawn_s
         if spawn_s is not None:
             due_s = min(due_s, spawn_s)
-        if self._network is not None:
-            due_s = min(due_s, monotonic() + self._network.remote.patience_s)
         return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
 
     def _tick(self) -> None:
@@ -182,48 +173,44 @@ class Loop:
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
             return
         self._next_tick_s = now + TICK_S
-        self._sessions.tick()
-        if self._network is not None:
-            self._network.remote.tick()
-        self._observer.tick()
+        for door in self.doors:
+            door.tick()
+        self.observer.tick()
         self._allow_caches()
-        self._queue.append(Ticked())
-        for worker in self._workers.pids():
-            self._queue.append(WorkerObserved(worker, self._workers.note(worker)))
+        self.queue.append(Ticked())
+        for worker in self.workers.pids():
+            self.queue.append(WorkerObserved(worker, self.workers.note(worker)))
 
     def _allow_caches(self) -> None:
         """Let caches fill with what the machine has left, but for what the rings were promised; say what is wrong with files."""
-        every = different(stream.cache for stream in self._streams.values())
+        every = different(stream.cache for stream in self.streams.values())
         for cache in every:
             if isinstance(cache, CacheOnDisk):
                 cache.tell_troubles()
         caches = [cache for cache in every if isinstance(cache, CacheMemory)]
         if caches:
-            rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self._streams.values())
+            rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
             with suppress(OSError):  # to find out takes a descriptor: where there is none, what was said before counts
                 allow_caches(caches, available_bytes() - max(0, rings_bytes - self.memory.total_bytes))
 
     # --- performing ---------------------------------------------------------------------------------------------------
 
-    def _perform(self, action: Action) -> None:
-        self._performers[type(action)](action)
-
     def _spawn_worker(self, action: SpawnWorker) -> None:
         try:
-            self._workers.spawn(action.worker)
+            self.workers.spawn(action.worker)
         except OSError as error:
             _log.error("worker not started", worker=action.worker, reason=str(error))
-            self._queue.append(WorkerGone(action.worker, "it could not be started", None))
+            self.queue.append(WorkerGone(action.worker, "it could not be started", None))
         failpoints.passing("daemon.worker.spawned")
 
     def _kill_worker(self, action: KillWorker) -> None:
-        self._workers.kill(action.worker, action.reason)
+        self.workers.kill(action.worker, action.reason)
 
     def _dismiss_worker(self, action: DismissWorker) -> None:
-        self._workers.dismiss(action.worker)
+        self.workers.dismiss(action.worker)
 
     def _create_slot(self, action: CreateSlot) -> None:
-        stream = self._streams[action.stream]
+        stream = self.streams[action.stream]
         try:
             self.memory.create(action.slot, stream.layout.slot_bytes)
             failpoints.passing("daemon.slot.created")
@@ -232,7 +219,7 @@ class Loop:
             if self._seldom.now(f"no memory {action.stream}"):
                 advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
-            self._queue.append(SlotLost(action.stream, action.slot, str(error)))
+            self.queue.append(SlotLost(action.stream, action.slot, str(error)))
 
     def _reserve_slot(self, action: ReserveSlot) -> None:
         if action.slot in self.memory:
@@ -241,7 +228,7 @@ class Loop:
 
     def _commit_slot(self, action: CommitSlot) -> None:
         failpoints.passing("daemon.done.received")
-        layout = self._streams[action.stream].layout
+        layout = self.streams[action.stream].layout
         payload_bytes = action.samples * layout.row_bytes
         epoch, step = action.position
         self.memory.commit(
@@ -252,25 +239,25 @@ class Loop:
         """Send an order, behind whatever the worker must know for it."""
         if action.slot not in self.memory:
             return  # its memory could not be had; SlotLost is in the queue
-        stream, worker = self._streams[action.stream], action.worker
+        stream, worker = self.streams[action.stream], action.worker
         if self._book.enter_stream(worker, action.stream):
-            self._workers.send(worker, stream.serve_stream(), *stream.descriptors)
+            self.workers.send(worker, stream.told, *stream.descriptors)
             for first in range(0, len(stream.quarantined), _QUARANTINED_AT_ONCE):
                 part = stream.quarantined[first : first + _QUARANTINED_AT_ONCE]
-                self._workers.send(worker, Quarantine(action.stream, part))
+                self.workers.send(worker, Quarantine(action.stream, part))
         if self._book.enter_slot(worker, action.slot):
             message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
-            self._workers.send(worker, message, self.memory.writable(action.slot))
+            self.workers.send(worker, message, self.memory.writable(action.slot))
         epoch, step = action.position
         rows = action.first, action.count
         places = list(action.places)
-        self._workers.send(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
+        self.workers.send(worker, FillChunk(action.order, action.stream, action.slot, epoch, step, *rows, places))
         failpoints.passing("daemon.order.sent")
 
     def _admit(self, action: AdmitSubscription) -> None:
-        stream = self._streams[action.stream]
+        stream = self.streams[action.stream]
         course = action.course
-        self._send(
+        self.doors.send(
             action.session,
             Subscribed(
                 request=action.request,
@@ -288,74 +275,42 @@ class Loop:
                 classes=stream.classes,
             ),
         )
-        self._guestbook.subscribed(action, stream.name, self._guest(action.session))
+        self._guestbook.subscribed(action, stream.name, self.doors.guest(action.session))
         failpoints.passing("daemon.subscribed")
 
-    def _guest(self, session: int) -> Guest:
-        """Who that is, for the log; it may be gone already."""
-        local = self._sessions.get(session)
-        if local is not None:
-            return Guest(local.name, local.pid, f"user {local.user}")
-        remote = self._network.remote.get(session) if self._network is not None else None
-        if remote is not None:
-            return Guest(remote.name, remote.pid, f"host {peer_network(remote.host)}", is_remote=True)
-        return Guest("", None, "those who have gone")
-
-    def _send(self, session: int, message: Message) -> None:
-        """Send to a trainer, whichever way it came."""
-        if self._network is not None and session in self._network.remote:
-            self._network.remote.send(session, message)
-        else:
-            self._sessions.send(session, message)
-
     def _grant(self, action: GrantLease) -> None:
-        if action.is_remote:
-            assert self._network is not None
-            self._network.remote.deliver(action, self._streams[action.stream].layout)
-            failpoints.passing("daemon.parcel.sent")
-            return
-        slot = action.slot
-        self._sessions.share_slot(action.session, slot, self.memory)
-        self._sessions.send(
-            action.session,
-            Handle(
-                action.subscription,
-                action.sequence,
-                action.epoch,
-                action.step,
-                slot,
-                action.generation,
-                action.first,
-                action.count,
-            ),
-        )
-        failpoints.passing("daemon.handle.sent")
+        door = self.doors.of(action.session)
+        if door is not None:
+            door.deliver(action, self.streams[action.stream].layout)
+        elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
+            sent = BatchSent(action.session, action.subscription, action.sequence, action.generation)
+            self.queue.append(sent)
 
     def _admit_producer(self, action: AdmitProducer) -> None:
-        stream = self._streams[action.stream]
+        stream = self.streams[action.stream]
         live, mailbox = stream.spec.live, stream.mailbox
         assert live is not None, "the core admits producers to live streams alone"
         assert mailbox is not None
-        self._sessions.share_mailbox(action.session, action.stream, mailbox)
-        self._sessions.send(
-            action.session, Producing(action.request, action.stream, live.capacity, stream.place_layout)
-        )
-        self._guestbook.produces(action, stream.name, self._guest(action.session))
+        door = self.doors.of(action.session)
+        if door is not None:
+            door.share_mailbox(action.session, action.stream, mailbox)
+            door.send(action.session, Producing(action.request, action.stream, live.capacity, stream.place_layout))
+        self._guestbook.produces(action, stream.name, self.doors.guest(action.session))
         failpoints.passing("daemon.producer.admitted")
 
     def _lend_place(self, action: LendPlace) -> None:
-        self._sessions.send(action.session, PlaceLent(action.request, action.place))
+        self.doors.send(action.session, PlaceLent(action.request, action.place))
         failpoints.passing("daemon.place.lent")
 
     def _take_sample(self, action: TakeSample) -> None:
         failpoints.passing("daemon.push.received")
-        self._sessions.send(action.session, PushTaken(action.request, action.next_place))
+        self.doors.send(action.session, PushTaken(action.request, action.next_place))
 
     def _refuse(self, action: Refuse) -> None:
-        self._send(action.session, Refused(action.request, action.subscription, action.error, action.text))
+        self.doors.send(action.session, Refused(action.request, action.subscription, action.error, action.text))
 
     def _report_bad(self, action: ReportBad) -> None:
-        stream = self._streams[action.stream]
+        stream = self.streams[action.stream]
         speak = _log.warning if self._ration.allows(f"bad samples of {stream.name}") else _log.debug
         speak(
             "bad sample",
@@ -366,7 +321,7 @@ class Loop:
         )
 
     def _report_mismatch(self, action: ReportMismatch) -> None:
-        stream = self._streams[action.stream]
+        stream = self.streams[action.stream]
         if self._seldom.now(f"mismatch {action.session}"):
             _log.warning(
                 "batch did not match its checksums",
@@ -378,27 +333,27 @@ class Loop:
             )
 
     def _quarantine(self, action: QuarantineSample) -> None:
-        stream = self._streams[action.stream]
+        stream = self.streams[action.stream]
         stream.quarantined.append(action.sample)
         _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
         for worker in self._book.workers_of(action.stream):
-            self._workers.send(worker, Quarantine(action.stream, [action.sample]))
+            self.workers.send(worker, Quarantine(action.stream, [action.sample]))
 
     def _report_stopped(self, action: ReportStopped) -> None:
-        _log.error("stream stopped", stream=self._streams[action.stream].name, reason=action.text)
+        _log.error("stream stopped", stream=self.streams[action.stream].name, reason=action.text)
 
     def _free_slots(self, action: FreeSlots) -> None:
         for worker, slots in self._book.drop_slots(action.slots).items():
-            self._workers.send(worker, ForgetSlots(slots))
-        self._sessions.withdraw_slots(action.slots)
+            self.workers.send(worker, ForgetSlots(slots))
+        for door in self.doors:
+            door.withdraw_slots(action.slots)
         self.memory.free(action.slots)
         failpoints.passing("daemon.slots.freed")
 
     def _end_stream(self, action: EndStream) -> None:
-        stream = self._streams.pop(action.stream)
+        stream = self.streams.pop(action.stream)
         for worker in self._book.drop_stream(action.stream):
-            self._workers.send(worker, ForgetStream(action.stream))
-        self._sessions.withdraw_mailbox(action.stream)
+            self.workers.send(worker, ForgetStream(action.stream))
         stream.close()
         failpoints.passing("daemon.stream.ended")
 
@@ -409,15 +364,11 @@ _QUARANTINED_AT_ONCE = 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def _nothing() -> None:
-    """Where nobody wants to know of the rounds."""
-
-
 class Signals:
     """SIGTERM, SIGINT and SIGHUP, through a descriptor: the handler does nothing, the loop reads what came."""
 
     def __init__(self, watch: Watch, callback: Callable[[int], None]) -> None:
-        self._watch = watch
+        self.watch = watch
         self._callback = callback
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
@@ -432,7 +383,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
-        self._watch.remove(self._ours.fileno())
+        self.watch.remove(self._ours.fileno())
         self._ours.close()
         self._theirs.close()
 

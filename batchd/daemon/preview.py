@@ -12,28 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.attach.threads import CONTEXT_THREADS, check_threads
-from batchd.config.call_steps import Call
-from batchd.config.lines import KeyPath
-from batchd.config.problems import path_text
 from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.cache_file import file_problem
-from batchd.daemon.cache_memory import cache_spec, memory_problem, needed_bytes
-from batchd.daemon.memory import available_bytes, shortage
-from batchd.daemon.observer import open_door
-from batchd.daemon.reserve import plan_descriptors
-from batchd.daemon.rings import RingSize
+from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.cache_file import file_problem
+from batchd.daemon.memory.cache_memory import cache_spec, memory_problem, needed_bytes
+from batchd.daemon.memory.held_descriptors import plan_descriptors
+from batchd.daemon.memory.rings import RingSize
 from batchd.daemon.runtime import directory_problem, has_daemon
-from batchd.daemon.streams import cached_modules, plan_of
-from batchd.errors import BatchdError, ConfigInvalid, Problem, SourceInvalid
-from batchd.functions.named import code_of
-from batchd.pipeline.cut import steps_of
-from batchd.pipeline.step_files import digests_of
-from batchd.sources.index import SourceIndex
+from batchd.daemon.service.observer import open_http
+from batchd.daemon.stream_plan import epoch_plan, plan_stream
+from batchd.errors import BatchdError, ConfigInvalid, KeyPath, Problem, SourceInvalid, path_text
+from batchd.pipeline.call.options import Call
+from batchd.samples.columns import Column
 from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.storage.access import Storage
+from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"
@@ -47,13 +43,14 @@ class Preview(NamedTuple):
     unseen: list[tuple[str, str]]
 
 
-def preview(config: Config, rings: dict[str, RingSize]) -> Preview:
+def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Preview:
     """Look at everything that the daemon looks at before its first trainer; ``rings`` are planned."""
     is_running = _is_running(config.daemon.runtime_dir)
     problems = [] if is_running else _machine_problems(config, rings)
     unseen = [("[daemon]", _RUNS)] if is_running else []
     for name, stream in config.streams.items():
-        found, texts = _stream(name, stream, config.daemon.python_path or (), is_running=is_running)
+        python_path = config.daemon.python_path or ()
+        found, texts = _stream(name, stream, rings[name].columns, python_path, storage, is_running=is_running)
         problems += found
         unseen += [(name, text) for text in texts]
     short = None if is_running else shortage(needed_bytes(config, rings), available_bytes())
@@ -70,7 +67,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
     problems = [problem for problem in found if problem is not None]
     if "http" in config.daemon.model_fields_set:
         try:
-            open_door(config.daemon, is_embedded=False).close()
+            open_http(config.daemon, is_embedded=False).close()
         except ConfigInvalid as error:
             problems += error.problems
     return problems
@@ -82,7 +79,7 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.remote import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
+    from batchd.daemon.tcp.sessions import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
 
     endpoint = tcp_endpoint(daemon.tcp)
     try:
@@ -105,11 +102,17 @@ def _is_running(configured: Path | None) -> bool:
     return any(map(has_daemon, map(RuntimeDirectory, candidate_directories())))
 
 
-def _stream(
-    name: str, config: StreamConfig, python_path: Sequence[Path], *, is_running: bool
+def _stream(  # noqa: PLR0913  all of it is about one stream
+    name: str,
+    config: StreamConfig,
+    columns: tuple[Column, ...],
+    python_path: Sequence[Path],
+    storage: Storage,
+    *,
+    is_running: bool,
 ) -> tuple[list[Problem], list[str]]:
     """What is wrong with a stream, and what of it was not looked at."""
-    trial = try_source(config.source, python_path, max(SAMPLES_MAX, config.batch_size))
+    trial = try_source(config.source, python_path, storage, max(SAMPLES_MAX, config.batch_size))
     unseen = [
         *trial.unseen,
         *(f"what {step.function} makes of it" for step in config.pipeline if isinstance(step, Call)),
@@ -118,25 +121,16 @@ def _stream(
     if trial.whole is None or problems:
         return problems, unseen
     try:
-        plan_of(name, config, len(trial.whole))
-        found = _cache_problem(name, config, trial.whole, python_path, is_running=is_running)
+        epoch_plan(name, config, len(trial.whole))
+        found = None
+        if config.cache != "off":
+            spec = cache_spec(plan_stream(name, config, columns, python_path), trial.whole)
+            text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
+            found = _problem((name, "cache_dir"), text) if text is not None else None
     except SourceInvalid as error:
         path, _colon, text = str(error).partition(": ")
         found = Problem(path, text)
     return [found] if found is not None else [], unseen
-
-
-def _cache_problem(
-    name: str, config: StreamConfig, index: SourceIndex, python_path: Sequence[Path], *, is_running: bool
-) -> Problem | None:
-    """Why the samples cannot be kept. Raises ``SourceInvalid`` where there is no room for them; not of a file in use."""
-    if config.cache == "off":
-        return None
-    code = code_of(config, python_path)
-    digests = digests_of(steps_of(config.pipeline, config.cache_short_side))
-    spec = cache_spec(name, config, index, cached_modules(config.source, code), digests)
-    text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
-    return _problem((name, "cache_dir"), text) if text is not None else None
 
 
 def _problem(path: KeyPath, text: str) -> Problem:

@@ -18,21 +18,20 @@ from time import monotonic
 import structlog
 
 from batchd import failpoints
+from batchd.children import Linked
 from batchd.config.tree import Config
-from batchd.daemon.clerk import Clerk
-from batchd.daemon.launch import Launched
+from batchd.daemon.assembly import OnProgress, Opening
+from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.loop import Loop, Signals
-from batchd.daemon.opening import Opening, Progress
-from batchd.daemon.reload import Origin, Outcome, Reloader, Watcher
-from batchd.daemon.reservation import Reservation
-from batchd.daemon.reserve import ADVICE
+from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.memory.reservation import Reservation
+from batchd.daemon.queries import Clerk
+from batchd.daemon.reload.apply import Switch, code_in
+from batchd.daemon.reload.requests import Origin, Reloader, Watcher
 from batchd.daemon.runtime import hold
-from batchd.daemon.service import Service
-from batchd.daemon.speech import Desk, Numbers
-from batchd.daemon.switch import Switch, code_in
+from batchd.daemon.service.manager import Service
 from batchd.errors import BatchdError
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
+from batchd_wire.status import ReloadOutcome
 
 _log = structlog.get_logger()
 
@@ -45,13 +44,13 @@ class ServeOptions:
     """
 
     lifeline: int | None = None
-    progress: Progress = field(default=lambda _stream, _found: None)
+    progress: OnProgress = field(default=lambda _stream, _found: None)
     """Told now and then how many samples of which stream were found."""
     ready: Callable[[str], None] = field(default=lambda _address: None)
     """Told the address when trainers may come."""
     origin: Origin | None = None
     """Where the configuration came from, so that it can be read again; None where nobody may ask for that."""
-    launched: Launched | None = None
+    launched: Linked | None = None
     """What workers are forked from, where it was started already."""
 
 
@@ -77,38 +76,32 @@ def serve(config: Config, options: ServeOptions) -> None:
 
 def _serve(config: Config, options: ServeOptions) -> None:
     started_s = monotonic()
-    storage.use(StorageLimits(*config.daemon.storage_limits()))
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
+        queue = Queue()
         opening = Opening(config, stack)
         service = opening.service(is_embedded=is_embedded)
         held = stack.enter_context(hold(config.daemon.runtime_dir, is_private=is_embedded))
-        workers = opening.workers(options.launched)
+        workers = opening.workers(queue.append, options.launched)
         failpoints.passing("daemon.starting")
         observer = opening.observer(held.names, is_embedded=is_embedded)
         rings = opening.rings(service.waiting)
         memory = opening.memory(rings)
         streams = opening.streams(rings, _both(options.progress, service.scanned))
-        state = opening.state(streams)
-        loop = Loop(state, streams, memory, opening.watch)
-        workers.enqueue = loop.enqueue
-        clerk = Clerk(state, streams, memory, workers, observer, started_s)
-        desk = Desk(loop.enqueue, clerk.answer, Numbers(), clerk.reload)
-        sessions = clerk.sessions = opening.sessions(desk)
-        network = opening.network(desk, memory, held.names)
-        clerk.remote = network.remote if network is not None else None
-        sessions.bind(held.names.lifeline_path, held.names.zmq_path)
+        state = opening.state(streams, workers)
+        side = DaemonSide(opening.watch, queue.append, memory)
+        local = opening.local_door(side)
+        doors = Doors([local, *opening.tcp_doors(side, held.names)])
+        local.bind(held.names.lifeline_path, held.names.zmq_path)
         failpoints.passing("daemon.bound")
-        loop.attach(sessions, workers, network, observer)
         switch = Switch(
             state=state,
             streams=streams,
             memory=memory,
             workers=workers,
-            sessions=sessions,
-            remote=clerk.remote,
-            enqueue=loop.enqueue,
+            doors=doors,
+            enqueue=queue.append,
             daemon=config.daemon.model_dump(mode="json"),
             workers_wanted=config.daemon.worker_count(),
             last_number=len(streams),
@@ -116,8 +109,10 @@ def _serve(config: Config, options: ServeOptions) -> None:
         )
         watcher = Watcher(service.reloading, service.rescanned, partial(_reload_ended, service, switch))
         origin = None if is_embedded else options.origin
-        clerk.reloader = reloader = Reloader(opening.watch, switch, origin, sessions.send, watcher)
+        reloader = Reloader(opening.watch, switch, origin, doors.send, watcher)
         stack.callback(reloader.close)
+        clerk = Clerk(state, streams, memory, workers, observer, doors, reloader, started_s)
+        loop = Loop(queue, state, streams, memory, opening.watch, workers, doors, observer, clerk)
         stack.callback(Signals(opening.watch, _signal_handler(loop, reloader)).close)
         if options.lifeline is not None:
             opening.watch.add(options.lifeline, loop.stop)
@@ -128,12 +123,11 @@ def _serve(config: Config, options: ServeOptions) -> None:
             workers=config.daemon.worker_count(),
         )
         options.ready(held.names.address)
-        observer.start(sessions.adopt)
-        reservation = Reservation(state, loop.enqueue, is_wanted=config.daemon.reserve == "start")
-        loop.after_round = partial(_round_ended, loop, service, reservation, reloader)
+        observer.start(local.adopt)
+        reservation = Reservation(state, queue.append, is_wanted=config.daemon.reserve == "start")
         if hangups:
             reloader.ask()
-        loop.run()
+        loop.run(partial(_round_ended, loop, service, reservation, reloader))
         service.stopping()
         drained = state.is_drained
     _log.info("stopped", drained=drained)
@@ -165,11 +159,11 @@ def _round_ended(loop: Loop, service: Service, reservation: Reservation, reloade
     service.round_ended(loop.state, has_memory=reservation.is_complete)
 
 
-def _reload_ended(service: Service, switch: Switch, outcome: Outcome) -> None:
+def _reload_ended(service: Service, switch: Switch, outcome: ReloadOutcome) -> None:
     service.reloaded(switch.workers_wanted, outcome.text.partition("\n")[0])
 
 
-def _both(first: Progress, second: Progress) -> Progress:
+def _both(first: OnProgress, second: OnProgress) -> OnProgress:
     """Tell two of the progress of a scan."""
 
     def tell(stream: str, found: int) -> None:

@@ -1,49 +1,40 @@
 """The streams that this daemon serves: from the configuration to what core, workers and trainers must know. DAEMON process.
 
-    StreamConfig --scan--> index (memfd) --> ServeStream + descriptor, for workers
-                           layout, plan  --> StreamSpec, for the core
-                           fingerprint   --> what a position of this stream means
-    files of steps --------digests-------^
-    modules of functions ----------------^
+    StreamConfig --> StreamPlan --scan--> index (memfd) --> ServeStream + descriptor, for workers
+                                          layout, epochs --> StreamSpec, for the core
+                                          fingerprint    --> what a position of this stream means
 
 Invariant: two streams with the same fingerprint have the same bytes at every position.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeAlias
 
-from batchd.config.columns import Column
-from batchd.config.live_sources import PushSource
-from batchd.config.sources import Source, source_to_plain
-from batchd.config.steps import CONTENT_VERSION, step_to_plain
 from batchd.config.tree import StreamConfig
 from batchd.core.mailbox import LiveSpec
-from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
-from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable
-from batchd.daemon.cache_memory import CacheMemory, CacheSpec, cache_spec
-from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.rings import RingSize
+from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
-from batchd.functions.named import StreamCode, code_of, runs_own_code
-from batchd.orders.worker import ServeStream
-from batchd.pipeline.cut import cut_of, steps_of
-from batchd.pipeline.fields import columns_after, is_random
-from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of, named_by_content
-from batchd.sources import storage
-from batchd.sources.index import SourceIndex
+from batchd.orders.worker import SampleRecipe, ServeStream
+from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pipeline.sample_fields import columns_after
+from batchd.pipeline.step_files import named_by_content
+from batchd.sources.options import SourceOptions
+from batchd.sources.push.options import PushSource
+from batchd.storage.index import SourceIndex
+from batchd.storage.values import StorageLimits
 from batchd_wire.fields import SlotLayout
-from batchd_wire.wording import counted
 
 FINGERPRINT_DIGITS = 32
-LIVE_STEPS = 1 << 40
-"""Batches in an epoch of a live stream, which never ends: at a million in a second this one lasts twelve days."""
 REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
 """A trainer on another host has so many bytes of a stream waiting in its memory, or two batches, whatever its window is."""
@@ -51,19 +42,15 @@ CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
 
-Scan: TypeAlias = Callable[[Source], SourceIndex]
+Scan: TypeAlias = Callable[[SourceOptions], SourceIndex]
 """Finds all samples of a source."""
-
-
-NO_FILES: Digests = MappingProxyType({})
-NO_MODULES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
 class ServedStream:
     """One stream, as plain facts. The index's descriptor stays open, for workers that come later.
 
-    ``told``: what workers are told, but for what concerns all streams. ``signature``: two with the same one need not be told
+    ``told``: what workers are told of it. ``signature``: two with the same one need not be told
     apart: every setting is the same, and so is what was found in the source and in files. ``place_layout``: of a live stream.
     """
 
@@ -98,7 +85,7 @@ class ServedStream:
 
     @property
     def descriptors(self) -> list[int]:
-        """What goes to a worker with ``serve_stream``: the index, and the mailbox of a live stream, or the cache."""
+        """What goes to a worker with ``told``: the index, and the mailbox of a live stream, or the cache."""
         mailbox = [self.mailbox.readable] if self.mailbox is not None else []
         return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
 
@@ -122,10 +109,6 @@ class ServedStream:
         if isinstance(cache, CacheOnDisk):
             cache.resize(spec.budget_bytes)
 
-    def serve_stream(self) -> ServeStream:
-        """What a worker is told; goes with ``descriptors``."""
-        return replace(self.told, storage=storage.limits().to_wire())
-
     def close(self) -> None:
         """Let go of the index, the mailbox and the cache. Workers and producers that have them keep them."""
         os.close(self.index_descriptor)
@@ -135,64 +118,60 @@ class ServedStream:
             self.mailbox.close()
 
 
-def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
-    number: int, name: str, config: StreamConfig, ring: RingSize, scan: Scan, *, python_path: Sequence[Path] = ()
+def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is made of
+    number: int,
+    name: str,
+    config: StreamConfig,
+    ring: RingSize,
+    scan: Scan,
+    limits: StorageLimits,
+    *,
+    python_path: Sequence[Path] = (),
 ) -> ServedStream:
     """Scan the source and work out everything that follows. Raises ``SourceInvalid`` naming the stream and what is wrong."""
+    plan = plan_stream(name, config, ring.columns, python_path)
     try:
-        code = code_of(config, python_path)
         index = scan(config.source)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
-    try:
-        steps = steps_of(config.pipeline, config.cache_short_side)
-        digests = digests_of(steps)
-    except StepFileInvalid as error:
-        raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     source = config.source
-    live = LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None
-    plan = plan_of(name, config, len(index))
+    epochs = epoch_plan(name, config, len(index))
     spec = StreamSpec(
         number=number,
         name=name,
-        fingerprint=fingerprint(config, ring.columns, index.digest, digests, code.digests),
-        plan=plan,
-        repeats=not (config.shuffle or config.source.is_live or is_random(steps)),
+        fingerprint=fingerprint(plan, index.digest),
+        plan=epochs,
+        repeats=not (config.shuffle or source.is_live or plan.pipeline.is_random),
         window=config.window,
         remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
         slots_max=ring.slots_max,
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
-        bgr_fields=tuple(name for name, made in columns_after(ring.columns, steps).items() if made.is_bgr),
-        live=live,
-        own_source=runs_own_code(source),
+        bgr_fields=tuple(
+            name for name, made in columns_after(plan.columns, plan.pipeline.steps).items() if made.is_bgr
+        ),
+        live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
+        own_source=plan.runs_own_code,
     )
-    layout = ring.layout.to_wire()
     told = ServeStream(
         stream=number,
         name=name,
-        seed=config.seed,
-        samples=plan.samples,
+        recipe=plan.recipe(),
+        samples=epochs.samples,
         batch_size=config.batch_size,
         shuffle=config.is_shuffled,
         on_error=config.on_error,
-        source=source_to_plain(source),
-        columns=[(column.name, column.text) for column in ring.columns],
-        steps=[step_to_plain(step) for step in steps],
-        files=[(str(path), digest) for path, digest in digests.items()],
-        storage=storage.limits().to_wire(),
-        layout=layout,
-        python_path=list(code.python_path),
-        modules={**code.digests},
+        storage=limits.to_wire(),
+        layout=ring.layout.to_wire(),
         cache=config.cache,
     )
-    wanted_cache = cache_spec(name, config, index, cached_modules(source, code), digests)
+    wanted_cache = cache_spec(plan, index)
     return ServedStream(
         spec=spec,
         told=told,
         layout=ring.layout,
-        signature=signature(config, spec.fingerprint, index, told),
+        signature=signature(config, spec.fingerprint, index, told.recipe),
         index_descriptor=index.to_memfd(),
         classes=_classes(index),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
@@ -201,25 +180,7 @@ def open_stream(  # noqa: PLR0913  each is one thing that a stream is made of
     )
 
 
-def plan_of(name: str, config: StreamConfig, samples: int) -> Plan:
-    """The plan of a stream over so many samples. Raises ``SourceInvalid``, which names the stream, where it has no batch."""
-    if isinstance(config.source, PushSource):
-        samples = config.batch_size * LIVE_STEPS
-    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last)
-    if plan.steps == 0:
-        raise SourceInvalid(
-            f"streams.{name}: a source of {counted(samples, 'sample')} makes no batch of {config.batch_size}, and drop_last "
-            "= true drops the rest; set a smaller batch_size, or drop_last = false"
-        )
-    return plan
-
-
-def cached_modules(source: Source, code: StreamCode) -> Mapping[str, str]:
-    """The modules, by their digests, on which the samples that a cache keeps depend."""
-    return code.digests if runs_own_code(source) else NO_MODULES
-
-
-def signature(config: StreamConfig, content: str, index: SourceIndex, told: ServeStream) -> str:
+def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:
     """Name everything of a stream: its settings, its fingerprint, and where and in which versions its files were found.
 
     Not what its ring got of the daemon's memory: a stream that stays keeps that.
@@ -229,32 +190,26 @@ def signature(config: StreamConfig, content: str, index: SourceIndex, told: Serv
         "content": content,
         "samples": len(index),
         "place": index.place,
-        "files": told.files,
-        "python_path": told.python_path,
+        "files": recipe.files,
+        "python_path": recipe.python_path,
     }
     return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def fingerprint(
-    config: StreamConfig,
-    columns: Sequence[Column],
-    source_digest: str,
-    digests: Digests = NO_FILES,
-    modules: Mapping[str, str] = NO_MODULES,
-) -> str:
+def fingerprint(plan: StreamPlan, source_digest: str) -> str:
     """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
 
-    A file that a step reads counts by its content, wherever it lies, and ``modules`` of people's own functions by theirs.
+    A file that a step reads counts by its content, wherever it lies, and so do the modules of the user's functions.
 
     Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it; nor a cache, but
     for one of decoded samples, for which the pipeline is cut.
     """
-    steps = steps_of(config.pipeline, config.cache_short_side)
+    config = plan.config
     content = {
         "version": CONTENT_VERSION,
         "source": source_digest,
-        "columns": [(column.name, column.text) for column in columns],
-        "steps": [named_by_content(step, digests) for step in steps],
+        "columns": [(column.name, column.text) for column in plan.columns],
+        "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
         "batch_size": config.batch_size,
         "seed": config.seed,
         "shuffle": config.is_shuffled,
@@ -262,9 +217,9 @@ def fingerprint(
         "on_error": config.on_error,
     }
     if config.cache == "decoded":
-        content["cut"] = cut_of(steps)  # what is decoded without knowing a crop may be other pixels
-    if modules:
-        content["modules"] = dict(modules)
+        content["cut"] = plan.pipeline.cut  # what is decoded without knowing a crop may be other pixels
+    if plan.code.digests:
+        content["modules"] = dict(plan.code.digests)
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 

@@ -2,5 +2,5 @@
 
     status, a few seconds, status --readings--> what happened in between --verdicts--> kind, numbers, remedy
 
-Pure: the numbers come in as ``batchd status --json`` prints them, so the command line and the page come to the same verdict.
+Pure: it reads the values of ``batchd_wire.status``, so the command line and the page come to the same verdict.
 """

@@ -9,11 +9,17 @@ Invariant: a number that cannot be known yet is None, never zero.
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from batchd.diagnosis.readings import Plain, Reading, StreamReading, TrainerReading, compare
+from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, compare
 from batchd.diagnosis.verdicts import Verdict, judged
 from batchd.orders.worker import BAD_PART
+from batchd_wire.status import (
+    DaemonStatus,
+    StreamStatistics,
+    SubscriptionStatistics,
+    TrainerStatistics,
+    WorkerStatistics,
+)
 
 WINDOW_S = 5.0
 STILL_S = 5.0
@@ -21,7 +27,7 @@ STILL_S = 5.0
 FILES_PART = "wait for files"
 """The part of a sample's time that is spent waiting for a server of files."""
 
-Claim = tuple[str, int]
+SubscriptionKey = tuple[str, int]
 """A subscription, wherever it is: its stream and its number."""
 
 
@@ -123,24 +129,24 @@ class Overview:
 class Memory:
     """What no two looks tell: since when trainers have been as they are, and how many workers each place has had."""
 
-    since_s: dict[Claim, tuple[tuple[int, bool], float]] = field(default_factory=dict)
+    since_s: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = field(default_factory=dict)
     replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def take(self, status: Plain) -> None:
+    def take(self, status: DaemonStatus) -> None:
         """Take in one more look. What is gone is forgotten."""
-        now_s = status["daemon"]["uptime_s"]
-        since: dict[Claim, tuple[tuple[int, bool], float]] = {}
-        for stream in status["streams"]:
-            for one in stream["subscriptions"]:
-                claim, state = (stream["name"], one["number"]), (one["consumed_batches"], one["waiting"])
+        now_s = status.daemon.uptime_s
+        since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
+        for stream in status.streams:
+            for one in stream.subscriptions:
+                claim, state = (stream.name, one.number), (one.consumed_batches, one.waiting)
                 known = self.since_s.get(claim)
                 since[claim] = known if known is not None and known[0] == state else (state, now_s)
         self.since_s = since
-        for worker in status["workers"]:
-            number, times = self.replaced.get(worker["place"], (worker["number"], 0))
-            self.replaced[worker["place"]] = (worker["number"], times + (number != worker["number"]))
+        for worker in status.workers:
+            number, times = self.replaced.get(worker.place, (worker.number, 0))
+            self.replaced[worker.place] = (worker.number, times + (number != worker.number))
 
-    def still_s(self, claim: Claim, now_s: float) -> float:
+    def still_s(self, claim: SubscriptionKey, now_s: float) -> float:
         """For how long this trainer has been as it is."""
         known = self.since_s.get(claim)
         return now_s - known[1] if known is not None else 0.0
@@ -150,17 +156,17 @@ class Looks:
     """The last looks at a daemon. One that was started anew begins them anew."""
 
     def __init__(self) -> None:
-        self._kept: deque[Any] = deque()
+        self._kept: deque[DaemonStatus] = deque()
         self._memory = Memory()
 
-    def add(self, status: Plain) -> None:
+    def add(self, status: DaemonStatus) -> None:
         """Take in a look."""
         if self._kept and not _same_life(self._kept[-1], status):
             self._kept.clear()
             self._memory = Memory()
         self._kept.append(status)
-        end_s = status["daemon"]["uptime_s"]
-        while len(self._kept) > 2 and end_s - self._kept[1]["daemon"]["uptime_s"] >= WINDOW_S:  # noqa: PLR2004  two make a difference
+        end_s = status.daemon.uptime_s
+        while len(self._kept) > 2 and end_s - self._kept[1].daemon.uptime_s >= WINDOW_S:  # noqa: PLR2004  two make a difference
             self._kept.popleft()
         self._memory.take(status)
 
@@ -169,19 +175,19 @@ class Looks:
         return see(self._kept[0], self._kept[-1], self._memory) if self._kept else None
 
 
-def see(before: Plain, after: Plain, memory: Memory | None = None) -> Overview:
+def see(before: DaemonStatus, after: DaemonStatus, memory: Memory | None = None) -> Overview:
     """What two looks at a daemon show. They may be the same one, and then there are no rates."""
     memory = memory or Memory()
     reading = compare(before, after)
-    daemon = after["daemon"]
+    daemon = after.daemon
     return Overview(
-        version=daemon["version"],
-        pid=daemon["pid"],
-        uptime_s=daemon["uptime_s"],
-        memory_bytes=daemon["memory_bytes"],
-        decoders=daemon["decoders"],
-        draining=daemon["draining"],
-        worker_deaths=daemon["worker_deaths"],
+        version=daemon.version,
+        pid=daemon.pid,
+        uptime_s=daemon.uptime_s,
+        memory_bytes=daemon.memory_bytes,
+        decoders=daemon.decoders,
+        draining=daemon.draining,
+        worker_deaths=daemon.worker_deaths,
         seconds=reading.seconds if reading else None,
         busy_share=reading.utilisation if reading and reading.workers else None,
         streams=tuple(_streams(before, after, reading)),
@@ -190,40 +196,42 @@ def see(before: Plain, after: Plain, memory: Memory | None = None) -> Overview:
     )
 
 
-def _same_life(before: Plain, after: Plain) -> bool:
-    old, new = before["daemon"], after["daemon"]
-    return bool(old["pid"] == new["pid"] and old["uptime_s"] <= new["uptime_s"])
+def _same_life(before: DaemonStatus, after: DaemonStatus) -> bool:
+    old, new = before.daemon, after.daemon
+    return old.pid == new.pid and old.uptime_s <= new.uptime_s
 
 
-def _streams(before: Plain, after: Plain, reading: Reading | None) -> list[StreamView]:
-    former = {one["name"]: one for one in before["streams"]}
+def _streams(before: DaemonStatus, after: DaemonStatus, reading: Reading | None) -> list[StreamView]:
+    former = {one.name: one for one in before.streams}
     readings = {one.name: one for one in reading.streams} if reading else {}
     return [
-        _stream(one, former.get(one["name"]), readings.get(one["name"]), reading.seconds if reading else 0.0)
-        for one in after["streams"]
+        _stream(one, former.get(one.name), readings.get(one.name), reading.seconds if reading else 0.0)
+        for one in after.streams
     ]
 
 
-def _stream(one: Plain, former: Plain | None, reading: StreamReading | None, seconds: float) -> StreamView:
+def _stream(
+    one: StreamStatistics, former: StreamStatistics | None, reading: StreamReading | None, seconds: float
+) -> StreamView:
     work = reading.work if reading else None
     delivered = None
     if reading is not None and former is not None and seconds:
-        delivered = max(0, one["delivered_samples"] - former["delivered_samples"]) / seconds
+        delivered = max(0, one.delivered_samples - former.delivered_samples) / seconds
     parts: list[tuple[str, float]] = []
     if work is not None and work.samples:
         spent = [*work.parts, (FILES_PART, work.waited_s)] if work.waited_s else [*work.parts]
         parts = [(name, 1000 * part_s / work.samples) for name, part_s in spent if part_s or name != BAD_PART]
     return StreamView(
-        name=one["name"],
-        batch_size=one["batch_size"],
-        is_live=one["live"] is not None,
-        stopped=one["stopped"],
-        slots_max=one["slots_max"],
-        leased_slots=one["leased_slots"],
-        ready_slots=max(0, one["ready_slots"] - one["leased_slots"]),
-        filling_slots=max(0, one["slots"] - one["ready_slots"]),
-        trainers=len(one["subscriptions"]),
-        bad_samples=one["bad_samples"],
+        name=one.name,
+        batch_size=one.batch_size,
+        is_live=one.live is not None,
+        stopped=one.stopped,
+        slots_max=one.slots_max,
+        leased_slots=one.leased_slots,
+        ready_slots=max(0, one.ready_slots - one.leased_slots),
+        filling_slots=max(0, one.slots - one.ready_slots),
+        trainers=len(one.subscriptions),
+        bad_samples=one.bad_samples,
         decoded_per_s=work.samples / seconds if work is not None and seconds else None,
         delivered_per_s=delivered,
         sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
@@ -231,69 +239,74 @@ def _stream(one: Plain, former: Plain | None, reading: StreamReading | None, sec
     )
 
 
-def _trainers(after: Plain, reading: Reading | None, memory: Memory) -> list[TrainerView]:
-    who = {one["session"]: one for one in after["trainers"]}
-    now_s = after["daemon"]["uptime_s"]
+def _trainers(after: DaemonStatus, reading: Reading | None, memory: Memory) -> list[TrainerView]:
+    who = {one.session: one for one in after.trainers}
+    now_s = after.daemon.uptime_s
     judged = _judged(reading) if reading is not None else {}
     found = []
-    for stream in after["streams"]:
-        for one in stream["subscriptions"]:
-            if one["session"] in who:  # else only its batches are left
-                claim = (stream["name"], one["number"])
-                view = _trainer(one, who[one["session"]], stream["name"], judged.get(claim))
+    for stream in after.streams:
+        for one in stream.subscriptions:
+            if one.session in who:  # else only its batches are left
+                claim = (stream.name, one.number)
+                view = _trainer(one, who[one.session], stream.name, judged.get(claim))
                 found.append(replace(view, still_s=memory.still_s(claim, now_s)))
     return found
 
 
-def _judged(reading: Reading) -> dict[Claim, tuple[TrainerReading, Verdict]]:
-    return {(one.stream.name, one.number): (one, verdict) for one, verdict in judged(reading)}
+def _judged(reading: Reading) -> dict[SubscriptionKey, tuple[TrainerReading, Verdict]]:
+    return {(one.stream.name, one.now.number): (one, verdict) for one, verdict in judged(reading)}
 
 
-def _trainer(one: Plain, trainer: Plain, stream: str, judged: tuple[TrainerReading, Verdict] | None) -> TrainerView:
+def _trainer(
+    one: SubscriptionStatistics,
+    trainer: TrainerStatistics,
+    stream: str,
+    judged: tuple[TrainerReading, Verdict] | None,
+) -> TrainerView:
     reading, verdict = judged or (None, None)
     return TrainerView(
-        name=trainer["name"],
-        pid=trainer["pid"],
+        name=trainer.name,
+        pid=trainer.pid,
         stream=stream,
-        rank=one["rank"],
-        world_size=one["world_size"],
-        epoch=one["epoch"],
-        step=one["step"],
-        transport=trainer["transport"],
-        host=trainer["host"],
-        ready_ahead=one["ready_ahead"],
-        window=one["window"],
-        held_slots=one["held_slots"],
-        is_waiting=one["waiting"],
+        rank=one.rank,
+        world_size=one.world_size,
+        epoch=one.epoch,
+        step=one.step,
+        transport=trainer.transport,
+        host=trainer.host,
+        ready_ahead=one.ready_ahead,
+        window=one.window,
+        held_slots=one.held_slots,
+        is_waiting=one.waiting,
         still_s=0.0,
         wait_share=reading.wait_share if reading else None,
         batches_per_s=reading.batches / reading.seconds if reading else None,
-        sent_bytes_per_s=trainer["sent_bytes_per_s"],
+        sent_bytes_per_s=trainer.sent_bytes_per_s,
         verdict=VerdictView(verdict.kind.value, verdict.kind.is_healthy, verdict.proof, verdict.remedy)
         if verdict
         else None,
     )
 
 
-def _workers(before: Plain, after: Plain, memory: Memory) -> list[WorkerView]:
-    former = {one["number"]: one for one in before["workers"]}
-    seconds = after["daemon"]["uptime_s"] - before["daemon"]["uptime_s"]
+def _workers(before: DaemonStatus, after: DaemonStatus, memory: Memory) -> list[WorkerView]:
+    former = {one.number: one for one in before.workers}
+    seconds = after.daemon.uptime_s - before.daemon.uptime_s
     return [
-        _worker(one, former.get(one["number"]), seconds, memory.replaced.get(one["place"], (0, 0))[1])
-        for one in sorted(after["workers"], key=lambda one: int(one["place"]))
+        _worker(one, former.get(one.number), seconds, memory.replaced.get(one.place, (0, 0))[1])
+        for one in sorted(after.workers, key=lambda one: one.place)
     ]
 
 
-def _worker(one: Plain, former: Plain | None, seconds: float, replaced: int) -> WorkerView:
+def _worker(one: WorkerStatistics, former: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
     samples, busy_s = 0, 0.0
     if former is not None:
-        samples, busy_s = one["samples"] - former["samples"], one["busy_s"] - former["busy_s"]
+        samples, busy_s = one.samples - former.samples, one.busy_s - former.busy_s
     is_known = former is not None and seconds > 0
     return WorkerView(
-        place=one["place"],
-        pid=one.get("pid"),
-        state=one["state"],
-        orders=one["orders"],
+        place=one.place,
+        pid=one.pid,
+        state=one.state,
+        orders=one.orders,
         replaced=replaced,
         samples_per_s=samples / seconds if is_known else None,
         sample_ms=1000 * busy_s / samples if samples else None,

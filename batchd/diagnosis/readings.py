@@ -5,13 +5,11 @@ compare.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from batchd.orders.worker import BAD_PART, READ_PART
+from batchd_wire.status import DaemonStatus, StreamStatistics, SubscriptionStatistics, TrainerStatistics
 
-Plain = Mapping[str, Any]
-"""A status, or a part of it, as ``daemon.status`` makes it."""
 OWN_PART = "call"
 """The step that is somebody's own function."""
 
@@ -74,58 +72,39 @@ class WorkReading:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReading:
-    """A stream's cache, as it is at the second look. ``is_growing``: samples have come in since the first."""
-
-    held_samples: int
-    used_bytes: int
-    budget_bytes: int
-    is_growing: bool
-    is_on_disk: bool = False
-    kind: str = "encoded"
-
-
-@dataclass(frozen=True, slots=True)
 class StreamReading:
-    """One stream. Batches of ``batch_size`` samples; its ring has ``slots``, of at most ``slots_max``.
+    """One stream. ``now``: as it is at the second look. ``cache_grows``: samples have come into its cache since the first."""
 
-    ``own_source``: what workers read from is somebody's own code. ``samples``: of an epoch; None where it is live.
-    """
-
-    name: str
-    own_source: bool
-    batch_size: int
-    slots: int
-    slots_max: int
-    stopped: str | None
+    now: StreamStatistics
     work: WorkReading
-    samples: int | None = None
-    cache: CacheReading | None = None
+    cache_grows: bool
+
+    @property
+    def name(self) -> str:
+        """The stream's."""
+        return self.now.name
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerReading:
-    """One trainer's claim on a stream: what it got in the meantime, and how it stands.
+    """One trainer's claim on a stream: as it is at the second look (``now``, ``who``), and what it got since the first.
 
-    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both looks. ``sent_bytes_per_s`` is None for one
-    on this host. ``number`` is the subscription's.
+    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both looks.
     """
 
-    number: int
-    name: str
-    rank: int
-    world_size: int
+    now: SubscriptionStatistics
+    who: TrainerStatistics
     stream: StreamReading
     seconds: float
     waits_s: Mapping[str, float]
     short_of_memory_s: float
     batches: int
-    window: int
     ready_ahead: int
-    held_slots: int
-    is_waiting: bool
-    is_at_end: bool
-    sent_bytes_per_s: float | None
+
+    @property
+    def name(self) -> str:
+        """The trainer's."""
+        return self.who.name
 
     @property
     def wait_s(self) -> float:
@@ -160,119 +139,99 @@ class Reading:
         return min(1.0, self.work_s / (self.seconds * self.workers)) if self.workers else 0.0
 
 
-def compare(before: Plain, after: Plain) -> Reading | None:
+def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
     """What happened between two statuses of the same daemon; None where the second is of another one, or no time passed."""
-    seconds = after["daemon"]["uptime_s"] - before["daemon"]["uptime_s"]
-    if seconds <= 0 or before["daemon"]["pid"] != after["daemon"]["pid"]:
+    seconds = after.daemon.uptime_s - before.daemon.uptime_s
+    if seconds <= 0 or before.daemon.pid != after.daemon.pid:
         return None
-    known = {stream["number"]: stream for stream in before["streams"]}
-    trainers = {trainer["session"]: trainer for trainer in after["trainers"]}
+    known = {stream.number: stream for stream in before.streams}
+    trainers = {trainer.session: trainer for trainer in after.trainers}
     streams, found = [], []
-    deaths = after["daemon"]["worker_deaths"] - before["daemon"]["worker_deaths"]
+    deaths = after.daemon.worker_deaths - before.daemon.worker_deaths
     work_s = _uncounted_s(before, after, seconds, deaths)
-    for stream in after["streams"]:
-        former = known.get(stream["number"])
+    for stream in after.streams:
+        former = known.get(stream.number)
         if former is None:
-            work_s += stream["work"]["busy_s"] + stream["work"]["waited_s"]
+            work_s += stream.work.busy_s + stream.work.waited_s
             continue
         reading = _stream(former, stream)
         work_s += reading.work.total_s
         streams.append(reading)
-        subscriptions = {one["number"]: one for one in former["subscriptions"]}
+        subscriptions = {one.number: one for one in former.subscriptions}
         found += [
-            _trainer(subscriptions[one["number"]], one, trainers[one["session"]], reading, seconds)
-            for one in stream["subscriptions"]
-            if one["number"] in subscriptions and one["session"] in trainers
+            _trainer(subscriptions[one.number], one, trainers[one.session], reading, seconds)
+            for one in stream.subscriptions
+            if one.number in subscriptions and one.session in trainers
         ]
-    workers = sum(worker["state"] == "ready" for worker in after["workers"])
-    free_cpus = max(0, after["daemon"]["cpus"] - len({worker["place"] for worker in after["workers"]}))
+    workers = sum(worker.state == "ready" for worker in after.workers)
+    free_cpus = max(0, after.daemon.cpus - len({worker.place for worker in after.workers}))
     return Reading(seconds, workers, free_cpus, deaths, work_s, tuple(streams), tuple(found))
 
 
-def _uncounted_s(before: Plain, after: Plain, seconds: float, deaths: int) -> float:
+def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deaths: int) -> float:
     """Work that was never counted, since it was not done: of workers that hang, and of those that died with orders in hand."""
     uncounted_s = 0.0
-    workers = {worker["number"]: worker for worker in after["workers"]}
-    successors = {worker["place"]: worker for worker in after["workers"]}
-    for former in before["workers"]:
-        if not former["orders"]:
+    workers = {worker.number: worker for worker in after.workers}
+    successors = {worker.place: worker for worker in after.workers}
+    for former in before.workers:
+        if not former.orders:
             continue
-        worker = workers.get(former["number"])
+        worker = workers.get(former.number)
         if worker is not None:
-            uncounted_s += seconds if worker["orders"] and worker["chunks"] == former["chunks"] else 0.0
+            uncounted_s += seconds if worker.orders and worker.chunks == former.chunks else 0.0
         elif deaths:
-            successor = successors.get(former["place"])
-            uncounted_s += max(0.0, seconds - successor["busy_s"]) if successor is not None else seconds
+            successor = successors.get(former.place)
+            uncounted_s += max(0.0, seconds - successor.busy_s) if successor is not None else seconds
     return uncounted_s
 
 
-def _stream(before: Plain, after: Plain) -> StreamReading:
-    return StreamReading(
-        name=after["name"],
-        own_source=after["own_source"],
-        batch_size=after["batch_size"],
-        slots=after["slots"],
-        slots_max=after["slots_max"],
-        stopped=after["stopped"],
-        work=_work(before, after),
-        samples=after["samples"] if after["live"] is None else None,
-        cache=_cache(before["cache"], after["cache"]),
-    )
+def _stream(before: StreamStatistics, after: StreamStatistics) -> StreamReading:
+    cached = [one.cache.held_samples if one.cache is not None else 0 for one in (before, after)]
+    return StreamReading(after, _work(before, after), cache_grows=cached[1] > cached[0])
 
 
-def _cache(before: Plain | None, after: Plain | None) -> CacheReading | None:
-    if before is None or after is None:
-        return None
-    is_growing = after["held_samples"] > before["held_samples"]
-    is_on_disk = after["folder"] is not None
-    held_samples, used_bytes = after["held_samples"], after["used_bytes"]
-    return CacheReading(held_samples, used_bytes, after["budget_bytes"], is_growing, is_on_disk, after["kind"])
-
-
-def _work(before: Plain, after: Plain) -> WorkReading:
-    former, work = before["work"], after["work"]
-    spent = {part["name"]: 0.0 for part in work["parts"]}
-    for sign, parts in ((1, work["parts"]), (-1, former["parts"])):
+def _work(before: StreamStatistics, after: StreamStatistics) -> WorkReading:
+    former, work = before.work, after.work
+    spent = {part.name: 0.0 for part in work.parts}
+    for sign, parts in ((1, work.parts), (-1, former.parts)):
         for part in parts:
-            spent[part["name"]] = spent.get(part["name"], 0.0) + sign * part["busy_s"]
-    slow = [one for one in work["slowest"] if one["slow_row"] > former["slow_rows"]]
-    cpu_wait_s = work["cpu_wait_s"]
+            spent[part.name] = spent.get(part.name, 0.0) + sign * part.busy_s
+    slow = [one for one in work.slowest if one.slow_row > former.slow_rows]
+    cpu_wait_s = work.cpu_wait_s
     return WorkReading(
-        samples=after["decoded_samples"] - before["decoded_samples"],
-        busy_s=work["busy_s"] - former["busy_s"],
-        waited_s=work["waited_s"] - former["waited_s"],
-        cpu_s=work["cpu_s"] - former["cpu_s"],
-        cpu_wait_s=cpu_wait_s - (former["cpu_wait_s"] or 0.0) if cpu_wait_s is not None else None,
-        read_cpu_s=work["read_cpu_s"] - former["read_cpu_s"],
-        read_bytes=work["read_bytes"] - former["read_bytes"],
+        samples=after.decoded_samples - before.decoded_samples,
+        busy_s=work.busy_s - former.busy_s,
+        waited_s=work.waited_s - former.waited_s,
+        cpu_s=work.cpu_s - former.cpu_s,
+        cpu_wait_s=cpu_wait_s - (former.cpu_wait_s or 0.0) if cpu_wait_s is not None else None,
+        read_cpu_s=work.read_cpu_s - former.read_cpu_s,
+        read_bytes=work.read_bytes - former.read_bytes,
         parts=tuple(spent.items()),
-        usual_sample_s=work["usual_sample_s"],
-        slow_rows=work["slow_rows"] - former["slow_rows"],
-        slow_s=work["slow_s"] - former["slow_s"],
-        slowest=tuple(sorted(((one["path"], one["taken_s"]) for one in slow), key=lambda one: -one[1])),
-        bad_rows=after["bad_rows"] - before["bad_rows"],
-        cache_hits=work["cache_hits"] - former["cache_hits"],
+        usual_sample_s=work.usual_sample_s,
+        slow_rows=work.slow_rows - former.slow_rows,
+        slow_s=work.slow_s - former.slow_s,
+        slowest=tuple(sorted(((one.path, one.taken_s) for one in slow), key=lambda one: -one[1])),
+        bad_rows=after.bad_rows - before.bad_rows,
+        cache_hits=work.cache_hits - former.cache_hits,
     )
 
 
-def _trainer(before: Plain, after: Plain, who: Plain, stream: StreamReading, seconds: float) -> TrainerReading:
-    waits = {
-        cause.removesuffix("_s"): total - before["waits"].get(cause, 0.0) for cause, total in after["waits"].items()
-    }
+def _trainer(
+    before: SubscriptionStatistics,
+    after: SubscriptionStatistics,
+    who: TrainerStatistics,
+    stream: StreamReading,
+    seconds: float,
+) -> TrainerReading:
+    waited_before = asdict(before.waits)
+    waits = {cause.removesuffix("_s"): total - waited_before[cause] for cause, total in asdict(after.waits).items()}
     return TrainerReading(
-        number=after["number"],
-        name=who["name"],
-        rank=after["rank"],
-        world_size=after["world_size"],
+        now=after,
+        who=who,
         stream=stream,
         seconds=seconds,
         waits_s=waits,
-        short_of_memory_s=after["short_of_memory_s"] - before["short_of_memory_s"],
-        batches=after["consumed_batches"] - before["consumed_batches"],
-        window=after["window"],
-        ready_ahead=min(before["ready_ahead"], after["ready_ahead"]),
-        held_slots=after["held_slots"],
-        is_waiting=after["waiting"],
-        is_at_end=after["epoch"] is None,
-        sent_bytes_per_s=who["sent_bytes_per_s"],
+        short_of_memory_s=after.short_of_memory_s - before.short_of_memory_s,
+        batches=after.consumed_batches - before.consumed_batches,
+        ready_ahead=min(before.ready_ahead, after.ready_ahead),
     )

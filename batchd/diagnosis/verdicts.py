@@ -21,8 +21,8 @@ from enum import Enum
 from math import ceil
 from pathlib import PurePath
 
-from batchd.config.sizes import round_bytes
 from batchd.diagnosis.readings import Reading, StreamReading, TrainerReading, WorkReading
+from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 WAIT_SHARE_MIN = 0.05
@@ -123,8 +123,8 @@ def _verdict(trainer: TrainerReading, kind: Kind, proof: str, remedy: str) -> Ve
         kind,
         trainer.name,
         trainer.stream.name,
-        trainer.rank,
-        trainer.world_size,
+        trainer.now.rank,
+        trainer.now.world_size,
         trainer.wait_share,
         proof,
         remedy,
@@ -132,7 +132,7 @@ def _verdict(trainer: TrainerReading, kind: Kind, proof: str, remedy: str) -> Ve
 
 
 def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
-    stopped = trainer.stream.stopped
+    stopped = trainer.stream.now.stopped
     if stopped is not None:
         return Kind.STOPPED, f"the stream has stopped: {stopped}", "mend that and restart or reload the daemon"
     if trainer.wait_share < WAIT_SHARE_MIN:
@@ -161,7 +161,7 @@ def _bad_ones(trainer: TrainerReading) -> str:
 
 def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
     if not trainer.batches:
-        if trainer.is_at_end:
+        if trainer.now.epoch is None:
             return Kind.AT_END, "it has read all that it asked for", ""
         took = f"it took no batch for {trainer.seconds:.0f} s and asked for none"
         return Kind.STANDS_STILL, f"{took}: {counted(trainer.ready_ahead, 'batch')} ready for it", ""
@@ -169,13 +169,13 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
     waits = f"it waits {trainer.wait_share:.1%} of the time"
     stream = trainer.stream
     readers = sum(one.stream is stream for one in reading.trainers)
-    most = min(trainer.window, stream.slots_max - 1, stream.slots_max // readers)
+    most = min(trainer.now.window, stream.now.slots_max - 1, stream.now.slots_max // readers)
     has_all = trainer.ready_ahead >= max(1, most - 1)  # the batch behind what was taken last is always being filled
     could_have_more = trainer.ready_ahead >= 1 and 1 - reading.utilisation >= IDLE_SHARE_MIN
     if not has_all and not could_have_more:
         return Kind.FED, f"{waits}; {step_ms:.0f} ms of its own for each batch", ""
     idle = f"workers idle {1 - reading.utilisation:.0%}"
-    ahead = f"{trainer.ready_ahead} of {counted(trainer.window, 'batch')} ready ahead"
+    ahead = f"{trainer.ready_ahead} of {counted(trainer.now.window, 'batch')} ready ahead"
     remedy = "data is not what it waits for: look at the training step"
     return Kind.TRAINER_BOUND, f"{waits}, {ahead}, {idle}; {step_ms:.0f} ms of its own for each batch", remedy
 
@@ -184,7 +184,7 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _network(trainer: TrainerReading, _reading: Reading) -> Finding:
-    rate = f", {trainer.sent_bytes_per_s / 1e6:.0f} MB/s" if trainer.sent_bytes_per_s is not None else ""
+    rate = f", {trainer.who.sent_bytes_per_s / 1e6:.0f} MB/s" if trainer.who.sent_bytes_per_s is not None else ""
     share = trainer.waits_s["network"] / trainer.wait_s
     proof = f"{_waits(trainer)}, {share:.0%} of that for batches on their way{rate}"
     return (
@@ -203,7 +203,7 @@ def _lockstep(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _producers(trainer: TrainerReading, _reading: Reading) -> Finding:
-    samples = trainer.batches * trainer.stream.batch_size / trainer.seconds
+    samples = trainer.batches * trainer.stream.now.batch_size / trainer.seconds
     proof = f"{_waits(trainer)} for samples that nobody has pushed; {samples:.0f} samples/s came"
     return Kind.PRODUCER_BOUND, proof, "push faster, or from more programs"
 
@@ -224,18 +224,18 @@ def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
     idle_share = 1 - reading.utilisation
     if not waits_for_slot and idle_share < IDLE_SHARE_MIN:
         return None
-    is_short = trainer.short_of_memory_s >= MAIN_SHARE * trainer.seconds or stream.slots_max <= trainer.window
+    is_short = trainer.short_of_memory_s >= MAIN_SHARE * trainer.seconds or stream.now.slots_max <= trainer.now.window
     if waits_for_slot or is_short:
         why = f", {of_wait:.0%} of that for a free slot" if waits_for_slot else f" while workers idle {idle_share:.0%}"
-        slots = f"a ring of {counted(stream.slots_max, 'slot')} for a window of {trainer.window}"
-        held = f", {trainer.held_slots} of them held by it" if trainer.held_slots > 1 else ""
+        slots = f"a ring of {counted(stream.now.slots_max, 'slot')} for a window of {trainer.now.window}"
+        held = f", {trainer.now.held_slots} of them held by it" if trainer.now.held_slots > 1 else ""
         return (
             Kind.MEMORY_BOUND,
             f"{_waits(trainer)}{why}: {slots}{held}",
             f"give it more: memory = in [streams.{stream.name}], or in [daemon]",
         )
     proof = f"{_waits(trainer)} while workers idle {idle_share:.0%}"
-    proof += f": it takes batches in bursts, and {trainer.window} ahead do not bridge them"
+    proof += f": it takes batches in bursts, and {trainer.now.window} ahead do not bridge them"
     return Kind.MEMORY_BOUND, proof, f"a larger window = in [streams.{stream.name}], and memory = to match"
 
 
@@ -255,7 +255,7 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
     if not work.samples or work.storage_wait_s < MAIN_SHARE * work.total_s:
         return None
-    is_own = trainer.stream.own_source
+    is_own = trainer.stream.now.own_source
     share = f"workers wait for {'your source' if is_own else 'files'} {work.storage_wait_s / work.total_s:.0%} of their time"
     rate = f", {work.read_bytes / trainer.seconds / 1e6:.1f} MB/s" if work.read_bytes else ""
     proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_wait_s, work)} a sample{rate}"
@@ -266,9 +266,9 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
 
 def _cache(stream: StreamReading) -> Iterator[str]:
     """What a cache would do for a stream that waits for its storage, or does already."""
-    work, cache, samples = stream.work, stream.cache, stream.samples
+    work, cache, samples = stream.work, stream.now.cache, stream.now.samples
     read = work.samples - work.cache_hits
-    if not samples or read <= 0 or not work.read_bytes:
+    if stream.now.live is not None or not samples or read <= 0 or not work.read_bytes:
         return
     need_bytes = ceil(CACHE_MARGIN * samples * work.read_bytes / read)
     if cache is not None and cache.kind == "decoded":
@@ -276,11 +276,11 @@ def _cache(stream: StreamReading) -> Iterator[str]:
     if cache is None:
         need = f"it needs some {round_bytes(need_bytes)} (cache_memory =, or on disk cache_size =)"
         yield f'cache = "encoded" would read each sample once: {need}'
-    elif cache.is_growing:
+    elif stream.cache_grows:
         yield f"its cache fills: it has {cache.held_samples / samples:.0%} of the samples so far"
     elif cache.held_samples < samples and cache.budget_bytes < need_bytes:
         part = f"its cache is full, and has {cache.held_samples / samples:.0%} of the samples"
-        budget = "cache_size" if cache.is_on_disk else "cache_memory"
+        budget = "cache_size" if cache.folder is not None else "cache_memory"
         yield f"{part}: all of them need some {round_bytes(need_bytes)} ({budget} =)"
 
 
@@ -328,9 +328,10 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
 
 def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
     """How much a cache of decoded samples would need, where decoding is what takes the time."""
-    if not stream.samples or not slowest_part.startswith("decode") or stream.cache is not None:
+    now = stream.now
+    if now.live is not None or not now.samples or not slowest_part.startswith("decode") or now.cache is not None:
         return ""
-    need_bytes = ceil(CACHE_MARGIN * stream.samples * DECODED_BYTES)
+    need_bytes = ceil(CACHE_MARGIN * now.samples * DECODED_BYTES)
     keys = f'cache = "decoded", cache_short_side = {DECODED_SIDE}'
     return f"; a cache of decoded photographs ({keys}) would need some {round_bytes(need_bytes)}"
 

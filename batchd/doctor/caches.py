@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from batchd.config.sizes import round_bytes
-from batchd.daemon.cache_folder import CacheFile, cache_files, folder_problem
+from batchd.daemon.memory.cache_folder import CacheFile, cache_files, folder_problem
 from batchd.doctor.finding import Finding, note, ok, problem
+from batchd.samples.sizes import round_bytes
 from batchd_wire.wording import counted
 
 NAMED_MAX = 8

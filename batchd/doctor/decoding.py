@@ -8,8 +8,6 @@ is one row of ``_decoders``.
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from batchd.children import DEVNULL, PIPE, start
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 
 HEIGHT, WIDTH = 768, 1024
@@ -29,6 +28,7 @@ SIMD_GAIN = 1.3
 SLOW_MS = 25.0
 """For a megapixel: what a processor of ten years ago takes."""
 CHILD_TIMEOUT_S = 60.0
+ANSWER_BYTES_MAX = 4096
 ROUNDS_MAX = 3
 BY_BOX = "libjpeg-turbo"
 """How the name of the decoder begins that is batchd's own."""
@@ -122,7 +122,7 @@ def measure_decoders() -> list[DecoderSpeed]:
     speeds: list[DecoderSpeed] = []
     for _ in range(ROUNDS_MAX):
         _keep_best(plain, _measured({FORCE_NONE: "1"}))
-        _keep_best(fast, _measured({}))
+        _keep_best(fast, _measured({FORCE_NONE: None}))
         speeds = [DecoderSpeed(name, ms, plain.get(name)) for name, ms in fast.items()]
         if not speeds or speeds[0].has_simd:
             break
@@ -133,24 +133,18 @@ def _keep_best(best: dict[str, float], measured: dict[str, float]) -> None:
     best.update((name, min(ms, best.get(name, ms))) for name, ms in measured.items())
 
 
-def _measured(environment: dict[str, str]) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "batchd.doctor.decoding"],
-        env={**{name: value for name, value in os.environ.items() if name != FORCE_NONE}, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=CHILD_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        return {}
-    measured: dict[str, float] = json.loads(done.stdout)
+def _measured(environment: dict[str, str | None]) -> dict[str, float]:
+    with start("batchd.doctor.decoding", environment=environment, stdout=PIPE, stderr=DEVNULL) as child:
+        said = child.read(CHILD_TIMEOUT_S, ANSWER_BYTES_MAX)
+        if child.end() != 0:
+            return {}
+    measured: dict[str, float] = json.loads(said)
     return measured
 
 
 def made_jpeg() -> bytes:
     """A picture with soft and sharp parts, the same every time."""
-    from batchd.pipeline.vision import cv2  # noqa: PLC0415  the child alone decodes
+    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415  the child alone decodes
 
     random = np.random.default_rng(1)
     small = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
@@ -162,11 +156,11 @@ def made_jpeg() -> bytes:
 
 def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
     """Those that workers use, in their order."""
-    from batchd.pipeline import jpeg_box  # noqa: PLC0415  the child alone decodes
-    from batchd.pipeline.geometry import Cut  # noqa: PLC0415
-    from batchd.pipeline.probe import ImageHeader  # noqa: PLC0415
-    from batchd.pipeline.scratch import Scratch  # noqa: PLC0415
-    from batchd.pipeline.vision import cv2  # noqa: PLC0415
+    from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  the child alone decodes
+    from batchd.pipeline.image.geometry import Cut  # noqa: PLC0415
+    from batchd.pipeline.image.probe import ImageHeader  # noqa: PLC0415
+    from batchd.pipeline.image.scratch import Scratch  # noqa: PLC0415
+    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)

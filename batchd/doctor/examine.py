@@ -14,12 +14,13 @@ from time import time
 import batchd
 from batchd.config.cpus import available_cpus
 from batchd.config.tree import Config
-from batchd.daemon.reserve import plan_descriptors
-from batchd.daemon.rings import RingSize, plan_rings
+from batchd.daemon.memory.held_descriptors import plan_descriptors
+from batchd.daemon.memory.rings import RingSize, plan_rings
 from batchd.doctor import caches, clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.finding import Finding, note, ok, problem
 from batchd.doctor.machine import NOTHING_RUNS, Machine, Running
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.storage.access import Storage
 from batchd_wire.wording import counted
 
 
@@ -79,7 +80,8 @@ def _rings(patient: Patient) -> tuple[dict[str, RingSize], Finding]:
         )
         return {}, (problem if patient.is_broken else note)(subject, patient.why_none, advice)
     try:
-        rings = plan_rings(patient.config)
+        with Storage(patient.config.daemon.storage_limits()) as storage:
+            rings = plan_rings(patient.config, storage)
     except (ConfigInvalid, MemoryTooSmall) as error:
         return {}, problem(subject, f"{file} has {counted(len(error.problems), 'problem')}", f"batchd check {file}")
     except BatchdError as error:

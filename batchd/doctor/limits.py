@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from batchd.config.cpus import control_groups
-from batchd.daemon.reserve import DescriptorPlan
+from batchd.daemon.memory.held_descriptors import DescriptorPlan
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Machine, Running
 from batchd_wire.wording import counted

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from math import floor
 
-from batchd.config.sizes import round_bytes
-from batchd.daemon.memory import available_bytes, shortage
+from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Machine, Running
+from batchd.samples.sizes import round_bytes
 
 SHMEM_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 NODES = "sys/devices/system/node"

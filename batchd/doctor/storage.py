@@ -22,13 +22,13 @@ from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from batchd.config.composed_sources import UnreadSource, parts_of
-from batchd.config.file_sources import ListSource
-from batchd.config.location import Url
-from batchd.config.sizes import round_bytes
-from batchd.config.source import SourceOptions
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.doctor.machine import Machine
+from batchd.samples.sizes import round_bytes
+from batchd.sources.composed.options import sources_in
+from batchd.sources.files.options import ListSource
+from batchd.sources.options import SourceOptions
+from batchd.storage.location import Url
 from batchd_wire.wording import counted
 
 FILES_MAX = 200
@@ -67,15 +67,15 @@ class PlaceSpeed(NamedTuple):
         return self.piece_ms > SLOW_PIECE_MS or (self.mean_bytes >= LARGE_BYTES and self.mb_per_s < SLOW_MB_PER_S)
 
 
-def places_of(source: SourceOptions | UnreadSource) -> list[Path]:
+def places_of(whole: SourceOptions) -> list[Path]:
     """The files and folders of a source and of all that it is made of, each once."""
-    found = [place for _key, part in parts_of(source) for place in places_of(part)]
-    if isinstance(source, SourceOptions):
+    found: list[Path] = []
+    for _key, source in sources_in(whole):
         kind: Any = type(source)  # a dataclass, as every kind is
-        own = [value for one in fields(kind) if isinstance(value := getattr(source, one.name), Path)]
         if isinstance(source, ListSource):
-            own = [source.root or source.path.parent]
-        found += own
+            found.append(source.root or source.path.parent)
+        else:
+            found += [value for one in fields(kind) if isinstance(value := getattr(source, one.name), Path)]
     return list(dict.fromkeys(found))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from batchd.config.runtime import choose_runtime_directory
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.errors import ConfigInvalid
+from batchd_wire.status import DaemonFacts
 
 LIBRARIES = ("batchd", "batchd-client", "numpy", "pyzmq", "msgpack", "pydantic", "opencv-python-headless", "simplejpeg")
 EXTRAS = ("pyarrow", "obstore", "lmdb", "tokenizers", "google-crc32c", "protobuf", "av")
@@ -77,12 +78,11 @@ def _version(name: str) -> str | None:
         return None
 
 
-def check_daemon(answer: Mapping[str, object] | None, why_not: str, ours: str) -> Finding:
-    """``answer``: the "daemon" part of a status, None where nobody answers."""
+def check_daemon(answer: DaemonFacts | None, why_not: str, ours: str) -> Finding:
+    """``answer``: None where no daemon answers, for the reason ``why_not``."""
     if answer is None:
         return note("daemon", why_not)
-    theirs = str(answer.get("version"))
-    found = f"version {theirs} runs, pid {answer.get('pid')}"
-    if theirs != ours:
+    found = f"version {answer.version} runs, pid {answer.pid}"
+    if answer.version != ours:
         return warning("daemon", f"{found}; this is version {ours}", "restart it: systemctl restart batchd")
     return ok("daemon", found)

@@ -19,9 +19,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
 
-from batchd.config.function import FunctionName, parse_function
-from batchd.config.names import nearly
+from batchd.functions.names import FunctionName, parse_function
 from batchd.functions.signature import Given, call_problem, plain_value, written_signature
+from batchd.suggestions import nearly
 
 ANY_NAME = "*"
 """Among the names of a module where nobody can tell which there are."""

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batchd.config.function import parse_function
+from batchd.functions.failures import FunctionFailed, call
 from batchd.functions.find import Module, ModuleNotFound, find_module
+from batchd.functions.names import parse_function
 from batchd.functions.signature import Given, call_problem, signature_of
-from batchd.functions.told import FunctionFailed, call
 
 _expected: dict[str, str] = {}
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
-from batchd.config.names import nearest
-from batchd.functions.told import FunctionFailed, call
+from batchd.functions.failures import FunctionFailed, call
+from batchd.suggestions import nearest
 
 VALUE_CHARACTERS_MAX = 40
 

@@ -1,6 +1,6 @@
 """Entry of the OBSERVER process. Started by the daemon and by nobody else:
 
-python -m batchd.observer LIFELINE_FD LISTENER_FD RUNTIME_DIRECTORY all|insiders NAME...
+python -m batchd.observer LISTENER_FD RUNTIME_DIRECTORY all|insiders NAME... LIFELINE_FD
 """
 
 import os
@@ -11,16 +11,18 @@ from pathlib import Path
 from threading import Thread
 
 from batchd import failpoints
-from batchd.attach.threads import check_threads
-from batchd.errors import BatchdError, DaemonUnreachable
+from batchd.errors import BatchdError, ExitCode
+from batchd.observer.contact_sheets import Sheets
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.names import Names
 from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import Server
-from batchd.observer.sheets import Sheets
 from batchd.observer.visitors import Visitors
+from batchd.threads import check_threads
+from batchd_client.errors import BatchdClientError, ConnectTimeout
+from batchd_client.lifeline import DaemonBusy
 from batchd_wire.runtime import runtime_directory
 
 OWN_THREADS = 4
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
     except BatchdError as error:
         sys.stderr.write(f"batchd.observer: {error}\n")
         return error.exit_code
-    lifeline, listener, directory, details, *given = arguments
+    listener, directory, details, *given, lifeline = arguments
     failpoints.passing("observer.starting")
     place = runtime_directory(Path(directory))
     chronicle = Chronicle()
@@ -57,11 +59,11 @@ def main(arguments: list[str]) -> int:
     Thread(target=answer, args=(server,), name="http", daemon=True).start()
     try:
         inquiry.run(place, socket.socket(fileno=int(lifeline)))
-    except DaemonUnreachable as error:
-        return error.exit_code  # the daemon is gone, which is no news, or stuck, and then it will say so
-    except BatchdError as error:
+    except (ConnectTimeout, DaemonBusy):
+        return ExitCode.NO_DAEMON  # the daemon is gone, which is no news, or stuck, and then it will say so
+    except BatchdClientError as error:
         sys.stderr.write(f"batchd.observer: {error}\n")
-        return error.exit_code
+        return ExitCode.FAILED
     finally:
         sheets.close()
         names.close()

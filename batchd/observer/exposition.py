@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from batchd.observer import metrics
 from batchd.observer.inquiry import Answer, Inquiry
+from batchd_wire.status import DaemonStatus
 
 SCRAPE_S = 0.5
 """How long a scrape waits for a new answer before it takes the last one."""
@@ -63,7 +63,7 @@ class _Own(Collector):
 class _Table(Collector):
     """Everything in the table, from one status."""
 
-    status: Any
+    status: DaemonStatus
 
     def collect(self) -> Iterator[Metric]:
         for metric in metrics.METRICS:

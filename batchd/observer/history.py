@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from batchd.diagnosis.overview import Looks, Overview
+from batchd_wire.status import DaemonStatus
 
 STEP_S = 5.0
 POINTS = 180
@@ -40,7 +41,7 @@ class Chronicle:
         self._history = History()
         self._looked_s = -STEP_S
 
-    def add(self, status: Any) -> None:
+    def add(self, status: DaemonStatus) -> None:
         """Take in an answer of the daemon."""
         now_s = self._now()
         if now_s - self._looked_s < LOOK_S:

@@ -8,23 +8,27 @@ before its question was asked.
 """
 
 import os
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from threading import Condition
 from time import monotonic
-from typing import Any
 
-import zmq
-
-from batchd.attach.session import Attachment
-from batchd.errors import BatchdError
+from batchd_client.asking import asking_parent
+from batchd_client.errors import BatchdClientError, ProtocolError
+from batchd_client.lifeline import SessionLost
+from batchd_client.session import Session
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.runtime import RuntimeDirectory
+from batchd_wire.status import DaemonStatus, read_status
 
 INTERVAL_S = 1.0
 SPACING_S = 0.1
+OPENING_S = 3600.0
+"""The daemon lives while the lifeline is open, so it is waited for; its end is heard of at once."""
 BAD_S = 5.0
 BAD_KEPT_MAX = 8
 STALL_S = 5.0
@@ -33,9 +37,10 @@ STALL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the daemon said: ``status`` is what ``batchd status --json`` prints. Times are of the monotonic clock."""
+    """What the daemon said; ``plain`` is what ``batchd status --json`` prints. Times are of the monotonic clock."""
 
-    status: Any
+    status: DaemonStatus
+    plain: Mapping[str, object]
     asked_s: float
     came_s: float
 
@@ -43,7 +48,7 @@ class Answer:
 class Inquiry:
     """``run`` is called by one thread, everything else by any. ``told`` gets every status, in the thread that asks."""
 
-    def __init__(self, told: Callable[[Any], None] = lambda _status: None) -> None:
+    def __init__(self, told: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
         self._told = told
         self._bad_wanted: dict[str, float] = {}
         self._bad: dict[str, tuple[float, BadSamples]] = {}
@@ -100,21 +105,18 @@ class Inquiry:
     # --- the thread that asks -----------------------------------------------------------------------------------------
 
     def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
-        """Ask until the daemon is gone. Raises ``BatchdError`` where it does not talk to us."""
-        with Attachment(directory, lifeline) as attachment:
+        """Ask until the daemon is gone. Raises ``BatchdClientError`` where it does not talk to us."""
+        with suppress(SessionLost), asking_parent(directory, lifeline, OPENING_S) as session:
             self._waiting_since_s = None
-            poller = zmq.Poller()
-            for source in (attachment.dealer, lifeline, self._wake):
-                poller.register(source, zmq.POLLIN)
+            poll = select.poll()
+            for descriptor in (*session.descriptors, self._wake):
+                poll.register(descriptor, select.POLLIN)
             while True:
-                self._ask_if_due(attachment)
-                ready = dict(poller.poll(self._patience_ms()))
-                if lifeline.fileno() in ready and not lifeline.recv(1):
-                    return
-                if self._wake in ready:
+                self._ask_if_due(session)
+                self._take(session)
+                poll.poll(self._patience_ms())
+                with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-                if attachment.dealer in ready:
-                    self._take(attachment)
 
     def _due_s(self) -> float:
         """When the next question is to be asked, if none is under way."""
@@ -124,7 +126,7 @@ class Inquiry:
     def _status_due_s(self) -> float:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
 
-    def _ask_if_due(self, attachment: Attachment) -> None:
+    def _ask_if_due(self, session: Session) -> None:
         """Ask one of what is wanted; who wants the one kind all the time does not keep the other from being asked."""
         now = monotonic()
         if self._waiting_since_s is not None or now < self._due_s():
@@ -135,21 +137,22 @@ class Inquiry:
             with self._changed:
                 stream, _wanted_s = self._bad_wanted.popitem()
             self._bad_asked = stream, now
-            attachment.dealer.send(AskBad(2, stream).encode())
+            session.begin(lambda request: AskBad(request, stream))
         else:
             self._asked_s = now
-            attachment.dealer.send(AskStatus(1).encode())
+            session.begin(AskStatus)
 
     def _patience_ms(self) -> int | None:
         if self._waiting_since_s is not None:
             return None
         return max(0, int((self._due_s() - monotonic()) * 1000) + 1)
 
-    def _take(self, attachment: Attachment) -> None:
+    def _take(self, session: Session) -> None:
+        """Take the answer to what was asked, if it has come."""
         bad_asked, self._bad_asked = self._bad_asked, None
         try:
-            reply = attachment.reply(0)
-        except BatchdError:
+            reply = session.answer()
+        except BatchdClientError:
             if bad_asked is None:
                 raise
             self._waiting_since_s = None  # the stream is no more
@@ -157,15 +160,17 @@ class Inquiry:
         if reply is None:
             self._bad_asked = bad_asked
             return
+        answer = None
         if isinstance(reply, Status):
-            self._told(reply.status)
+            answer = Answer(read_status(reply.status), reply.status, self._asked_s, monotonic())
+            self._told(answer.status)
         with self._changed:
-            if isinstance(reply, Status):
-                self._latest = Answer(reply.status, self._asked_s, monotonic())
+            if answer is not None:
+                self._latest = answer
             elif isinstance(reply, BadSamples) and bad_asked is not None:
                 self._keep_bad(bad_asked, reply)
             else:
-                raise BatchdError(f"the daemon answered AskStatus with {type(reply).__name__}")
+                raise ProtocolError(f"the daemon answered AskStatus with {type(reply).__name__}")
             self._waiting_since_s = None
             self._changed.notify_all()
 

@@ -8,10 +8,11 @@ rows count ends with the trainer, so what has to last is counted by the stream.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from batchd.observer import scopes
 from batchd.observer.scopes import Labels, Scope
+from batchd_wire.status import DaemonStatus
 
 PREFIX = "batchd_"
 COUNTER: Literal["counter"] = "counter"
@@ -34,14 +35,14 @@ class Metric:
     help: str
     merge: Merge = sum
 
-    def values(self, status: Any) -> Iterator[tuple[Labels, float]]:
+    def values(self, status: DaemonStatus) -> Iterator[tuple[Labels, float]]:
         """The value for each set of labels; what is not known, as a position past the end of a course, has none.
 
         Nor has a counter of the others.
         """
         found: dict[Labels, list[float]] = {}
         for labels, row in self.scope.rows(status):
-            value = row[self.key]
+            value = getattr(row, self.key)
             if value is None and self.key in _NONE_IS_NOTHING:
                 continue
             if self.kind == COUNTER and self.scope.is_others(labels):
@@ -54,7 +55,7 @@ class Metric:
 _NONE_IS_NOTHING = {"epoch", "step", "cpu_wait_s"}
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return value if isinstance(value, (int, float)) else float(value is not None)
 
 
@@ -63,16 +64,16 @@ _C, _G, _S = COUNTER, GAUGE, scopes
 METRICS: tuple[Metric, ...] = (
     Metric("info", _G, _S.INFO, "one", "Always 1; its labels say which version serves, and what it decodes with."),
     Metric("uptime_seconds", _G, _S.DAEMON, "uptime_s", "How long the daemon has been up."),
-    Metric("slot_memory_bytes", _G, _S.DAEMON, "memory_bytes", "Shared memory of all slots that there are."),
-    Metric("draining", _G, _S.DAEMON, "draining", "1 while the daemon finishes what is under way and begins nothing."),
-    Metric("ending_slots", _G, _S.DAEMON, "ending_slots", "Slots of streams that have ended, which somebody still holds."),
-    Metric("reload_failed", _G, _S.RELOAD, "failed", "1 where the last reload was refused or failed; none before the first."),
+    Metric("slot_memory_bytes", _G, _S.DAEMON, "memory_bytes", "Shared memory of all slots."),
+    Metric("draining", _G, _S.DAEMON, "draining", "1 while the daemon finishes work in progress and begins no other."),
+    Metric("ending_slots", _G, _S.DAEMON, "ending_slots", "Slots of ended streams that trainers or workers still hold."),
+    Metric("reload_failed", _G, _S.RELOAD, "failed", "1 if the last reload was refused or failed; none before the first."),
     Metric("reload_timestamp_seconds", _G, _S.RELOAD, "time_s", "When the last reload ended, of the Unix clock."),
     Metric("worker_deaths_total", _C, _S.DAEMON, "worker_deaths", "Workers that ended without being asked to."),
     Metric("workers", _G, _S.WORKER_COUNTS, "count", "Workers, by what they are doing."),
     Metric("trainers", _G, _S.TRAINER_COUNTS, "count", "Trainers that are connected, by the way their batches go."),
-    Metric("tcp_connections", _G, _S.TCP, "connections", "Connections over TCP, whatever they are."),
-    Metric("tcp_strangers", _G, _S.TCP, "strangers", "Connections over TCP that are no trainer's yet."),
+    Metric("tcp_connections", _G, _S.TCP, "connections", "Connections over TCP, with or without a session."),
+    Metric("tcp_strangers", _G, _S.TCP, "strangers", "Connections over TCP without a session."),
     Metric("tcp_closed_total", _C, _S.TCP, "closed", "Connections over TCP that the daemon closed by itself."),
     Metric("tcp_failed_handshakes_total", _C, _S.TCP, "failed_handshakes", "Peers over TCP that could not prove a key."),
     Metric("tcp_sent_bytes_total", _C, _S.TCP, "sent_bytes", "Bytes of batches sent over TCP, to all trainers ever."),
@@ -85,25 +86,25 @@ METRICS: tuple[Metric, ...] = (
     Metric("stream_samples", _G, _S.STREAM, "samples", "Samples of one epoch."),
     Metric("stream_batch_size", _G, _S.STREAM, "batch_size", "Samples of a whole batch."),
     Metric("stream_steps", _G, _S.STREAM, "steps", "Batches of one epoch."),
-    Metric("stream_slots", _G, _S.STREAM, "slots", "Slots of the ring that there are."),
+    Metric("stream_slots", _G, _S.STREAM, "slots", "Slots of the ring now."),
     Metric("stream_slots_max", _G, _S.STREAM, "slots_max", "Slots of the ring that its memory suffices for."),
     Metric("stream_ready_slots", _G, _S.STREAM, "ready_slots", "Slots with a whole batch."),
-    Metric("stream_leased_slots", _G, _S.STREAM, "leased_slots", "Slots that some trainer reads."),
+    Metric("stream_leased_slots", _G, _S.STREAM, "leased_slots", "Slots that trainers read."),
     Metric("stream_decoded_batches_total", _C, _S.STREAM, "decoded_batches", "Batches that workers have filled."),
     Metric("stream_decoded_samples_total", _C, _S.STREAM, "decoded_samples", "Samples that workers have filled in."),
     Metric("stream_delivered_batches_total", _C, _S.STREAM, "delivered_batches", "Batches handed out, to all trainers ever."),
     Metric("stream_delivered_samples_total", _C, _S.STREAM, "delivered_samples", "Samples handed out, to all trainers ever."),
     Metric("stream_shared_batches_total", _C, _S.STREAM, "shared_batches", "Batches decoded once and read by two or more."),
-    Metric("stream_mismatched_batches_total", _C, _S.STREAM, "mismatched_batches", "Batches that came other than written."),
-    Metric("stream_bad_rows_total", _C, _S.STREAM, "bad_rows", "Rows whose sample was bad, each time that it was."),
+    Metric("stream_mismatched_batches_total", _C, _S.STREAM, "mismatched_batches", "Batches that did not match their checksums."),
+    Metric("stream_bad_rows_total", _C, _S.STREAM, "bad_rows", "Rows whose sample was bad, each occurrence."),
     Metric("stream_bad_samples", _G, _S.STREAM, "bad_samples", "Different samples found bad so far."),
     Metric("stream_quarantined_samples", _G, _S.STREAM, "quarantined_samples", "Samples no longer touched: they crash workers."),
     Metric("stream_sample_seconds", _G, _S.STREAM, "sample_s", "Time of a worker that one sample takes just now."),
-    Metric("stream_stopped", _G, _S.STREAM, "stopped", "1 where the stream has stopped; `batchd status` says why."),
+    Metric("stream_stopped", _G, _S.STREAM, "stopped", "1 if the stream has stopped; `batchd status` says why."),
     # --- the workers' time for a stream
-    Metric("stream_busy_seconds_total", _C, _S.WORK, "busy_s", "Time of workers with its samples."),
+    Metric("stream_busy_seconds_total", _C, _S.WORK, "busy_s", "Time that workers spent on its samples."),
     Metric("stream_cpu_seconds_total", _C, _S.WORK, "cpu_s", "Of that, time in which they had a CPU."),
-    Metric("stream_cpu_wait_seconds_total", _C, _S.WORK, "cpu_wait_s", "Time in which they wanted a CPU and had none."),
+    Metric("stream_cpu_wait_seconds_total", _C, _S.WORK, "cpu_wait_s", "Seconds in which workers were runnable and had no CPU."),
     Metric("stream_read_cpu_seconds_total", _C, _S.WORK, "read_cpu_s", "Of the time with a CPU, that of reading."),
     Metric("stream_fetch_seconds_total", _C, _S.WORK, "waited_s", "Time of workers waiting for a server of files, beside that."),
     Metric("stream_read_bytes_total", _C, _S.WORK, "read_bytes", "Bytes of encoded samples that were read."),
@@ -127,7 +128,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("mailbox_lent_places", _G, _S.MAILBOX, "lent_places", "Places that producers are filling."),
     Metric("mailbox_pushed_samples_total", _C, _S.MAILBOX, "pushed_samples", "Samples that producers have pushed."),
     Metric("mailbox_dropped_oldest_total", _C, _S.MAILBOX, "dropped_oldest", "Samples dropped for newer ones."),
-    Metric("mailbox_dropped_newest_total", _C, _S.MAILBOX, "dropped_newest", "Samples dropped as they came."),
+    Metric("mailbox_dropped_newest_total", _C, _S.MAILBOX, "dropped_newest", "Samples dropped on arrival."),
     Metric("mailbox_refused_pushes_total", _C, _S.MAILBOX, "refused_pushes", "Pushes from places that were not the producer's."),
     Metric("mailbox_lost_batches_total", _C, _S.MAILBOX, "lost_batches", "Batches that not all trainers got that wanted them."),
     # --- trainers

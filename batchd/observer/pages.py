@@ -15,10 +15,10 @@ from importlib.resources import files
 from time import monotonic
 
 from batchd.diagnosis.overview import Overview
+from batchd.observer.contact_sheets import Sheets, current_position
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.responses import Query, Response, Route, as_json, say
-from batchd.observer.sheets import Sheets, current_position
 from batchd_wire.position import Position
 
 ANSWER_S = 2.0
@@ -91,8 +91,8 @@ class Pages:
     def _position(self, stream: str) -> Position:
         """Which batch is the current one."""
         answer = self._inquiry.latest()
-        streams = answer.status["streams"] if answer is not None else []
-        return next((current_position(one) for one in streams if one["name"] == stream), Position(0, 0))
+        found = answer.status.stream(stream) if answer is not None else None
+        return current_position(found) if found is not None else Position(0, 0)
 
     def _stream(self, query: Query) -> str | None:
         """The stream that is asked for, where there is one of that name."""

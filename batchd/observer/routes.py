@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 from email.message import Message
 from time import monotonic
-from typing import Any
 from urllib.parse import parse_qsl
 
 from batchd.observer.exposition import CONTENT_TYPE, SCRAPE_S, Exposition
@@ -15,6 +14,7 @@ from batchd.observer.inquiry import Inquiry
 from batchd.observer.pages import Pages
 from batchd.observer.responses import Query, Response, Route, as_json, say
 from batchd.observer.visitors import Visitors, is_passed_on
+from batchd_wire.status import DaemonStatus
 
 _OWN_SITES = {"same-origin", "none"}
 """What a browser says of requests by our page, and of addresses that a person typed."""
@@ -84,15 +84,15 @@ class Observatory:
         if answer is None:
             return say(503, "the daemon has not answered yet")
         observer = {"age_s": monotonic() - answer.came_s, "up": self._inquiry.is_answered}
-        return as_json({**answer.status, "observer": observer})
+        return as_json({**answer.plain, "observer": observer})
 
 
-def why_not_ready(status: Any) -> str | None:
+def why_not_ready(status: DaemonStatus) -> str | None:
     """Say why trainers would get no batches; None where they get them."""
-    if status["daemon"]["draining"]:
+    if status.daemon.draining:
         return "the daemon is draining"
-    if not any(worker["state"] == "ready" for worker in status["workers"]):
+    if not any(worker.state == "ready" for worker in status.workers):
         return "no worker is ready"
-    if all(stream["stopped"] is not None for stream in status["streams"]):
+    if all(stream.stopped is not None for stream in status.streams):
         return "all streams have stopped; `batchd status` says why"
     return None

@@ -9,10 +9,11 @@ takes for a counter that began anew.
 Invariant: how many values a scope gives is bounded, whatever trainers call themselves: by streams, workers, and ``TRAINERS_MAX``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+
+from batchd_wire.status import DaemonStatus, SubscriptionStatistics, TrainerStatistics
 
 TRAINERS_MAX = 200
 """Further trainers are counted together, as ``OTHER``, by gauges alone."""
@@ -21,8 +22,11 @@ SESSION = "session"
 WORKER_STATES = ("starting", "ready", "leaving", "ending")
 TRANSPORTS = ("shared memory", "tcp")
 
+_GONE = TrainerStatistics(session=0, name="", pid=None, user=None, transport="")
+
 Labels = tuple[str, ...]
-Row = tuple[Labels, Mapping[str, Any]]
+Row = tuple[Labels, object]
+"""The values of the labels, and the object whose attributes are values of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,94 +35,102 @@ class Scope:
 
     where: str
     labels: tuple[str, ...]
-    rows: Callable[[Any], Iterable[Row]]
+    rows: Callable[[DaemonStatus], Iterable[Row]]
 
     def is_others(self, labels: Labels) -> bool:
         """Do these labels stand for whoever has none of his own? These come and go, so nothing of theirs only grows."""
         return SESSION in self.labels and labels[self.labels.index(SESSION)] == OTHER
 
 
-def _daemon(status: Any) -> Iterator[Row]:
-    yield (), status["daemon"]
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Values that no one object of the status has."""
+
+    one: int = 1
+    count: int = 0
+    waited_s: float = 0.0
 
 
-def _info(status: Any) -> Iterator[Row]:
-    daemon = status["daemon"]
-    yield (daemon["version"], daemon["decoders"]), {"one": 1}
+def _daemon(status: DaemonStatus) -> Iterator[Row]:
+    yield (), status.daemon
 
 
-def _reload(status: Any) -> Iterator[Row]:
-    outcome = status["daemon"]["reload"]
-    if outcome is not None:
-        yield (), {"failed": outcome["exit_code"] != 0, "time_s": outcome["time_s"]}
+def _info(status: DaemonStatus) -> Iterator[Row]:
+    daemon = status.daemon
+    yield (daemon.version, daemon.decoders), _Counted()
 
 
-def _tcp(status: Any) -> Iterator[Row]:
-    if "tcp" in status["daemon"]:
-        yield (), status["daemon"]["tcp"]
+def _reload(status: DaemonStatus) -> Iterator[Row]:
+    if status.daemon.reload is not None:
+        yield (), status.daemon.reload
 
 
-def _worker_states(status: Any) -> Iterator[Row]:
+def _tcp(status: DaemonStatus) -> Iterator[Row]:
+    if status.daemon.tcp is not None:
+        yield (), status.daemon.tcp
+
+
+def _worker_states(status: DaemonStatus) -> Iterator[Row]:
     for state in WORKER_STATES:
-        yield (state,), {"count": sum(worker["state"] == state for worker in status["workers"])}
+        yield (state,), _Counted(count=sum(worker.state == state for worker in status.workers))
 
 
-def _workers(status: Any) -> Iterator[Row]:
-    for worker in status["workers"]:
-        yield (str(worker["place"]),), worker
+def _workers(status: DaemonStatus) -> Iterator[Row]:
+    for worker in status.workers:
+        yield (str(worker.place),), worker
 
 
-def _transports(status: Any) -> Iterator[Row]:
+def _transports(status: DaemonStatus) -> Iterator[Row]:
     for transport in TRANSPORTS:
-        yield (transport,), {"count": sum(one["transport"] == transport for one in status["trainers"])}
+        yield (transport,), _Counted(count=sum(one.transport == transport for one in status.trainers))
 
 
-def _streams(status: Any) -> Iterator[Row]:
-    for stream in status["streams"]:
-        yield (stream["name"],), stream
+def _streams(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        yield (stream.name,), stream
 
 
-def _work(status: Any) -> Iterator[Row]:
-    for stream in status["streams"]:
-        yield (stream["name"],), stream["work"]
+def _work(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        yield (stream.name,), stream.work
 
 
-def _parts(status: Any) -> Iterator[Row]:
-    for stream in status["streams"]:
-        for part in stream["work"]["parts"]:
-            yield (stream["name"], part["name"]), part
+def _parts(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        for part in stream.work.parts:
+            yield (stream.name, part.name), part
 
 
-def _mailboxes(status: Any) -> Iterator[Row]:
-    for stream in status["streams"]:
-        if stream["live"] is not None:
-            yield (stream["name"],), stream["live"]
+def _mailboxes(status: DaemonStatus) -> Iterator[Row]:
+    for stream in status.streams:
+        if stream.live is not None:
+            yield (stream.name,), stream.live
 
 
-def _caches(status: Any) -> Iterator[Row]:
+def _caches(status: DaemonStatus) -> Iterator[Row]:
     """Streams that share a cache all show it."""
-    for stream in status["streams"]:
-        if stream["cache"] is not None:
-            yield (stream["name"],), stream["cache"]
+    for stream in status.streams:
+        if stream.cache is not None:
+            yield (stream.name,), stream.cache
 
 
-def _trainers(status: Any) -> Iterator[Row]:
+def _trainers(status: DaemonStatus) -> Iterator[tuple[Labels, SubscriptionStatistics]]:
     """Those that came first have their own labels; spectators are none.
 
     A trainer that is gone may have batches on their way: it is nobody by name.
     """
-    sessions = {one["session"]: one for one in status["trainers"]}
+    sessions = {one.session: one for one in status.trainers}
     claims = sorted(
         chain.from_iterable(
-            ((one["session"], stream["name"], one) for one in stream["subscriptions"] if not one["is_spectator"])
-            for stream in status["streams"]
+            ((one.session, stream.name, one) for one in stream.subscriptions if not one.is_spectator)
+            for stream in status.streams
         ),
         key=lambda found: found[:2],
     )
     known: set[Labels] = set()
     for session, stream, claim in claims:
-        trainer = sessions.get(session, {"name": "", "transport": ""})
-        labels = (stream, trainer["name"], str(claim["rank"]), trainer["transport"], str(session))
+        trainer = sessions.get(session, _GONE)
+        labels = (stream, trainer.name, str(claim.rank), trainer.transport, str(session))
         if labels not in known and len(known) >= TRAINERS_MAX:
             labels = (stream, OTHER, OTHER, OTHER, OTHER)
         else:
@@ -126,16 +138,16 @@ def _trainers(status: Any) -> Iterator[Row]:
         yield labels, claim
 
 
-def _waits(status: Any) -> Iterator[Row]:
+def _waits(status: DaemonStatus) -> Iterator[Row]:
     for labels, claim in _trainers(status):
-        for cause, waited_s in claim["waits"].items():
-            yield (*labels, cause.removesuffix("_s")), {"waited_s": waited_s}
+        for cause, waited_s in asdict(claim.waits).items():
+            yield (*labels, cause.removesuffix("_s")), _Counted(waited_s=waited_s)
 
 
-def _remote(status: Any) -> Iterator[Row]:
-    remote = sorted((one for one in status["trainers"] if one["transport"] == "tcp"), key=lambda one: one["session"])
+def _remote(status: DaemonStatus) -> Iterator[Row]:
+    remote = sorted((one for one in status.trainers if one.transport == "tcp"), key=lambda one: one.session)
     for place, trainer in enumerate(remote):
-        yield (trainer["name"], str(trainer["session"])) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
+        yield (trainer.name, str(trainer.session)) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
 
 
 DAEMON = Scope("daemon", (), _daemon)

@@ -48,7 +48,7 @@ _FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 
 
 
 @dataclass(slots=True)
-class _Connection:
+class _HttpConnection:
     """One that is open. ``has_asked``: its head is whole."""
 
     peer: str
@@ -69,7 +69,7 @@ class Server(ThreadingHTTPServer):
         listener.setblocking(True)
         self.observatory = observatory
         self._changed = Condition()
-        self._open: dict[socket.socket, _Connection] = {}
+        self._open: dict[socket.socket, _HttpConnection] = {}
         """The oldest first."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -81,7 +81,7 @@ class Server(ThreadingHTTPServer):
                 len(self._open) < CONNECTIONS_MAX or self._end_oldest(self._open)
             )
             if has_room:
-                self._open[request] = _Connection(peer, monotonic() + REQUEST_S)
+                self._open[request] = _HttpConnection(peer, monotonic() + REQUEST_S)
         if has_room:
             with suppress(RuntimeError):  # there is no thread for it
                 super().process_request(request, client_address)

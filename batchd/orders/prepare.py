@@ -7,6 +7,7 @@ prepare                                       writer
 |  <-----------------------------------------  |   ShardWritten | ShardNotWritten
 """
 
+from batchd.orders.worker import SampleRecipe
 from batchd_wire.codec import Message, Vocabulary, message
 
 
@@ -14,18 +15,12 @@ from batchd_wire.codec import Message, Vocabulary, message
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
 
-    ``source``, ``columns``, ``steps``, ``files``, ``python_path``, ``modules`` and ``storage`` as in ``ServeStream``. ``folder``:
-    where its shards go. Pixels are encoded as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers.
-    ``as_files``: images become files of their own, and each shard is a list of some of them.
+    ``storage`` as in ``ServeStream``. ``folder``: where its shards go. Pixels are encoded as ``image_format`` with ``quality``.
+    ``is_seekable``: JPEGs get restart markers. ``as_files``: images become files of their own, and each shard is a list of some
+    of them.
     """
 
-    seed: int
-    source: dict[str, object]
-    columns: list[tuple[str, str]]
-    steps: list[dict[str, object]]
-    files: list[tuple[str, str]]
-    python_path: list[str]
-    modules: dict[str, object]
+    recipe: SampleRecipe
     storage: tuple[int, int, int]
     folder: str
     image_format: str

@@ -43,6 +43,29 @@ class Ready(Message):
     decoders: str
 
 
+class SampleRecipe(NamedTuple):
+    """How the samples of a stream are made: all that its bytes depend on but the index of the source.
+
+    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
+    (name, type as people write it). The first ``cut`` steps make what a cache of decoded samples keeps, 0 for any other.
+    ``record_bytes_max``: the longest record of the source; a longer one is a bad sample. ``rewritten``: the fields that a cache
+    keeps as seekable files, each with the bytes that one may have. ``files``: the files that steps read, as (path, SHA-256 of
+    what the daemon found in it). ``modules``: the same of the modules of the user's functions, by name, and ``python_path``: the
+    folders that are searched for them first.
+    """
+
+    seed: int
+    source: dict[str, object]
+    columns: list[tuple[str, str]]
+    steps: list[dict[str, object]]
+    cut: int
+    record_bytes_max: int
+    rewritten: list[tuple[str, int]]
+    files: list[tuple[str, str]]
+    python_path: list[str]
+    modules: list[tuple[str, str]]
+
+
 @message(31)
 class ServeStream(Message):
     """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
@@ -51,28 +74,19 @@ class ServeStream(Message):
     there are two more, to read and write: the cache, and its claims; or three, of one on disk: its index, its notes, its file.
     ``cache`` says what is kept: "encoded" or "seekable" values of the source, or, "decoded", what the first steps make.
 
-    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
-    (name, type as people write it); ``layout`` is a ``SlotLayout``; ``files``: the files that steps read, as (path, SHA-256 of
-    what the daemon found in it). ``modules``: the same of the modules of people's own functions, by name, and ``python_path``:
-    the folders where they are looked for first. ``storage``: how patient to be with servers of files, as (ms that one may say
-    nothing, how often a request is made again, ms that a sample may take).
+    ``layout`` is a ``SlotLayout``. ``storage``: how patient to be with servers of files, as (ms that one may say nothing, how
+    often a request is made again, ms that a sample may take).
     """
 
     stream: int
     name: str
-    seed: int
+    recipe: SampleRecipe
     samples: int
     batch_size: int
     shuffle: bool
     on_error: str
-    source: dict[str, object]
-    columns: list[tuple[str, str]]
-    steps: list[dict[str, object]]
-    files: list[tuple[str, str]]
     storage: tuple[int, int, int]
     layout: object
-    python_path: list[str]
-    modules: dict[str, object]
     cache: str
 
 

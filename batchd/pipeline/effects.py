@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from batchd.config.columns import Column
-from batchd.config.lines import KeyPath
-from batchd.config.names import nearest
+from batchd.errors import KeyPath
+from batchd.samples.columns import Column
+from batchd.suggestions import nearest
 
 Columns: TypeAlias = Mapping[str, Column]
 """By name, in the order in which they become fields."""

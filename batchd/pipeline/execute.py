@@ -15,20 +15,24 @@ from types import MappingProxyType
 
 import numpy as np
 
-from batchd.config.columns import Column
-from batchd.config.steps import ImageStep, Step
-from batchd.config.values import Value
-from batchd.pipeline import call_stage, field_stage, number_stage, shape_stage, text_stage
-from batchd.pipeline.arrays import array_of
+from batchd.pipeline.call import stages as call_stage
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.fields import EFFECTS, columns_after
-from batchd.pipeline.image_stage import ImagePlan, ImageStage, goes_on
-from batchd.pipeline.laps import Laps
+from batchd.pipeline.fields import stages as field_stage
+from batchd.pipeline.image.options import ImageStep
+from batchd.pipeline.image.stages import ImagePlan, ImageStage, goes_on
+from batchd.pipeline.image.vision import Image
+from batchd.pipeline.numbers import stages as number_stage
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.sample_fields import EFFECTS, columns_after
+from batchd.pipeline.shapes import stages as shape_stage
 from batchd.pipeline.stages import MakeStage, Row, Stage
-from batchd.pipeline.vision import Image
+from batchd.pipeline.text import stages as text_stage
+from batchd.pipeline.timings import Laps
+from batchd.samples.columns import Column
+from batchd.samples.values import Value, array_of
 
-STAGES: Mapping[type[Step], MakeStage] = MappingProxyType(
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
     {**number_stage.STAGES, **field_stage.STAGES, **text_stage.STAGES, **shape_stage.STAGES, **call_stage.STAGES}
 )
 """All steps but those on images, of which a run is one stage."""
@@ -40,7 +44,7 @@ class Pipeline:
     def __init__(
         self,
         columns: Sequence[Column],
-        steps: Sequence[Step],
+        steps: Sequence[StepOptions],
         seed: int,
         *,
         has_rows: bool = True,
@@ -104,7 +108,7 @@ class Pipeline:
 
 
 def _stages(
-    columns: Sequence[Column], steps: Sequence[Step], laps: Laps, *, has_rows: bool
+    columns: Sequence[Column], steps: Sequence[StepOptions], laps: Laps, *, has_rows: bool
 ) -> Iterator[tuple[Stage, int]]:
     """The stages, each with the part of the time that its last lap counts for."""
     made: Columns = {column.name: column for column in columns}
@@ -123,9 +127,9 @@ def _stages(
         yield stage, stage.last_part
 
 
-def _runs(steps: Sequence[Step]) -> list[list[Step]]:
+def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
     """The steps that run together: those on the same image that follow each other, as far as one stage keeps their order."""
-    runs: list[list[Step]] = []
+    runs: list[list[StepOptions]] = []
     for step in steps:
         last = runs[-1][-1] if runs else None
         if isinstance(step, ImageStep) and isinstance(last, ImageStep) and goes_on(last, step):
@@ -135,7 +139,7 @@ def _runs(steps: Sequence[Step]) -> list[list[Step]]:
     return runs
 
 
-def _written_by(image: Column, after: Columns, rest: Sequence[Step]) -> frozenset[str]:
+def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
     """The fields that the stage of an image may write into the row, as no step of the ``rest`` changes them any more."""
     names = {image.name, *(name for role, name in image.followers if role == "mask" and name in after)}
     touched_later = [names if image.name in (step.touches or names) else step.touches or names for step in rest]

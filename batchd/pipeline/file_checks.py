@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from batchd.config.lines import KeyPath
-from batchd.config.step import StepOptions
-from batchd.config.text_steps import Lookup, RemoveStopwords, Tokenize
+from batchd.errors import KeyPath
 from batchd.pipeline.effects import StepInvalid
+from batchd.pipeline.options import StepOptions
 from batchd.pipeline.step_files import file_problem
-from batchd.pipeline.words import read_stop_words
+from batchd.pipeline.text.options import Lookup, RemoveStopwords, Tokenize
+from batchd.pipeline.text.words import read_stop_words
 
 
 def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
@@ -37,7 +37,7 @@ def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
 
 def _tokenizer(step: Tokenize) -> None:
     try:
-        from batchd.pipeline.tokenizer_file import load_tokenizer  # noqa: PLC0415  needs an extra
+        from batchd.pipeline.text.tokenizer_file import load_tokenizer  # noqa: PLC0415  needs an extra
     except ModuleNotFoundError as error:
         if error.name != "tokenizers":
             raise
@@ -50,7 +50,7 @@ def _stop_words(step: RemoveStopwords) -> None:
 
 
 def _word_table(step: Lookup) -> None:
-    from batchd.pipeline.word_table import check_word_table  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.word_table import check_word_table  # noqa: PLC0415  needs numpy
 
     check_word_table(step.words, step.table)
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from batchd.config.values import Value
 from batchd.pipeline.effects import Columns
+from batchd.pipeline.image.vision import Image
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.vision import Image
+from batchd.samples.values import Value
 
 Row: TypeAlias = Mapping[str, Image]
 """One row of a batch: the memory of each field, by name."""

@@ -19,8 +19,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
 
-from batchd.config.steps import Step, step_to_plain
 from batchd.pipeline.effects import StepInvalid
+from batchd.pipeline.kinds import step_to_plain
+from batchd.pipeline.options import StepOptions
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
 
@@ -61,12 +62,12 @@ def digest_of(path: Path) -> str:
             raise StepFileInvalid(f"{path} cannot be read: {error.strerror}") from None
 
 
-def digests_of(steps: Iterable[Step]) -> Digests:
+def digests_of(steps: Iterable[StepOptions]) -> Digests:
     """The digests of all files that steps read. Raises ``StepFileInvalid``."""
     return {path: digest_of(path) for step in steps for path in step.files}
 
 
-def named_by_content(step: Step, digests: Digests) -> dict[str, object]:
+def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
     """The options of a step, with the digest of each file in the place of its path."""
     paths = {str(path): digests[path] for path in step.files}
     plain = step_to_plain(step)

@@ -1,19 +1,24 @@
-"""Entry of a WRITER: ``python -m batchd.prepare CHANNEL_FD NOTE_FD``. Started by ``batchd prepare`` and by nobody else."""
+"""Entry of a WRITER: ``python -m batchd.prepare NOTE_FD CHANNEL_FD``. Started by ``batchd prepare`` and by nobody else."""
 
+import socket
 import sys
 
-from batchd.worker.process import enter, limit_threads
+from batchd.worker.process import limit_threads, settle_in
+from batchd_wire.channel import SEND_BUFFER_BYTES
 
 limit_threads()
 
 
 def main() -> int:
     """Write shards until whoever ordered them is gone."""
-    with enter(sys.argv[1:]) as (channel, note_descriptor):
-        from batchd.prepare.shards import ShardWriter  # noqa: PLC0415  after the environment is set
-        from batchd.worker.note import Note  # noqa: PLC0415  the same
+    settle_in()
+    from batchd.prepare.shards import ShardWriter  # noqa: PLC0415  after the environment is set
+    from batchd.worker.note import NoteMemory  # noqa: PLC0415  the same
 
-        ShardWriter(channel, Note(note_descriptor)).run()
+    note, channel_descriptor = map(int, sys.argv[1:])
+    with socket.socket(fileno=channel_descriptor) as channel:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        ShardWriter(channel, NoteMemory(note)).run()
     return 0
 
 

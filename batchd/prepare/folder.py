@@ -14,12 +14,13 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from batchd.errors import BatchdError
-from batchd.sources.index import readable
+from batchd.storage.index import readable
 
 ABOUT = "prepare.json"
 SIZES = "sizes.tsv"
@@ -54,24 +55,26 @@ class ShardFolder:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise BatchdError(f"{path} cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._claim(about)
-            for left in path.glob(f"*{UNFINISHED}"):
-                left.unlink()
-            self._sizes = {shard: size for shard, size in self._read_sizes() if _is_whole(path / shard, size)}
-            _write(path / SIZES, "".join(f"{shard}\t{size}\n" for shard, size in self._sizes.items()))
-            self._bad = [one for one in self._read_bad() if self.has(one.shard)]
-            self._write_bad()
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise BatchdError(f"another batchd prepare is at work in {path}") from None
-        except OSError as error:
-            os.close(self._descriptor)
-            raise BatchdError(f"{error.filename or path} cannot be used: {error.strerror}") from None
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(os.close, self._descriptor)
+            try:
+                self._begin(about)
+            except BlockingIOError:
+                raise BatchdError(f"another batchd prepare is at work in {path}") from None
+            except OSError as error:
+                raise BatchdError(f"{error.filename or path} cannot be used: {error.strerror}") from None
+            where_it_fails.pop_all()
+
+    def _begin(self, about: dict[str, object]) -> None:
+        """Lock the folder, and read what is in it."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._claim(about)
+        for left in self.path.glob(f"*{UNFINISHED}"):
+            left.unlink()
+        self._sizes = {shard: size for shard, size in self._read_sizes() if _is_whole(self.path / shard, size)}
+        _write(self.path / SIZES, "".join(f"{shard}\t{size}\n" for shard, size in self._sizes.items()))
+        self._bad = [one for one in self._read_bad() if self.has(one.shard)]
+        self._write_bad()
 
     def __enter__(self) -> Self:
         return self

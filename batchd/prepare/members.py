@@ -15,9 +15,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import Decode
-from batchd.config.members import (
+from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.options import Decode
+from batchd.pipeline.image.probe import probe_image
+from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.seekable import seekable
+from batchd.pipeline.image.vision import cv2
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value
+from batchd.sources.webdataset.options import (
     ARRAY_ENDING,
     IMAGE,
     IMAGE_ENDINGS,
@@ -28,13 +35,6 @@ from batchd.config.members import (
     is_label,
     usual_member,
 )
-from batchd.config.values import Value
-from batchd.pipeline.decode import Decoder
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.probe import probe_image
-from batchd.pipeline.scratch import Scratch
-from batchd.pipeline.seekable import seekable
-from batchd.pipeline.vision import cv2
 
 try:
     import simplejpeg

@@ -16,26 +16,24 @@ from json import dumps
 from pathlib import Path
 from time import monotonic
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource
-from batchd.config.problems import path_text
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.config.sources import source_to_plain
-from batchd.config.steps import Step, step_to_plain
+from batchd.config.functions import code_problems
 from batchd.config.tree import StreamConfig
-from batchd.errors import BatchdError, ConfigInvalid, Problem
-from batchd.functions.named import code_of, code_problems
+from batchd.daemon.stream_plan import plan_stream
+from batchd.errors import BatchdError, ConfigInvalid, Problem, path_text
 from batchd.orders.prepare import PrepareStream, ShardNotWritten, ShardWritten, WriteShard
 from batchd.pipeline.effects import StepInvalid
-from batchd.pipeline.fields import columns_after
-from batchd.pipeline.step_files import Digests, digests_of, named_by_content
+from batchd.pipeline.sample_fields import columns_after
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.step_files import named_by_content
 from batchd.prepare.folder import LeftOut, ShardFolder
 from batchd.prepare.lists import FileSet, gather
 from batchd.prepare.writers import Writer, Writers
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.kinds import kind_of
+from batchd.samples.columns import Column
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.codec import Message
 from batchd_wire.wording import counted
 
@@ -68,7 +66,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PrepareProgress:
     """How far it is. ``bad`` counts samples that were left out."""
 
     samples: int
@@ -92,7 +90,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PrepareJob:
     """Where the samples come from and who works on them."""
 
     name: str
@@ -100,28 +98,42 @@ class Work:
     cache: IndexCache
     workers: int
     sample_timeout_s: float
+    storage: Storage
     python_path: Sequence[Path] = ()
     """Where modules of people's own functions are looked for first."""
 
 
-def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) -> Prepared:
+def prepare(work: PrepareJob, output: Output, progress: Callable[[PrepareProgress], None]) -> Prepared:
     """Write all shards that are missing. Raises ``BatchdError``; then, as after any end, the same call goes on."""
     _check_source(work, output)
-    columns = kind_of(work.config.source).columns(work.config.source)
-    steps = [step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged))]  # no batch to fit into
+    columns = kind_of(work.config.source).columns(work.config.source, work.storage)
+    # no batch to fit into
+    steps = tuple(step for step in work.config.pipeline if not isinstance(step, (PadBatch, Ragged)))
     try:
         made = dict(columns_after(columns, steps))
-        digests = digests_of(steps)
     except StepInvalid as problem:
         raise ConfigInvalid([Problem(path_text(("streams", work.name, "pipeline")), str(problem))]) from None
-    index = scan_source(work.config.source, lambda _found: None, work.cache, work.python_path)
-    told = _told(work, output, columns, steps, digests)
+    alone = work.config.model_copy(update={"pipeline": steps, "cache": "off", "cache_short_side": None})
+    plan = plan_stream(work.name, alone, columns, work.python_path)
+    index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
+    recipe = plan.recipe()
+    told = PrepareStream(
+        recipe,
+        work.storage.limits.to_wire(),
+        str(output.folder.absolute()),
+        output.image_format,
+        output.quality,
+        output.is_seekable,
+        output.as_files,
+    )
     orders = _orders(work.name, len(index), output)
+    named = [named_by_content(step, plan.digests) for step in steps]
+    made_of = dumps([recipe.columns, named, recipe.seed, plan.code.digests], sort_keys=True)
     about = {
         "stream": work.name,
         "source": index.digest,
         "samples": len(index),
-        "steps": _digest([told.columns, [named_by_content(step, digests) for step in steps], told.seed, told.modules]),
+        "steps": sha256(made_of.encode()).hexdigest(),
         "shard_samples": output.shard_samples,
         "image_format": output.image_format,
         "quality": output.quality,
@@ -142,7 +154,7 @@ def prepare(work: Work, output: Output, progress: Callable[[Progress], None]) ->
         return Prepared(len(index), names, size, folder.left_out, empty, made, files)
 
 
-def _check_source(work: Work, output: Output) -> None:
+def _check_source(work: PrepareJob, output: Output) -> None:
     """Raise ``ConfigInvalid`` where the source has no end or no files, or names functions that are not there."""
     source = work.config.source
     if output.as_files and not isinstance(source, FILE_SOURCES):
@@ -153,32 +165,10 @@ def _check_source(work: Work, output: Output) -> None:
             f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
         )
         raise ConfigInvalid([Problem(f"streams.{work.name}.source", text)])
-    problems = code_problems(source, work.config.pipeline, work.python_path)
+    problems = code_problems([((), source)], dict(enumerate(work.config.pipeline)), work.python_path)
     if problems:
         where = ("streams", work.name)
         raise ConfigInvalid([Problem(path_text((*where, *key)), text) for key, text in problems])
-
-
-def _told(
-    work: Work, output: Output, columns: Sequence[Column], steps: Sequence[Step], digests: Digests
-) -> PrepareStream:
-    """What every writer is told."""
-    code = code_of(work.config, work.python_path)
-    return PrepareStream(
-        seed=work.config.seed,
-        source=source_to_plain(work.config.source),
-        columns=[(column.name, column.text) for column in columns],
-        steps=[step_to_plain(step) for step in steps],
-        files=[(str(path), digest) for path, digest in digests.items()],
-        python_path=list(code.python_path),
-        modules={**code.digests},
-        storage=storage.limits().to_wire(),
-        folder=str(output.folder.absolute()),
-        image_format=output.image_format,
-        quality=output.quality,
-        is_seekable=output.is_seekable,
-        as_files=output.as_files,
-    )
 
 
 def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
@@ -190,20 +180,16 @@ def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
     ]
 
 
-def _digest(content: object) -> str:
-    return sha256(dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 @dataclass(slots=True)
 class _Run:
     """The shards that are missing, until none is."""
 
-    work: Work
+    work: PrepareJob
     folder: ShardFolder
     orders: list[WriteShard]
     told: PrepareStream
     index_descriptor: int
-    progress: Callable[[Progress], None]
+    progress: Callable[[PrepareProgress], None]
     waiting: deque[WriteShard] = field(init=False)
     done: int = field(init=False)
     deaths: Counter[int] = field(default_factory=Counter)
@@ -273,7 +259,7 @@ class _Run:
         now = monotonic()
         for writer in writers.alive:
             if writer.stands_for_s(now) > self.work.sample_timeout_s:
-                writer.popen.kill()
+                writer.child.kill()
 
     def _check_bad(self, writer: Writer) -> None:
         """Stop where the stream's policy says so."""
@@ -293,4 +279,4 @@ class _Run:
         samples = sum(order.count for order in self.orders)
         done = self.done + sum(writer.samples_done for writer in writers.alive)
         bad = len(self.folder.left_out) + sum(len(writer.left_out) for writer in writers.alive if writer.order)
-        self.progress(Progress(samples, done, bad))
+        self.progress(PrepareProgress(samples, done, bad))

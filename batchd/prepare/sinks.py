@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
-from batchd.config.values import Value
 from batchd.prepare.members import MemberEncoder
-from batchd.sources.files import FilesIndex
-from batchd.sources.index import readable
+from batchd.samples.values import Value
+from batchd.sources.files.index import FilesIndex
+from batchd.storage.index import readable
 
 FILES = "files"
 """The folder, within that of the command, below which files are written."""

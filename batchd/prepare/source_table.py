@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource
-from batchd.config.members import usual_member
 from batchd.prepare.lists import FileSet
 from batchd.prepare.members import stored
+from batchd.samples.columns import Column
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.webdataset.options import usual_member
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PAIR = {"image": "image", "label": "int64"}

@@ -7,15 +7,13 @@ next one begins it anew.
 import mmap
 import os
 import selectors
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Self
 
+from batchd.children import Child, describe, start_linked
 from batchd.orders.prepare import TO_PREPARE_FROM_WRITER, PrepareStream, SampleLeftOut, WriteShard
 from batchd.orders.worker import NOTE, NOTE_BYTES
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
@@ -28,8 +26,7 @@ END_S = 2.0
 class Writer:
     """One writing process."""
 
-    popen: subprocess.Popen[bytes]
-    pidfd: int
+    child: Child
     channel: socket.socket
     note: mmap.mmap
     order: WriteShard | None = None
@@ -41,26 +38,17 @@ class Writer:
     def start(cls, told: PrepareStream, index_descriptor: int) -> Self:
         """Start a process and tell it what to prepare. Raises ``OSError``."""
         with ExitStack() as until_done, ExitStack() as where_it_fails:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            where_it_fails.callback(ours.close)
-            until_done.callback(theirs.close)
             note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
             until_done.callback(os.close, note)
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             os.posix_fallocate(note, 0, NOTE_BYTES)
             memory = mmap.mmap(note, NOTE_BYTES)
-            popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "batchd.prepare", str(theirs.fileno()), str(note)],
-                pass_fds=(theirs.fileno(), note),
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal goes to the command alone
-            )
-            where_it_fails.callback(_end, popen)
-            send_message(ours, told, [index_descriptor])
-            writer = cls(popen, os.pidfd_open(popen.pid), ours, memory)
+            child, channel = start_linked("batchd.prepare", str(note), descriptors=[note])
+            where_it_fails.enter_context(channel)
+            where_it_fails.enter_context(child)
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            send_message(channel, told, [index_descriptor])
             where_it_fails.pop_all()
-        return writer
+        return cls(child, channel, memory)
 
     def write(self, order: WriteShard) -> None:
         """Order a shard. A writer that is gone by now is noticed by its pidfd."""
@@ -103,21 +91,18 @@ class Writer:
 
     def bury(self) -> tuple[int | None, str]:
         """It has ended: the sample that it had in hand, if any, and how it ended."""
-        status = self.popen.wait()
+        how = describe(self.child.reap())
         _, row_after, sample = self.in_hand
-        how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
         self._close()
         return (sample if row_after else None), how
 
     def end(self) -> None:
         """End it now; its unfinished shard is nobody's."""
-        self.channel.close()
-        _end(self.popen)
+        self.child.end(kill_timeout_s=END_S)
         self._close()
 
     def _close(self) -> None:
         self.channel.close()
-        os.close(self.pidfd)
         self.note.close()
 
 
@@ -141,7 +126,7 @@ class Writers:
         writer = Writer.start(told, index_descriptor)
         self.alive.append(writer)
         self._selector.register(writer.channel, selectors.EVENT_READ, writer)
-        self._selector.register(writer.pidfd, selectors.EVENT_READ, writer)
+        self._selector.register(writer.child.pidfd, selectors.EVENT_READ, writer)
         return writer
 
     def wait(self, seconds: float) -> tuple[list[Writer], list[Writer]]:
@@ -149,16 +134,11 @@ class Writers:
         talking: list[Writer] = []
         gone: list[Writer] = []
         for key, _ in self._selector.select(seconds):
-            (gone if key.fileobj == key.data.pidfd else talking).append(key.data)
+            (gone if key.fileobj == key.data.child.pidfd else talking).append(key.data)
         return [writer for writer in talking if writer not in gone], gone
 
     def remove(self, writer: Writer) -> None:
         """It has ended."""
         self._selector.unregister(writer.channel)
-        self._selector.unregister(writer.pidfd)
+        self._selector.unregister(writer.child.pidfd)
         self.alive.remove(writer)
-
-
-def _end(popen: subprocess.Popen[bytes]) -> None:
-    popen.kill()
-    popen.wait(END_S)

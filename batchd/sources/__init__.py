@@ -2,9 +2,7 @@
 
 kinds    what every kind of source can do, and where each is found: one module for each kind
 scan     a source becomes an index
-index    facts and flat arrays, in one sealed memfd that everybody maps
 files    the index of samples that are files, or lie in files
 reader   the columns of one sample, or the reason why there are none
 walk     folders and what is in them, and which of it matches patterns
-places   folders and files that somebody named
 """

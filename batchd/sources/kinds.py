@@ -1,123 +1,72 @@
-"""What every kind of source has to be able to do, and where each kind is found. Daemon, workers and CLI.
+"""Every kind of source, and sources as messages carry them. Daemon, workers and CLI; standard library only.
 
-    check    problems   is it there, and do its settings make sense?         nothing is scanned
-             columns    what do its samples consist of?                      at most headers are read
-    daemon   scan       all samples, once, at the start                      -> SourceIndex, shared by all workers
-    worker   open       a reader: any sample by its number                   -> values of the columns
-
-Each kind is one module with a ``KIND`` in it, imported when a stream needs it, so that what it depends on costs nobody else.
-
-Invariant: whatever depends on a kind of source asks it here.
+Invariant: ``source_from_plain(source_to_plain(source)) == source``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from batchd.config.columns import Column
-from batchd.config.lines import KeyPath
-from batchd.config.source import SourceOptions
-from batchd.config.values import Value
-from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
-from batchd.sources.survey import Survey
+from batchd.samples.kinds import kinds_in
+from batchd.sources.options import SourceOptions
 
-
-class Reader(Protocol):
-    """Reads any sample. Belongs to one worker and one stream; not for several threads at once."""
-
-    def read(self, sample: int) -> Mapping[str, Value]:
-        """All columns of a sample, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
-
-    def known(self, sample: int) -> Mapping[str, Value]:
-        """The columns that are known without reading the sample, so that a bad one can still carry them."""
-
-    def name(self, sample: int) -> str:
-        """Where a sample is, for people: its file, and the record in it."""
-
-    def close(self) -> None:
-        """Give back what is open."""
+SOURCE_KINDS = kinds_in("batchd.sources", SourceOptions, "type", first="files")
+"""Every kind of source by its ``type``."""
 
 
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """What a reader may be able to do besides: get several samples faster together than one by one."""
-
-    def prefetch(self, samples: Sequence[int]) -> None:
-        """These samples are read next, in any order; what was there of others may be forgotten."""
+def source_to_plain(source: SourceOptions) -> dict[str, object]:
+    """The source as strings, numbers, booleans, lists and None, for a message."""
+    return {field.name: _to_plain(getattr(source, field.name)) for field in fields(SOURCE_KINDS[source.type])}
 
 
-def read_ahead(reader: Reader, samples: Sequence[int]) -> None:
-    """Tell a reader what comes next, where that is of use to it."""
-    if isinstance(reader, ReadsAhead):
-        reader.prefetch(samples)
+def source_from_plain(plain: Mapping[str, object]) -> SourceOptions:
+    """Read what ``source_to_plain`` wrote: every option, nothing else. Raises ``ValueError`` or ``TypeError``."""
+    kind = SOURCE_KINDS.get(str(plain.get("type")))
+    if kind is None:
+        raise ValueError(f"the source {plain.get('type')!r} is not one of {', '.join(SOURCE_KINDS)}")
+    hints = get_type_hints(kind, include_extras=True)
+    names = {field.name for field in fields(kind)}
+    if plain.keys() != names:
+        raise ValueError(f"the source {plain['type']!r} has the options {sorted(names)}, not {sorted(plain)}")
+    return kind(**{name: _from_plain(hints[name], value) for name, value in plain.items()})
 
 
-class SourceProblem(NamedTuple):
-    """What is wrong, and the key in the source's table that it is about."""
-
-    key: KeyPath
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceKind:
-    """One kind of source. ``source`` is always its dataclass of ``config.sources``."""
-
-    problems: Callable[[Any], Sequence[str | SourceProblem]]
-    """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these.
-    A text alone is about the source as a whole, or about the path that it names."""
-    columns: Callable[[Any], tuple[Column, ...]]
-    """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
-    scan: Callable[[Any, Survey], SourceIndex]
-    """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
-    open: Callable[[Any, SourceIndex, int], Reader]
-    """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
-    samples: Callable[[Any], int | None] = lambda _source: None
-    """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
+def _to_plain(value: object) -> object:
+    if isinstance(value, SourceOptions):
+        return source_to_plain(value)
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _to_plain(item) for name, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
 
 
-_MODULES = {
-    "folder": "batchd.sources.folder",
-    "list": "batchd.sources.listing",
-    "glob": "batchd.sources.glob",
-    "webdataset": "batchd.sources.webdataset",
-    "csv": "batchd.sources.csv",
-    "npy": "batchd.sources.npy",
-    "npz": "batchd.sources.npz",
-    "raw": "batchd.sources.raw",
-    "tfrecord": "batchd.sources.tfrecord",
-    "parquet": "batchd.sources.parquet",
-    "lmdb": "batchd.sources.lmdb",
-    "push": "batchd.sources.push",
-    "video": "batchd.sources.video",
-    "concat": "batchd.sources.concat",
-    "mix": "batchd.sources.mix",
-    "subset": "batchd.sources.subset",
-    "plugin": "batchd.sources.plugin",
-    "python": "batchd.sources.python",
-    "generator": "batchd.sources.generator",
-}
-_EXTRAS: dict[str, tuple[str, ...]] = {
-    "tfrecord": ("google_crc32c", "google", "tfrecord"),
-    "parquet": ("pyarrow", "arrow"),
-    "lmdb": ("lmdb", "lmdb"),
-    "video": ("av", "video"),
-}
-"""What to install for a kind of source whose module needs more than batchd does: modules, and the extra that brings them."""
+def _from_plain(hint: object, value: object) -> Any:
+    """A value of the type that ``hint`` says. Raises ``TypeError`` where it is none."""
+    origin, choices = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return source_from_plain(value) if isinstance(value, Mapping) else _from_plain(choices[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_from_plain(choices[0], item) for item in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {_from_plain(choices[0], name): _from_plain(choices[1], item) for name, item in value.items()}
+    if origin in (Union, UnionType):
+        return value if type(value) in choices else _from_choices(choices, value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    if hint is Any or type(value) is hint or (origin is Literal and value in choices):
+        return value
+    raise TypeError(f"{value!r} is not {hint}")
 
 
-def kind_of(source: SourceOptions) -> SourceKind:
-    """What a source can do, by its type. Raises ``SourceInvalid`` where a library that it needs is not installed."""
-    try:
-        kind = import_module(_MODULES[source.type]).KIND
-    except ModuleNotFoundError as error:
-        *needed, extra = _EXTRAS.get(source.type, ("",))
-        if (error.name or "").partition(".")[0] not in needed:
-            raise
-        raise SourceInvalid(
-            f"a source of type \"{source.type}\" needs {error.name}, which is not installed: pip install 'batchd[{extra}]'"
-        ) from None
-    assert isinstance(kind, SourceKind)
-    return kind
+def _from_choices(hints: tuple[object, ...], value: object) -> Any:
+    """A value of the first of several types that it is one of. Raises ``TypeError`` where it is none."""
+    for hint in hints:
+        with suppress(TypeError):
+            return _from_plain(hint, value)
+    raise TypeError(f"{value!r} is none of {hints}")

@@ -3,30 +3,35 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from batchd.config.sources import Source
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import kind_of
-from batchd.sources.survey import ReportProgress, Survey
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import source_to_plain
+from batchd.sources.options import SourceOptions
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import ReportProgress, Survey
 
 
 def scan_source(
-    source: Source, progress: ReportProgress, cache: IndexCache, python_path: Sequence[Path] = ()
+    source: SourceOptions,
+    progress: ReportProgress,
+    cache: IndexCache,
+    storage: Storage,
+    python_path: Sequence[Path] = (),
 ) -> SourceIndex:
     """Find all samples of a source, or know them from before, where nothing has changed.
 
     Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is wrong.
     """
-    kind = kind_of(source)
+    kind, plain = kind_of(source), source_to_plain(source)
     try:
-        known = cache.load(source)
+        known = cache.load(plain, storage)
         if known is not None:
             progress(len(known))
             return known
-        survey = Survey(progress, python_path)
+        survey = Survey(progress, python_path, storage=storage)
         index = kind.scan(source, survey)
-        cache.keep(source, index, survey)
+        cache.keep(plain, index, survey)
         return index
     finally:
         storage.close()  # who has scanned asks no server any more

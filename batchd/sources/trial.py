@@ -13,17 +13,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from batchd.config.code_sources import GeneratorSource, PythonSource
-from batchd.config.composed_sources import parts_of
-from batchd.config.live_sources import PushSource
-from batchd.config.location import Url
-from batchd.config.plugin_source import PluginSource
-from batchd.config.problems import path_text
-from batchd.config.source import SourceOptions
-from batchd.errors import SourceInvalid
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import SourceProblem, kind_of
-from batchd.sources.survey import Survey
+from batchd.errors import SourceInvalid, path_text
+from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import parts_of
+from batchd.sources.interface import SourceProblem, kind_of
+from batchd.sources.options import SourceOptions
+from batchd.sources.push.options import PushSource
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.location import Url
+from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 SAMPLES_MAX = 10_000
@@ -71,15 +70,12 @@ class _Bound:
 def try_source(
     source: SourceOptions,
     python_path: Sequence[Path],
+    storage: Storage,
     samples_max: int = SAMPLES_MAX,
     clock: Callable[[], float] = monotonic,
 ) -> Trial:
     """Scan a source in which a look has found nothing wrong, each of its parts by itself."""
-    parts = [
-        (key, try_source(part, python_path, samples_max, clock))
-        for key, part in parts_of(source)
-        if isinstance(part, SourceOptions)  # all of them are, in a source that is right
-    ]
+    parts = [(key, try_source(part, python_path, storage, samples_max, clock)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, part in parts for one in part.problems]
     if any(part.whole is None for _key, part in parts):
         unseen = [f"{path_text(key)}: {text}" for key, part in parts for text in part.unseen]
@@ -89,7 +85,7 @@ def try_source(
         return Trial(None, (), (reason,))
     bound = _Bound(samples_max if not parts else _all_of(parts), clock)
     try:
-        index = kind_of(source).scan(source, Survey(bound.progress, python_path, bound.looked))
+        index = kind_of(source).scan(source, Survey(bound.progress, python_path, bound.looked, storage))
     except _Enough:
         return Trial(None, (), (f"everything behind the first {counted(bound.found, 'sample')}",))
     except SourceInvalid as error:

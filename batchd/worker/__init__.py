@@ -4,7 +4,7 @@ __main__     process entry: arguments, signals, limits
 fork_server  the process that imports everything once, and of which each worker is a fork
 loop         one message after the other
 chunk        one order: read, decode, transform, written once into the slot
-planned_rows which samples stand in the rows of an order
+sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
 slots        the slots it may write
 note         the row it has in hand, for whoever finds it dead
 """

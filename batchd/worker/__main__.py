@@ -16,7 +16,7 @@ def main() -> int:
     settle_in()
     from batchd.worker.fork_server import serve_forks  # noqa: PLC0415  after the environment is set
     from batchd.worker.loop import WorkerLoop  # noqa: PLC0415  the same
-    from batchd.worker.note import Note  # noqa: PLC0415  the same
+    from batchd.worker.note import NoteMemory  # noqa: PLC0415  the same
 
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         channel.setblocking(True)
@@ -25,7 +25,7 @@ def main() -> int:
         with born.channel:
             born.channel.setblocking(True)
             try:
-                WorkerLoop(born.channel, Note(born.note)).run()
+                WorkerLoop(born.channel, NoteMemory(born.note)).run()
             except Exception as error:  # noqa: BLE001  the end of the process, which says why by its status
                 is_short = isinstance(error, MemoryError)
                 sys.stderr.write("a worker found no memory for a sample\n" if is_short else traceback.format_exc())

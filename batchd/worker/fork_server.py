@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd import failpoints
+from batchd import children, failpoints
 from batchd.functions.load import Here
 from batchd.orders.forks import TO_FORKSERVER, Fork, Forked, NotForked, Reap
-from batchd.worker.process import die_with_parent
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 
@@ -60,17 +59,12 @@ def _share_what_is_there() -> None:
 
 def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> int:
     """Fork; 0 in the worker, otherwise the daemon is told what became of it, and the descriptors are closed here."""
-    parent = os.getpid()
     try:
-        pid = os.fork()
+        pid = children.fork()
     except OSError as error:
         send_message(channel, NotForked(worker, str(error)))
         pid = -1
     if pid == 0:
-        os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the daemon alone
-        die_with_parent()
-        if os.getppid() != parent:  # it was gone before that
-            os._exit(1)
         return 0
     for descriptor in descriptors:
         os.close(descriptor)

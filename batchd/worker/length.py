@@ -8,10 +8,11 @@ import json
 import os
 import sys
 
+from batchd.children import die_with_parent
+from batchd.functions.failures import FunctionFailed, call
 from batchd.functions.load import FunctionUnusable, expect
-from batchd.functions.told import FunctionFailed, call
-from batchd.sources.python import make_object
-from batchd.worker.process import die_with_parent, print_to_the_log
+from batchd.sources.code.python import make_object
+from batchd.worker.process import print_to_the_log
 
 
 def main() -> int:

@@ -20,11 +20,11 @@ from batchd.orders.worker import (
     UseSlot,
     UseStorage,
 )
-from batchd.pipeline.decode import decoder_versions
-from batchd.sources import storage
-from batchd.sources.storage import StorageLimits
-from batchd.worker.chunk import ServedStream
-from batchd.worker.note import Note
+from batchd.pipeline.image.decode import decoder_versions
+from batchd.storage.access import Storage
+from batchd.storage.values import StorageLimits
+from batchd.worker.chunk import WorkerStream
+from batchd.worker.note import NoteMemory
 from batchd.worker.slots import WritableSlots
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
@@ -33,11 +33,12 @@ from batchd_wire.codec import Message
 class WorkerLoop:
     """Owns the channel to the daemon."""
 
-    def __init__(self, channel: socket.socket, note: Note) -> None:
+    def __init__(self, channel: socket.socket, note: NoteMemory) -> None:
         self._channel = channel
         self._note = note
         self._slots = WritableSlots()
-        self._streams: dict[int, ServedStream] = {}
+        self._storage = Storage()
+        self._streams: dict[int, WorkerStream] = {}
 
     def run(self) -> None:
         """Work until the daemon closes the channel or is gone."""
@@ -64,7 +65,7 @@ class WorkerLoop:
             case UseSlot(), [descriptor]:
                 self._slots.add(message.slot, message.slot_bytes, descriptor)
             case ServeStream(), [index, *others]:
-                stream = self._streams[message.stream] = ServedStream(message, index, others, self._note)
+                stream = self._streams[message.stream] = WorkerStream(message, index, others, self._note, self._storage)
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
                 send_message(self._channel, StreamMeasured(message.stream, stream.parts))
@@ -73,7 +74,7 @@ class WorkerLoop:
             case ForgetStream(), []:
                 self._streams.pop(message.stream).close()
             case UseStorage(), []:
-                storage.use(StorageLimits.from_wire(message.storage))
+                self._storage.limits = StorageLimits.from_wire(message.storage)
             case Quarantine(), []:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:

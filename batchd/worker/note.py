@@ -10,7 +10,7 @@ import os
 from batchd.orders.worker import NOTE, NOTE_BYTES
 
 
-class Note:
+class NoteMemory:
     """Maps the note behind ``descriptor``, which belongs to it from now on."""
 
     def __init__(self, descriptor: int) -> None:

@@ -1,16 +1,13 @@
 """What every process that decodes does first. Worker processes, and those of ``batchd prepare``; standard library only."""
 
-import ctypes
 import os
 import signal
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import TextIOWrapper
 
-PR_SET_PDEATHSIG = 1
-"""From sys/prctl.h."""
+from batchd.children import die_with_parent
+
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -26,16 +23,6 @@ def limit_threads() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-@contextmanager
-def enter(arguments: Sequence[str]) -> Iterator[tuple[socket.socket, int]]:
-    """The channel and the note's descriptor, by their numbers; see ``settle_in``."""
-    settle_in()
-    channel_descriptor, note_descriptor = (int(argument) for argument in arguments)
-    with socket.socket(fileno=channel_descriptor) as channel:
-        channel.setblocking(True)
-        yield channel, note_descriptor
-
-
 def settle_in() -> None:
     """Become a process that belongs to its parent.
 
@@ -45,11 +32,6 @@ def settle_in() -> None:
     die_with_parent()
     print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, whatever holds us then."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def print_to_the_log() -> None:

@@ -14,11 +14,12 @@ from batchd_side import configuration
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
+from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.record_length import record_bytes_max
-from batchd.sources.cache import IndexCache
-from batchd.sources.kinds import kind_of
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 
 
@@ -26,11 +27,11 @@ def work(pipe: Connection, options: common.Options, which: int) -> None:
     """Runs in a process: fill batches for so many seconds as it is told, and say how many images and seconds that were."""
     with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
         config = load_config(configuration(options, Path(scratch))).streams["photos"]
-    index = scan_source(config.source, lambda _found: None, IndexCache(None))
+    index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
     plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
     kind = kind_of(config.source)
-    reader = kind.open(config.source, index, record_bytes_max(config.pipeline))
-    pipeline = Pipeline(kind.columns(config.source), config.pipeline, config.seed)
+    reader = kind.open(config.source, index, plan_pipeline(config.pipeline).record_bytes_max, Storage())
+    pipeline = Pipeline(kind.columns(config.source, Storage()), config.pipeline, config.seed)
     batch = {
         name: np.zeros((config.batch_size, *column.fixed_shape), column.dtype)
         for name, column in pipeline.columns.items()

@@ -161,17 +161,17 @@ class RegionLoader:
         """Read a photograph, decode the part that is wanted, scale, flip: [224, 224, 3] uint8."""
         import cv2  # noqa: PLC0415  not in every environment
 
-        from batchd.pipeline.geometry import Cut, Scale, plan_decoding  # noqa: PLC0415
-        from batchd.pipeline.jpeg_box import BoxDecoder  # noqa: PLC0415
-        from batchd.pipeline.probe import probe_image  # noqa: PLC0415
-        from batchd.pipeline.scratch import Scratch  # noqa: PLC0415
+        from batchd.pipeline.image.geometry import Cut, Resampling, plan_decoding  # noqa: PLC0415
+        from batchd.pipeline.image.jpeg_box import BoxDecoder  # noqa: PLC0415
+        from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415
+        from batchd.pipeline.image.scratch import Scratch  # noqa: PLC0415
 
         if self._decoder is None:  # in the worker, as memory is its own
             self._decoder = BoxDecoder("rgb", Scratch())
         data = memoryview(np.fromfile(path, np.uint8))
         header = probe_image(data)
         box = Cut(*random_box(header.height, header.width))
-        plan = plan_decoding([box, Scale(SIDE, SIDE, "auto")], header.height, header.width, is_scaled=True)
+        plan = plan_decoding([box, Resampling(SIDE, SIDE, "auto")], header.height, header.width, is_scaled=True)
         pixels = self._decoder.decode(data, header, plan.factor, plan.box)
         return flipped_or_not(cv2.resize(pixels, (SIDE, SIDE)))
 

@@ -200,7 +200,7 @@ class Connection:
         if session.is_usable:
             try:
                 session.check_link()
-            except Exception:  # noqa: BLE001  whatever it is, this session is over
+            except Exception:  # noqa: BLE001  the caller uses another connection, and nothing of this one concerns it
                 session.torn = True
         if not session.is_usable:
             with suppress(Exception):

@@ -14,10 +14,11 @@ from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key
 from batchd_client.errors import PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.opening import Target
+from batchd_client.positions import checked_position
 from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
-from batchd_client.subscription import Claim
+from batchd_client.subscription import SubscriptionRequest
 from batchd_client.unique import Unique
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 
@@ -131,10 +132,19 @@ class Daemon(Unique):
             raise WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
         if epochs is not None and index(epochs) < 0:
             raise PositionInvalid(f"epochs {epochs}")
-        claim = Claim(
+        claim = SubscriptionRequest(
             name, rank, world_size, 0 if window is None else index(window), None if epochs is None else index(epochs)
         )
         return Stream(self._connection, claim, state)
+
+    def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
+        """Look at the stream ``name`` as a trainer that begins there would see it; no trainer waits for a spectator.
+
+        Of a live stream it gets one batch, the first from there on, and uses nothing up. Raises ``StreamUnknown``,
+        ``PositionInvalid``, …
+        """
+        claim = SubscriptionRequest(name, rank=0, world_size=1, window=1, end_epoch=None, is_spectator=True)
+        return Stream(self._connection, claim, None, checked_position(epoch, step))
 
     def status(self) -> dict[str, object]:
         """What everybody does right now: the same data that `batchd status --json` prints."""

@@ -19,8 +19,8 @@ from batchd_client.errors import (
     ConnectTimeout,
     DaemonNotFound,
     KeyInvalid,
+    Misused,
     PermissionDenied,
-    PushNotLocal,
 )
 from batchd_client.lifeline import DaemonBusy
 from batchd_client.opening import Place, Target
@@ -44,11 +44,12 @@ _ROOT = 0
 
 
 def find_daemon(
-    target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float
+    target_at: Callable[[Place], Target], address: str | None, connect_timeout_s: float, *, is_patient: bool = True
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or wherever one answers first. ``target_at``: what is asked of it there.
 
-    A daemon that is named may be starting just now, so it is waited for. Without a name, nothing says that there is one.
+    A daemon that is named may be starting just now, so it is waited for, unless the caller is not ``is_patient``. Without a name,
+    nothing says that there is one.
 
     Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
     ``ProtocolError``.
@@ -60,7 +61,7 @@ def find_daemon(
         try:
             target = target_at(place)
             return target, patiently_open(
-                target, give_up, connect_timeout_s, partial(_may_pass, place, given is not None)
+                target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and given is not None)
             )
         except DaemonBusy as error:
             raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
@@ -73,14 +74,19 @@ def find_daemon(
     raise PermissionDenied(tried) if any(failure.denied for failure in failures) else DaemonNotFound(tried)
 
 
-def find_local_daemon(sockets: Sockets, address: str | None, connect_timeout_s: float) -> tuple[Target, Session]:
-    """The same on this host alone. Raises ``PushNotLocal`` for an address in the network."""
+def find_local_daemon(
+    sockets: Sockets,
+    address: str | None,
+    connect_timeout_s: float,
+    not_local: type[Misused],
+    *,
+    is_patient: bool = True,
+) -> tuple[Target, Session]:
+    """The same on this host alone. Raises ``not_local`` for an address in the network."""
     for place in _places(*_given(address)):
         if isinstance(place, TcpAddress):
-            raise PushNotLocal(
-                f"{place.address} is an address in the network, and samples can be pushed on its host alone"
-            )
-    return find_daemon(partial(Target, sockets), address, connect_timeout_s)
+            raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
+    return find_daemon(partial(Target, sockets), address, connect_timeout_s, is_patient=is_patient)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:

@@ -100,70 +100,76 @@ class DaemonNotFound(DaemonUnavailable):
 class PermissionDenied(DaemonUnavailable):
     """The daemon's runtime directory is closed to this user.
 
-    Members of its group may connect. Where that is a group for trainers, join it (`usermod -aG GROUP USER`, then log in again; in
-    a container docker run --group-add GID or podman run --group-add keep-groups). Where it is root, do not: have the daemon's
-    operator give the directory such a group (`chgrp GROUP DIRECTORY`). Or run a daemon of your own.
+    Members of its group may connect. If that is a group for trainers, join it
+    (`usermod -aG GROUP USER`, then log in again; in a container docker run --group-add GID or
+    podman run --group-add keep-groups). If it is root, do not: have the daemon's operator give the
+    directory such a group (`chgrp GROUP DIRECTORY`). Or run your own daemon.
     """
 
 
 class DaemonFull(DaemonUnavailable):
-    """As many trainers are connected to the daemon as it lets in.
+    """The daemon has reached its maximum number of trainers.
 
-    Close those that are done (`batchd status` lists them), or raise sessions_max under [daemon] in batchd.toml and reload it.
+    Close unused ones (`batchd status` lists them), or raise sessions_max under [daemon] in
+    batchd.toml and reload it.
     """
 
 
 class ThreadsExhausted(DaemonUnavailable):
     """This process cannot start the threads that ZeroMQ needs.
 
-    Raise the limit on processes or memory that stops it: `ulimit -u`, `ulimit -v`, TasksMax= of a systemd unit, docker run
-    --pids-limit.
+    Raise the limit on processes or memory: `ulimit -u`, `ulimit -v`, TasksMax= of a systemd unit,
+    docker run --pids-limit.
     """
 
 
 class KeyRefused(PermissionDenied):
-    """The daemon does not let this key in, or not at what was asked for.
+    """The daemon refuses this key, or this use of it.
 
-    Ask its operator for a connection file (`batchd keys new --name NAME` on its host) and set BATCHD_KEY to it.
+    Ask its operator for a connection file (`batchd keys new --name NAME` on its host) and set
+    BATCHD_KEY to it.
     """
 
 
 class VersionMismatch(DaemonUnavailable):
-    """Daemon and client speak versions of the protocol that do not go together.
+    """Daemon and client speak incompatible versions of the protocol.
 
-    A daemon serves older clients, so upgrade it first. `batchd --version` and `pip show batchd-client` tell what is installed.
+    A daemon serves older clients, so upgrade it first. `batchd --version` and
+    `pip show batchd-client` print the installed versions.
     """
 
 
 class ConnectTimeout(DaemonUnavailable):
-    """The daemon is there but did not answer in time.
+    """The daemon exists but did not answer in time.
 
-    It may be starting, draining or stopped: look at `batchd status` and its log, or allow more time (connect_timeout_s).
+    It may be starting, draining or stopped: look at `batchd status` and its log, or allow more time
+    (connect_timeout_s).
     """
 
 
 class ReconnectTimeout(DaemonUnavailable):
-    """The daemon went away and did not come back in time.
+    """The connection to the daemon was lost, and the daemon did not come back in time.
 
-    The stream stands where it stood: once a daemon serves again, the same loop goes on with the next batch. Allow more
-    time with connect(reconnect_timeout_s=...).
+    The stream keeps its position: once a daemon serves again, the same loop continues with the next
+    batch. Allow more time with connect(reconnect_timeout_s=...).
     """
 
 
 class BatchTimeout(DaemonUnavailable):
-    """The daemon lives, but the next batch did not come in time.
+    """The daemon lives, but the next batch was not ready in time.
 
-    `batchd status` tells what its workers do, and of a live stream whether anybody pushes samples; a slow pipeline or slow
-    storage may need connect(batch_timeout_s=...) to be longer. The stream stands where it stood: the next call waits for
-    the same batch.
+    `batchd status` shows what its workers do, and whether a live stream has producers; a slow
+    pipeline or slow storage may need a longer connect(batch_timeout_s=...). The stream keeps its
+    position: the next call waits for the same batch.
     """
 
 
 class PushTimeout(DaemonUnavailable):
-    """The daemon lives, but the mailbox stayed full: trainers take samples more slowly than producers push them, or none does.
+    """The daemon lives, but the mailbox stayed full: trainers are too slow, or there are none.
 
-    The sample was not pushed. `batchd status` tells who reads the stream. Allow more time (put(timeout_s=...)), or have samples
-    dropped when the mailbox is full (when_full = "drop_oldest" or "drop_newest" in batchd.toml).
+    The sample was not pushed. `batchd status` shows the stream's trainers. Allow more time
+    (put(timeout_s=...)), or drop samples when the mailbox is full (when_full = "drop_oldest" or
+    "drop_newest" in batchd.toml).
     """
 
 
@@ -175,45 +181,46 @@ class Misused(BatchdClientError):
 
 
 class AddressInvalid(Misused):
-    """The address is none.
+    """Invalid address.
 
-    Write the daemon's runtime directory, as in ipc:///run/batchd.
+    Use the daemon's runtime directory, as in ipc:///run/batchd.
     """
 
 
 class KeyInvalid(Misused):
     """The connection file holds no key, or is open to others.
 
-    Give the file that `batchd keys new` printed on the daemon's host, readable by its owner alone.
+    Use the file that `batchd keys new` printed on the daemon's host, readable only by its owner.
     """
 
 
 class ConnectionsInvalid(Misused):
-    """There cannot be so many TCP connections.
+    """Too many TCP connections requested.
 
-    Leave ``connections=`` and ``BATCHD_CONNECTIONS`` out for one, or give a small number.
+    Leave ``connections=`` and ``BATCHD_CONNECTIONS`` out for one, or use a small number.
     """
 
 
 class ForkedConnection(Misused):
     """This connection was opened before a fork, and belongs to the parent process.
 
-    Call ``batchd_client.connect()`` in the child, after the fork; the parent's connection goes on undisturbed.
+    Call ``batchd_client.connect()`` in the child, after the fork; the parent's connection is not
+    affected.
     """
 
 
 class ReentrantCall(Misused):
     """A signal handler or a finalizer used this connection while the same thread was inside it.
 
-    From there only read ``state_dict()``, release batches, or set a flag that the training loop looks at.
+    There, only read ``state_dict()``, release batches, or set a flag that the training loop checks.
     """
 
 
 class CopyRefused(Misused, TypeError):
-    """A batch, a stream or a connection was to be copied or pickled, and there is one of each.
+    """Batches, streams and connections cannot be copied or pickled.
 
-    Copy the arrays of a batch (``batch["image"].copy()``); give another process the address and ``state_dict()``, and have it
-    connect by itself.
+    Copy the arrays of a batch (``batch["image"].copy()``); give another process the address and
+    ``state_dict()``, and let it open its own connection.
     """
 
 
@@ -225,39 +232,40 @@ class StreamUnknown(Misused):
 
 
 class StreamNotLive(Misused):
-    """Samples cannot be pushed into this stream: they come from somewhere else.
+    """Samples cannot be pushed into this stream: they come from another kind of source.
 
     Push into a stream that has source = { type = "push", ... } in batchd.toml.
     """
 
 
 class PushNotLocal(Misused):
-    """Samples can be pushed on the daemon's own host alone, and this is an address in the network.
+    """Samples can only be pushed on the daemon's own host, and this is a network address.
 
-    Run the producer there, with ipc:///run/batchd (or the daemon's other runtime directory) as its address. Trainers may be on
-    any host.
+    Run the producer there, with ipc:///run/batchd (or the daemon's other runtime directory) as its
+    address. Trainers may be on any host.
     """
 
 
 class SampleInvalid(Misused):
-    """The sample is not what the stream takes.
+    """The sample does not fit the stream.
 
-    ``producer.fields`` says which fields it must have: their dtype and shape, or "image" (the bytes of an image file) or "text".
+    ``producer.fields`` lists the required fields: their dtype and shape, or "image" (the bytes of
+    an image file) or "text".
     """
 
 
 class TensorsInvalid(Misused):
     """The stream's fields cannot become such tensors.
 
-    ``loader.schema`` and ``daemon.stream(...).schema`` tell the fields, their types and shapes; the stream's pipeline decides
-    them.
+    ``loader.schema`` and ``daemon.stream(...).schema`` list the fields, their types and shapes; the
+    stream's pipeline decides them.
     """
 
 
 class PrefetchInvalid(Misused):
-    """There cannot be so many batches under way to the device.
+    """Invalid number of batches in transit to the device.
 
-    Give a number from 0, which is none ahead of the loop; 2 keep a GPU busy.
+    Use a number from 0, which is none ahead of the loop; 2 keep a GPU busy.
     """
 
 
@@ -270,52 +278,56 @@ class LoaderInWorker(Misused):
 
 
 class StreamTaken(Misused):
-    """This stream's batches are brought to a device already, some of them ahead of the loop, so nobody else may take any.
+    """Another iterator already copies this stream's batches to a device, some ahead of its loop.
 
-    Make one ``batches(stream)`` before the loop over the epochs, and iterate it once for each; or open another stream.
+    Make one ``batches(stream)`` before the loop over the epochs, and iterate it once for each; or
+    open another stream.
     """
 
 
 class PassOvertaken(Misused):
-    """A data set was iterated anew while another iteration of the same stream was under way, and both would take its batches.
+    """A second iteration of the same stream began before the first had ended.
 
-    Give each its own stream: ``dataset(daemon.stream(...))`` twice.
+    Both would take its batches, so give each its own stream: ``dataset(daemon.stream(...))`` twice.
     """
 
 
 class WorkersInvalid(Misused):
-    """A BatchdPyDataset was told to have workers of Keras, and each of them would take batches out of the same stream.
+    """A BatchdPyDataset has Keras workers, and each would take batches of the same stream.
 
-    The daemon's workers do that work already: leave out ``workers`` and ``use_multiprocessing`` (they are 1 and False).
+    The daemon's workers do that work already: leave out ``workers`` and ``use_multiprocessing``
+    (they are 1 and False).
     """
 
 
 class EpochsUneven(Misused):
-    """Keras goes on with the number of batches that the rest of a resumed epoch had, and would leave out the others of each.
+    """Keras would give all epochs the length of a resumed one, and leave out their other batches.
 
-    Finish the resumed epoch by itself: model.fit(data, initial_epoch=data.epoch, epochs=data.epoch + 1), and then train on with
-    model.fit(data, initial_epoch=data.epoch, epochs=...).
+    Finish the resumed epoch in its own fit: model.fit(data, initial_epoch=data.epoch,
+    epochs=data.epoch + 1), then continue with model.fit(data, initial_epoch=data.epoch,
+    epochs=...).
     """
 
 
 class RankInvalid(Misused):
-    """There is no such rank.
+    """Invalid rank.
 
-    Ranks go from 0 to world_size - 1.
+    Ranks are numbered from 0 to world_size - 1.
     """
 
 
 class PositionInvalid(Misused):
-    """There is no such position in the stream.
+    """The stream has no such position.
 
-    Epochs and steps count from 0; ``stream.steps`` is how many steps an epoch has.
+    Epochs and steps count from 0; ``stream.steps`` is the number of steps in an epoch.
     """
 
 
 class WindowInvalid(Misused):
     """The window is outside its limits.
 
-    It says how many batches shall be ready ahead of the trainer; None takes the stream's own setting.
+    It is the number of batches that are ready ahead of the trainer; None takes the stream's own
+    setting.
     """
 
 
@@ -330,23 +342,23 @@ class TooFewBatches(Misused):
 class RingTooSmall(Misused):
     """The stream's memory has no two slots left for one more trainer.
 
-    Give the stream more memory (memory = in batchd.toml), or close a trainer that no longer reads.
+    Give the stream more memory (memory = in batchd.toml), or close an unused trainer.
     """
 
 
 class RingBusy(RingTooSmall):
-    """The stream's memory would do for one more trainer, but the others hold more than their two slots each.
+    """The stream's memory suffices for one more trainer, but others hold more than their two slots.
 
-    They did not give them back within ``connect_timeout_s``: have them release batches, or give the stream more memory
-    (memory = in batchd.toml).
+    They did not return them within ``connect_timeout_s``: have them release batches, or give the
+    stream more memory (memory = in batchd.toml).
     """
 
 
 class RingExhausted(Misused):
     """Every slot of the ring is held by this trainer, so no batch can be filled.
 
-    Release batches you are done with (``batch.release()`` or ``with batch:``), copy what you keep, or give the stream
-    more memory (memory = in batchd.toml). Then the same loop goes on.
+    Release batches you are done with (``batch.release()`` or ``with batch:``), copy what you keep,
+    or give the stream more memory (memory = in batchd.toml). Then the same loop continues.
     """
 
 
@@ -354,9 +366,10 @@ class RingExhausted(Misused):
 
 
 class ProtocolError(BatchdClientError):
-    """The daemon sent what no daemon of this version sends.
+    """Unexpected message from the daemon.
 
-    No batch was taken from it. This is a bug in batchd, or the peer is something else: please report it.
+    No batch was taken from it. This is a bug in batchd, or the peer is another program: please
+    report it.
     """
 
 
@@ -364,52 +377,56 @@ class ProtocolError(BatchdClientError):
 
 
 class DataError(BatchdClientError):
-    """The data is not what it was, or is bad."""
+    """The data has changed, or is bad."""
 
 
 class StateMismatch(DataError):
     """The saved state does not belong to this stream as it is now.
 
-    Bring back the files, the settings and the version of batchd it was saved with, or start without it (``state=None``). To go
-    on at the same place of the other batches regardless: ``stream.seek(state["epoch"], state["step"])``.
+    Restore the files, the settings and the version of batchd it was saved with, or start without it
+    (``state=None``). To continue regardless, at the same place of the other batches:
+    ``stream.seek(state["epoch"], state["step"])``.
     """
 
 
 class StreamChanged(DataError):
-    """The daemon serves this stream with other files or other settings now, so its positions name other batches.
+    """The stream now has other files or other settings, so its positions name other batches.
 
-    It was restarted, or has read its configuration again. Bring back the old ones, or open the stream anew with
-    ``daemon.stream(...)`` to train on what is there now.
+    The daemon was restarted, or has reloaded its configuration. Restore the old ones, or open the
+    stream again with ``daemon.stream(...)`` to train on the new ones.
     """
 
 
 class StreamReplaced(StreamChanged):
-    """The daemon has read its configuration again, and serves this stream with other settings or other files now.
+    """The daemon has reloaded its configuration, and the stream now has other settings or files.
 
-    Streams and producers ask for it anew by themselves, so a program seldom sees this.
+    Streams and producers subscribe again by themselves, so a program seldom sees this.
     """
 
 
 class StreamRemoved(DataError):
-    """This stream was taken out of the daemon's configuration while it was read.
+    """This stream was removed from the daemon's configuration while it was read.
 
-    Batches that are alive stay readable. Open another stream, or put this one back and have the daemon read its configuration
-    again (`batchd reload`); then `daemon.stream(name, state=stream.state_dict())` goes on where this one stands.
+    Living batches stay readable. Open another stream, or restore this one and have the daemon
+    reload its configuration (`batchd reload`); then
+    `daemon.stream(name, state=stream.state_dict())` continues at this position.
     """
 
 
 class BatchCorrupt(DataError):
-    """A batch came several times with other bytes than the worker wrote, so something on its way is broken.
+    """A batch arrived several times with other bytes than the worker wrote.
 
-    Look at the memory of both machines (``edac-util``, the kernel's log) and, over TCP, at the network's cards and cables;
-    `batchd status` on the daemon's machine says whether other trainers see it too.
+    Memory or the network is faulty. Check the memory of both machines (``edac-util``, the kernel's
+    log) and, over TCP, the network's cards and cables; `batchd status` on the daemon's machine
+    shows whether other trainers have the same problem.
     """
 
 
 class StreamStopped(DataError):
     """The daemon stopped this stream.
 
-    `batchd bad STREAM` lists its bad samples; on_error and max_bad_fraction in batchd.toml say what shall be tolerated.
+    `batchd bad STREAM` lists its bad samples; on_error and max_bad_fraction in batchd.toml set what
+    is tolerated.
     """
 
 

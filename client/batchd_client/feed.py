@@ -98,11 +98,11 @@ class Feed(Generic[T]):
         try:
             result = head.transfer.finish()
             self.next_s += self._clock() - started_s
-        except BaseException:
-            self._queue.clear()  # the user's own part in it may have changed it: the batch is brought anew
-            raise
-        # From here on nothing is called, so neither a signal handler nor another thread can come in between.
-        self._position = head.after
+            # From here on nothing is called, so neither a signal handler nor another thread can come in between.
+            self._position = head.after
+        finally:
+            if self._position is not head.after:
+                self._queue.clear()  # the user's own part in it may have changed it: the batch is fetched again
         return result
 
     def seek(self, epoch: int, step: int = 0) -> None:
@@ -159,8 +159,8 @@ class Feed(Generic[T]):
         try:
             while len(self._queue) <= self._prefetch and self._begin(wait=False):
                 pass
-        except Exception:  # noqa: BLE001  whatever it is (a device without memory, a stream that stopped), this batch is not to blame
-            return  # and it is said again, where it still is so, when the loop wants that one
+        except Exception:  # noqa: BLE001  of a device, a stream, or the user's code: this batch is not to blame
+            return  # and it is raised again, where it still is so, when the loop wants that one
 
 
 def _position_of(stream: Stream) -> Position:

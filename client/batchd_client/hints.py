@@ -4,6 +4,7 @@ import logging
 import os
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
+from batchd_wire.status import DaemonStatus
 from batchd_wire.wording import counted
 
 _log = logging.getLogger("batchd_client")
@@ -25,6 +26,20 @@ def crowded(stream: str, ranks: int, batches: int, samples: int) -> str | None:
     return (
         f"an epoch of stream {stream!r} has {counted(batches, 'batch')} for {ranks} ranks: they share batches, so each gets "
         f"fewer samples than batch_size{twice}; use a smaller batch_size or fewer ranks"
+    )
+
+
+def missing_samples(status: DaemonStatus, stream: str) -> str | None:
+    """Say how far the next batch of ``stream`` is; None where it is not samples that are missing."""
+    one = status.stream(stream)
+    if one is None or one.live is None or one.live.queued_samples + one.live.bound_samples >= one.batch_size:
+        return None
+    nobody = "no producers just now" if one.live.pushed_samples else "no producers yet"
+    who = counted(one.live.producers, "producer") if one.live.producers else nobody
+    had = f"{one.live.queued_samples + one.live.bound_samples} of {counted(one.batch_size, 'sample')}"
+    return (
+        f"stream {stream!r} has {who}, and its next batch has {had}; programs on the daemon's host push them with "
+        f"batchd_client.push({stream!r}), and `batchd status` counts them"
     )
 
 

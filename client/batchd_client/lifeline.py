@@ -133,17 +133,21 @@ class Lifeline:
             raise DaemonBusy(f"the daemon closed {self.path} after its welcome") from None
 
 
-def open_lifeline(path: Path, deadline: float, turn: Turn, *, writable_slots: bool) -> tuple[Lifeline, bytes]:
-    """Connect and introduce ourselves: the lifeline and the session's secret.
+def open_lifeline(
+    path: Path, deadline: float, turn: Turn, *, writable_slots: bool, given: socket.socket | None
+) -> tuple[Lifeline, bytes]:
+    """Connect, or use the socket ``given`` by the daemon, and introduce ourselves: the lifeline and the session's secret.
 
     Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again, ``ConnectTimeout`` for a silent
     daemon, ``PermissionDenied`` or ``VersionMismatch`` where it refuses us, and ``ProtocolError``.
     """
-    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    connecting = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connecting.setblocking(False)
     lifeline = Lifeline(path, connecting, turn)
     secret = None
     try:
-        connecting.connect(os.fspath(path))
+        if given is None:
+            connecting.connect(os.fspath(path))
         secret = lifeline.introduce(deadline)
         if writable_slots:
             lifeline.ask_writable()
@@ -167,5 +171,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def program() -> str:
-    """What `batchd status` shows for this trainer."""
-    return (os.path.basename(sys.argv[0]) if sys.argv else "")[:PROGRAM_CHARACTERS_MAX] or "python"  # noqa: PTH119
+    """What `batchd status` shows for this trainer: the name of its script, or of the package that `python -m` runs."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    name = script.parent.name if script.name == "__main__.py" else script.name
+    return name[:PROGRAM_CHARACTERS_MAX] or "python"

@@ -22,7 +22,7 @@ from batchd_client.daemon import Daemon
 from batchd_client.errors import PrefetchInvalid, StreamClosed
 from batchd_client.feed import Feed
 from batchd_client.positions import StreamState
-from batchd_client.ranks import Share
+from batchd_client.ranks import RankShare
 from batchd_client.stream import Stream, StreamStatistics
 
 PREFETCH = 2
@@ -41,7 +41,7 @@ class LoaderStatistics(StreamStatistics):
     next_s: float
 
 
-class Opened(Generic[T]):
+class LoaderConnection(Generic[T]):
     """What a loader reads while it is connected. It ends with the loader or with the program, where nobody ends it before."""
 
     def __init__(self, loader: "Loader[T]", feed: Feed[T], daemon: Daemon | None) -> None:
@@ -56,7 +56,7 @@ class Opened(Generic[T]):
             return
         try:
             self._end()
-        except Exception:  # of a device that is broken nothing more is to be had
+        except Exception:  # any library of a device may raise it: of a broken device nothing more is to be had
             self._at_last.detach()
             raise
         self._at_last.detach()
@@ -74,13 +74,13 @@ def _end(feed: Feed[Any], daemon: Daemon | None, process: int) -> None:
 class Loader(ABC, Generic[T]):
     """See above. One thread at a time may use it."""
 
-    def __init__(self, name: str, share: Share, place: str, *, restart: bool = False) -> None:
+    def __init__(self, name: str, share: RankShare, place: str, *, restart: bool = False) -> None:
         """``place``: where batches go, for people. ``restart``: begin the epoch anew with each ``for``."""
         self._name = name
         self._share = share
         self._place = place
         self._restart = restart
-        self._opened: Opened[T] | None = None
+        self._opened: LoaderConnection[T] | None = None
         self._closed = False
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Loader(ABC, Generic[T]):
         feed = self._open()
         if self._restart and feed.position.step:
             feed.seek(feed.position.epoch)
-        return _Epoch(partial(self._take, feed.position.epoch))
+        return _LoaderEpoch(partial(self._take, feed.position.epoch))
 
     def _take(self, epoch: int) -> T | None:
         self._check_open()
@@ -174,7 +174,7 @@ class Loader(ABC, Generic[T]):
             raise StreamClosed(f"this loader of stream {self._name!r} has been closed")
 
 
-class _Epoch(Iterator[T]):
+class _LoaderEpoch(Iterator[T]):
     """One ``for`` over a loader, which ``take`` keeps open: ends with the epoch in which it began, and stays ended.
 
     ``iter(take, None)`` would ask every batch whether it equals None, which arrays answer for each of their numbers.

@@ -16,8 +16,6 @@ import sys
 from io import FileIO
 from weakref import finalize
 
-import numpy as np
-
 from batchd_client.errors import ProtocolError
 
 
@@ -37,7 +35,7 @@ class SlotMemory:
         finally:
             os.close(descriptor)
         self.slot_bytes = slot_bytes
-        self.address: int = np.frombuffer(self.page, dtype=np.uint8).__array_interface__["data"][0]
+        self.address = address_of(self.page)
 
 
 class Mailbox:
@@ -67,6 +65,14 @@ class Mailbox:
         """Close it. Closing twice does nothing."""
         self._file.close()
         self._end.detach()
+
+
+def address_of(page: memoryview) -> int:
+    """Where the memory of ``page`` starts in this process."""
+    import numpy as np  # noqa: PLC0415  a process that maps nothing does without
+
+    address: int = np.frombuffer(page, dtype=np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _check(descriptor: int, size: int, what: str) -> None:

@@ -6,6 +6,7 @@
 Invariant: a session that is given is open, and one that could not be opened has left nothing behind.
 """
 
+import socket
 import time
 from typing import NamedTuple
 
@@ -34,7 +35,8 @@ Place = RuntimeDirectory | TcpAddress
 class Target(NamedTuple):
     """Which daemon, and what is asked of it. ``sockets`` is where it gets its sockets from.
 
-    ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see ``AskWritable``.
+    ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see ``AskWritable``. ``lifeline``: a
+    connected socket from the daemon, for one session of a process that it has started.
     """
 
     sockets: Sockets
@@ -42,6 +44,7 @@ class Target(NamedTuple):
     key: ConnectionKey | None = None
     connections: int = 1
     writable_slots: bool = False
+    lifeline: socket.socket | None = None
 
 
 def open_session(target: Target, deadline: float) -> Session:
@@ -55,7 +58,11 @@ def open_session(target: Target, deadline: float) -> Session:
 def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
     """On this host. Raises what ``open_lifeline`` raises."""
     lifeline, secret = open_lifeline(
-        directory.lifeline_path, deadline, target.sockets.turn, writable_slots=target.writable_slots
+        directory.lifeline_path,
+        deadline,
+        target.sockets.turn,
+        writable_slots=target.writable_slots,
+        given=target.lifeline,
     )
     session = Session(_dealer(target.sockets, directory.zmq_endpoint), lifeline, directory.zmq_endpoint)
     opened = False
@@ -72,11 +79,11 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
 
 def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
     """On another host. Raises ``PermissionDenied`` where keys do not fit, and ``OSError`` saying what stands in the way."""
-    socket, link = _remote_connection(target, address)
-    session = Session(socket, link, address.endpoint)
+    dealer, link = _remote_connection(target, address)
+    session = Session(dealer, link, address.endpoint)
     opened = False
     try:
-        socket.connect(address.endpoint)
+        dealer.connect(address.endpoint)
         greeted = session.greet(deadline)
         for _ in range(target.connections - 1):
             session.join(*_remote_connection(target, address), greeted.secret, deadline)
@@ -109,15 +116,15 @@ def _why_not(target: Target, address: TcpAddress, session: Session, deadline: fl
 
 
 def _remote_connection(target: Target, address: TcpAddress) -> tuple[Socket, RemoteLink]:
-    socket = remote_socket(target.sockets, target.key)
-    return socket, RemoteLink(target.sockets, socket, address)
+    dealer = remote_socket(target.sockets, target.key)
+    return dealer, RemoteLink(target.sockets, dealer, address)
 
 
 def _dealer(sockets: Sockets, endpoint: str) -> Socket:
-    socket = sockets.open(zmq.DEALER)
-    socket.immediate = True
-    socket.maxmsgsize = MESSAGE_BYTES_MAX
-    socket.reconnect_ivl = RECONNECT_INTERVAL_MS
-    socket.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
-    socket.connect(endpoint)
-    return socket
+    dealer = sockets.open(zmq.DEALER)
+    dealer.immediate = True
+    dealer.maxmsgsize = MESSAGE_BYTES_MAX
+    dealer.reconnect_ivl = RECONNECT_INTERVAL_MS
+    dealer.reconnect_ivl_max = RECONNECT_INTERVAL_MAX_MS
+    dealer.connect(endpoint)
+    return dealer

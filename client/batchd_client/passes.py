@@ -31,7 +31,7 @@ class Pass(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Record:
+class _PassRecord:
     """What is known of a stream's passes. ``end``: where the last ``take`` left it; ``turn``: how many passes there were."""
 
     present: Pass
@@ -42,7 +42,7 @@ class _Record:
     lock: Lock = field(default_factory=Lock)
 
 
-_records: WeakKeyDictionary[Stream, _Record] = WeakKeyDictionary()
+_records: WeakKeyDictionary[Stream, _PassRecord] = WeakKeyDictionary()
 
 
 class Passes:
@@ -51,7 +51,7 @@ class Passes:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         here = _position_of(stream)
-        self._record = _records.setdefault(stream, _Record(Pass(here, stream.left), here))
+        self._record = _records.setdefault(stream, _PassRecord(Pass(here, stream.left), here))
 
     @property
     def present(self) -> Pass:
@@ -100,9 +100,8 @@ class Passes:
             try:
                 batch = self.stream.take(record.present.start.epoch)
                 record.taken, record.end = record.taken + (batch is not None), _position_of(self.stream)
-            except BaseException:
-                self._return_to(record.end)
-                raise
+            finally:
+                self._return_to(record.end)  # where it fails; otherwise the stream stands there
             return batch
 
     def rewind(self, batches: int) -> None:

@@ -11,7 +11,7 @@ Invariant: a place is written into only between the daemon's word that it is our
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -25,6 +25,7 @@ from batchd_client.errors import (
     ConnectTimeout,
     ProducerClosed,
     ProtocolError,
+    PushNotLocal,
     PushTimeout,
     SampleInvalid,
     StreamChanged,
@@ -88,7 +89,7 @@ def push(
     sockets = Sockets(1)
     connection = None
     try:
-        target, session = find_local_daemon(sockets, address, connect_timeout_s)
+        target, session = find_local_daemon(sockets, address, connect_timeout_s, PushNotLocal)
         connection = Connection(target, session, deadlines)
     finally:
         if connection is None:
@@ -114,11 +115,10 @@ class Producer(Unique):
         self._closed = False
         self._pushed = self._dropped = self._unconfirmed = 0
         self._wait_s = 0.0
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(connection.close)
             connection.run(self._introduce)
-        except BaseException:
-            connection.close()
-            raise
+            where_it_fails.pop_all()
 
     @property
     def name(self) -> str:

@@ -22,22 +22,22 @@ _LAUNCHERS = (
 )
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """Share ``rank``, from 0, of ``world_size``."""
 
     rank: int
     world_size: int
 
 
-ALONE = Share(0, 1)
+ALONE = RankShare(0, 1)
 
 
-def find_share(environment: Mapping[str, str], rank: int | None = None, world_size: int | None = None) -> Share:
+def find_share(environment: Mapping[str, str], rank: int | None = None, world_size: int | None = None) -> RankShare:
     """Find the share of this process: what is given, else what the launcher says, else all of it. Raises ``RankInvalid``."""
     if (rank is None) != (world_size is None):
         raise RankInvalid("give rank and world_size both, or neither: then they come from the environment")
     if rank is not None and world_size is not None:
-        return _checked(Share(rank, world_size), f"rank {rank!r} of {world_size!r}")
+        return _checked(RankShare(rank, world_size), f"rank {rank!r} of {world_size!r}")
     for names in _LAUNCHERS:
         values = [environment.get(name) for name in names]
         if names[0] == "SLURM_PROCID" and values[1] is None:
@@ -49,14 +49,14 @@ def find_share(environment: Mapping[str, str], rank: int | None = None, world_si
         if missing:
             raise RankInvalid(f"{told} is set, and {missing[0]} is not: set both, or give rank= and world_size=")
         try:
-            share = Share(*(int(value or "") for value in values))
+            share = RankShare(*(int(value or "") for value in values))
         except ValueError:
             raise RankInvalid(f"{told}: these are no numbers") from None
         return _checked(share, told)
     return ALONE
 
 
-def _checked(share: Share, told: str) -> Share:
+def _checked(share: RankShare, told: str) -> RankShare:
     if not 0 <= share.rank < share.world_size:
         raise RankInvalid(f"{told}: there is no such share")
     return share

@@ -29,21 +29,23 @@ from batchd_client.errors import (
     StreamChanged,
     error_for_code,
 )
-from batchd_client.hints import crowded, tell_once
+from batchd_client.hints import crowded, missing_samples, tell_once
 from batchd_client.memory import SlotMemory
 from batchd_client.remote import HELD_MAX, ReceiveBuffer
 from batchd_client.session import Session
-from batchd_client.subscription import Claim, Subscription
+from batchd_client.subscription import Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.slot import UNFINISHED, holds_generation
-from batchd_wire.waiting import SILENCE_MAX_S, missing_samples
+from batchd_wire.status import read_status
 from batchd_wire.wording import counted
 
 ANNOUNCE_AGAIN_S = 1.0
 """How often a waiting trainer says so again; a daemon that lost track of the session must then admit it."""
+SILENCE_MAX_S = 1.0
+"""How long a trainer waits for its first batch before it is told why."""
 BUSY_PAUSE_S = 0.1
 """How long a trainer waits before it asks again for the memory that others hold just now."""
 
@@ -57,10 +59,12 @@ MISMATCH_PAUSE_S = 0.1
 _log = logging.getLogger("batchd_client")
 
 
-class Reader:
+class StreamReader:
     """See above. Reads what ``claim`` names from ``position`` on; ``fingerprint`` is what a saved state says the stream was."""
 
-    def __init__(self, connection: Connection, claim: Claim, position: Position, fingerprint: str | None) -> None:
+    def __init__(
+        self, connection: Connection, claim: SubscriptionRequest, position: Position, fingerprint: str | None
+    ) -> None:
         """Subscribe. Raises what the daemon refuses; memory that others hold is waited for."""
         self.claim = claim
         self.batches = 0
@@ -73,6 +77,8 @@ class Reader:
         self._pause_s = 0.0
         self._is_told = False
         """Why it waits for its first batch has been looked for."""
+        self._missing: str | None = None
+        """The samples that the first batch waits for, as they were then."""
         self._connection = connection
         self._ready: Batch | None = None
         self._began_s = 0.0
@@ -214,9 +220,10 @@ class Reader:
     def _tell(self, session: Session, deadline: float) -> None:
         """Log what the first batch waits for, where that is samples which nobody has pushed yet."""
         with suppress(DaemonUnavailable):  # a daemon that does not answer is spoken of when the batch is overdue
-            missing = missing_samples(session.request(AskStatus, Status, deadline).status, self.claim.stream)
-            if missing is not None:
-                _log.warning("waiting for samples: %s", missing)
+            status = read_status(session.request(AskStatus, Status, deadline).status)
+            self._missing = missing_samples(status, self.claim.stream)
+            if self._missing is not None:
+                _log.warning("waiting for samples: %s", self._missing)
 
     def _look(self, session: Session) -> None:
         """Make the next batch ready if it has come. Nothing is waited for, and the daemon is not told that anybody waits."""
@@ -367,4 +374,5 @@ class Reader:
             f"{connection.deadlines.batch_timeout_s:g} s: the daemon at {connection.place.address} is alive (its lifeline is "
             f"open){again}, its last word came {silent_s:.0f} s ago, and this program "
             f"holds {counted(self.subscription.held, 'batch')} of the stream"
+            + (f"; {self._missing}" if self._missing is not None and not self.batches else "")
         )

@@ -11,12 +11,11 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import zmq
 
 from batchd_client.errors import ProtocolError
 from batchd_client.lifeline import SessionLost
-from batchd_client.memory import Mailbox, SlotMemory
+from batchd_client.memory import Mailbox, SlotMemory, address_of
 from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import ConnectionKey
@@ -54,7 +53,7 @@ class ReceiveBuffer:
     def __init__(self, slot_bytes: int) -> None:
         self.page = memoryview(mmap.mmap(-1, slot_bytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))
         self.slot_bytes = slot_bytes
-        self.address: int = np.frombuffer(self.page, dtype=np.uint8).__array_interface__["data"][0]
+        self.address = address_of(self.page)
 
 
 class ReceiveBuffers:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import zmq
 
@@ -24,7 +24,6 @@ from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
 from batchd_client.lifeline import DaemonBusy, Lifeline, SessionLost, program
 from batchd_client.memory import Mailbox, SlotMemory
 from batchd_client.remote import RemoteLink
-from batchd_client.subscription import OwnerToken, Subscription
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
@@ -46,10 +45,15 @@ from batchd_wire.messages import (
 from batchd_wire.pieces import part_of
 from batchd_wire.runtime import host_id
 
+if TYPE_CHECKING:  # they load numpy, and a session that only asks has no subscriptions
+    from batchd_client.subscription import OwnerToken, Subscription
+
 SLOT_WAIT_S = 10.0
 """How much later than the handle that names it a slot's memory may come."""
 CLOSE_LINGER_MS = 100
 """How long closing waits for the last messages to leave, where leases outlive the connection."""
+WAIT_MAX_S = 3600.0
+"""One wait of a question that has no deadline."""
 OPENING = 0
 """In place of a request's number: ``Open`` has none."""
 
@@ -90,6 +94,16 @@ class Session:
     def is_usable(self) -> bool:
         """May it still be used?"""
         return self._lost is None and not self.torn
+
+    @property
+    def address(self) -> str:
+        """What `connect` takes to find this daemon again."""
+        return f"ipc://{self.link.path.parent}" if isinstance(self.link, Lifeline) else self.endpoint
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there may be something to receive."""
+        return self._descriptors
 
     @property
     def slots(self) -> list[SlotMemory]:
@@ -142,13 +156,13 @@ class Session:
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
-    def adopt(self, subscription: Subscription, owner: object) -> None:
+    def adopt(self, subscription: "Subscription", owner: object) -> None:
         """Deliver to this subscription from now on, as long as anybody has ``owner``. Paired with ``unsubscribe``."""
         subscription.watch(owner, self.forgotten)
         self._subscriptions[subscription.number] = subscription
         self._unadopted = [number for number in self._unadopted if number != subscription.number]
 
-    def has(self, subscription: Subscription) -> bool:
+    def has(self, subscription: "Subscription") -> bool:
         """Does the subscription belong to this session, and has it not been given up?"""
         return self._subscriptions.get(subscription.number) is subscription
 
@@ -190,7 +204,7 @@ class Session:
             return False
         return True
 
-    def give_back(self, subscription: Subscription, consumed: int, waited_us: int, *, waiting: bool) -> bool:
+    def give_back(self, subscription: "Subscription", consumed: int, waited_us: int, *, waiting: bool) -> bool:
         """Pull: say where the subscription is, and end its ended leases. False where it could not be sent right now."""
         pull = subscription.pull(consumed, waited_us, waiting=waiting)
         if not self.send(pull):
@@ -205,6 +219,24 @@ class Session:
         self.settle()
         number = next(self._numbers)
         return self._exchange(number, make(number), answer, deadline)
+
+    def begin(self, make: Callable[[int], Message]) -> None:
+        """Ask without waiting; ``answer`` has what comes of it. The former question, if any, is given up."""
+        self._awaited = next(self._numbers)
+        self._answers.clear()
+        if not self.send(make(self._awaited)):
+            self._lose("ZeroMQ takes no message, though the lifeline is open")
+
+    def answer(self) -> Message | None:
+        """Take the answer to what ``begin`` asked; None where it has not come.
+
+        To be called before each wait for ``descriptors``. Raises what the daemon refuses, ``SessionLost`` and ``ProtocolError``.
+        """
+        while not self._answers:
+            if not self.receive():
+                self.check_link()
+                return None
+        return _accepted(self._answers.pop())
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -326,11 +358,9 @@ class Session:
                     else f"{self.endpoint} does not take the connection that {self.link.path} began"
                 )
             self.check_link()  # before waiting, too: ZeroMQ's descriptors tell only what came after the last look
-            self.wait(seconds)
+            self.wait(min(seconds, WAIT_MAX_S))
             self.check_link()
-        reply = self._answers.pop()
-        if type(reply) is Refused:
-            raise error_for_code(reply.error, reply.text)
+        reply = _accepted(self._answers.pop())
         if not isinstance(reply, answer):
             raise ProtocolError(f"{type(reply).__name__} came in answer to {type(message).__name__}")
         return reply
@@ -390,6 +420,12 @@ class Session:
     def _lose(self, text: str) -> NoReturn:
         self._lost = text
         raise SessionLost(text)
+
+
+def _accepted(reply: Message) -> Message:
+    if type(reply) is Refused:
+        raise error_for_code(reply.error, reply.text)
+    return reply
 
 
 _MEANS_LOST = (ErrorCode.UNKNOWN_SESSION, ErrorCode.DRAINING)

@@ -15,9 +15,9 @@ from batchd_client.connection import Connection
 from batchd_client.errors import PositionInvalid, StateMismatch, StreamClosed
 from batchd_client.memory import SlotMemory
 from batchd_client.positions import StreamState, checked_position, read_state
-from batchd_client.reader import Reader
+from batchd_client.reader import BEGINNING, StreamReader
 from batchd_client.remote import ReceiveBuffer
-from batchd_client.subscription import Claim, Terms
+from batchd_client.subscription import SubscriptionRequest, Terms
 from batchd_client.unique import Unique
 from batchd_wire.fields import Varying
 from batchd_wire.position import Position
@@ -65,10 +65,16 @@ class Stream(Unique):
 
     INSTEAD = "both would take the same batches; open another with daemon.stream(..., state=stream.state_dict())"
 
-    def __init__(self, connection: Connection, claim: Claim, state: Mapping[str, object] | None) -> None:
-        position, fingerprint = read_state(state, claim.stream) if state is not None else (Position(0, 0), None)
+    def __init__(
+        self,
+        connection: Connection,
+        claim: SubscriptionRequest,
+        state: Mapping[str, object] | None,
+        begin: Position = BEGINNING,
+    ) -> None:
+        position, fingerprint = read_state(state, claim.stream) if state is not None else (begin, None)
         self._claim = claim
-        self._reader = Reader(connection, claim, position, fingerprint)
+        self._reader = StreamReader(connection, claim, position, fingerprint)
         self._closed = False
 
     # --- what it is ---------------------------------------------------------------------------------------------------

@@ -28,14 +28,15 @@ HANDLES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never."""
+class SubscriptionRequest:
+    """What the user asked for. ``window`` 0 is the stream's own; ``end_epoch`` None is never; spectators: see ``Subscribe``."""
 
     stream: str
     rank: int
     world_size: int
     window: int
     end_epoch: int | None
+    is_spectator: bool = False
 
     def subscribe(self, request: int, position: Position, fingerprint: str | None) -> Subscribe:
         """The message that claims it from ``position`` on."""
@@ -50,7 +51,7 @@ class Claim:
             position.step,
             end_epoch,
             fingerprint,
-            is_spectator=False,
+            self.is_spectator,
         )
 
 
@@ -100,7 +101,7 @@ class Subscription:
         "window",
     )
 
-    def __init__(self, claim: Claim, asked: Position, admitted: Subscribed) -> None:
+    def __init__(self, claim: SubscriptionRequest, asked: Position, admitted: Subscribed) -> None:
         start = Position(admitted.epoch, admitted.step)
         if start < asked:
             raise ProtocolError(f"the daemon begins at {start}, before {asked} that was asked for")

@@ -32,7 +32,7 @@ from batchd_client.columns import own, wanted
 from batchd_client.errors import TensorsInvalid
 from batchd_client.passes import Passes
 from batchd_client.positions import StreamState
-from batchd_client.ranks import Share
+from batchd_client.ranks import RankShare
 from batchd_client.stream import FieldSchema, Stream
 from batchd_wire.fields import RAGGED
 
@@ -119,12 +119,12 @@ def state_after(stream: Stream, batches: int) -> StreamState:
     return Passes(stream).state_dict(batches)
 
 
-def share(context: tf.distribute.InputContext) -> Share:
+def share(context: tf.distribute.InputContext) -> RankShare:
     """Tell which share of a stream belongs to an input pipeline of a strategy: one pipeline for each of its processes.
 
     strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos", *share(context))))
     """
-    return Share(context.input_pipeline_id, context.num_input_pipelines)
+    return RankShare(context.input_pipeline_id, context.num_input_pipelines)
 
 
 class _Column(NamedTuple):

@@ -58,7 +58,7 @@ class MailColumn(NamedTuple):
         return f"{self.kind}[{lengths}]" if self.shape else self.kind
 
 
-class Extent(NamedTuple):
+class ValueExtent(NamedTuple):
     """Where one value lies in its place, and the shape that it has there."""
 
     start: int
@@ -106,7 +106,7 @@ class PlaceLayout:
         """The lengths at the start of a place; anything may stand there."""
         return list(_lengths_struct(self.open_lengths).unpack_from(place))
 
-    def extents(self, lengths: Sequence[int]) -> list[Extent]:
+    def extents(self, lengths: Sequence[int]) -> list[ValueExtent]:
         """Where the values of such lengths lie. Raises ``ValueError`` where they do not fit into a place."""
         left = list(lengths)
         end, open_bytes = self.values_start, 0
@@ -119,7 +119,7 @@ class PlaceLayout:
                 if open_bytes > self.sample_bytes_max:
                     limit = f"sample_bytes_max = {self.sample_bytes_max}"
                     raise ValueError(f"with {column.name!r} {list(shape)} it has {open_bytes} bytes, more than {limit}")
-            found.append(Extent(end, size, shape))
+            found.append(ValueExtent(end, size, shape))
             end = _round_up(end + size, VALUE_ALIGNMENT_BYTES)
         return found
 

@@ -43,7 +43,7 @@ A producer pushes samples into a live stream, on the daemon's host alone. Its se
        |  <-- PlaceLent | Refused ---------------------    |   none: the sample is dropped
        |     writes a sample into its place                |   see ``batchd_wire.mailbox``
        |  -- Pushed ----------------------------------->   |
-       |  <-- PushTaken | Refused ---------------------    |   from here on it is in the queue, whoever dies
+       |  <-- PushTaken | Refused ---------------------    |   from here on it is in the queue
 
 ``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never differences, so it may be
 repeated or overtaken without harm.
@@ -130,7 +130,7 @@ class Subscribe(Message):
     ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the same step.
     ``window`` is how many positions ahead of the trainer shall be ready; 0 means the stream's own setting.
     ``fingerprint`` is what the trainer's saved state says the stream was, or None.
-    ``is_spectator``: it only wants a look, so nobody waits for it where trainers go in lockstep, and of a live stream it gets
+    ``is_spectator``: it only wants a look, so trainers in lockstep do not wait for it, and of a live stream it gets
     one batch and uses nothing up.
     """
 
@@ -175,7 +175,7 @@ class Unsubscribe(Message):
 
 @message(14)
 class AskStatus(Message):
-    """What is everybody doing?"""
+    """Ask for the daemon's status."""
 
     request: int
 
@@ -209,7 +209,7 @@ class Mismatched(Message):
 
 @message(18)
 class Join(Message):
-    """The first and only word on a further TCP connection of a session, of which ``secret`` is."""
+    """The only message on a further TCP connection of the session that has this ``secret``."""
 
     secret: bytes
 
@@ -231,7 +231,7 @@ class Produce(Message):
 
 @message(41)
 class AskPlace(Message):
-    """Give me a place to write a sample into. Whoever has one gets the same again; who waits keeps its turn."""
+    """Ask for a place for a sample. A producer that has one gets it again; a waiting one keeps its turn."""
 
     request: int
     stream: int
@@ -391,7 +391,7 @@ class Producing(Message):
 
 @message(51)
 class PlaceLent(Message):
-    """Write your sample into ``place``, and nobody else will. None: there is none, so the sample is dropped and counted."""
+    """Only this producer may write into ``place``. None: none is free, so the sample is dropped and counted."""
 
     request: int
     place: int | None

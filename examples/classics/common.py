@@ -26,7 +26,7 @@ import numpy as np
 import batchd
 import batchd_client
 from batchd.errors import BatchdError
-from batchd.pipeline.made import make_photos
+from batchd.pipeline.image.synthetic_images import make_photos
 
 HERE = Path(__file__).parent
 BATCH_SIZE = 32

@@ -13,8 +13,8 @@ from typing import Any
 from common import BATCH_SIZE, Example, Photograph, Unavailable, endless, main, same, tensorflow
 
 try:
-    from batchd.sources.example_messages import Example as Record
-    from batchd.sources.tfrecord_frames import FOOTER, HEADER, masked_crc
+    from batchd.sources.tfrecord.frames import FOOTER, HEADER, masked_crc
+    from batchd.sources.tfrecord.reader import Example as Record
 except ImportError:
     Record = None
 

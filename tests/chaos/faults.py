@@ -33,6 +33,8 @@ class Faults:
         self._run = run
         self._chance = run.chance
         self._is_full = False
+        self._is_to_die = False
+        """Is a second kill of the daemon due? Its successor reads the configuration that is there then."""
         self._deck: list[str] = []
         self._kinds: dict[str, tuple[int, Callable[[], bool]]] = {
             "kill a worker": (6, partial(self._kill, workers_of)),
@@ -94,7 +96,13 @@ class Faults:
     def _kill_daemon_twice(self) -> bool:
         """The second time while it starts."""
         self._kill_daemon()
-        self._run.later(self._chance.uniform(0, STARTING_MAX_S), self._run.restart_daemon)
+        self._is_to_die = True
+
+        def kill_again() -> None:
+            self._is_to_die = False
+            self._run.restart_daemon()
+
+        self._run.later(self._chance.uniform(0, STARTING_MAX_S), kill_again)
         return True
 
     def _kill_trainer(self) -> bool:
@@ -183,7 +191,7 @@ class Faults:
         """The daemon says so, and nothing else changes. Only one that is up is asked: another would not start."""
         run = self._run
         daemon = run.stage.daemon
-        if not run.is_up or daemon.pid in run.stopped:
+        if not run.is_up or self._is_to_die or daemon.pid in run.stopped:
             return False
         size = daemon.log_file.stat().st_size
         before = run.stage.spoil_configuration()

@@ -16,6 +16,7 @@ import os
 import random
 import selectors
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -107,9 +108,10 @@ class Run:
                 self.kill(member)
 
     def wrong(self, what: str) -> None:
-        """Remember what is not as it should be."""
+        """Say what is not as it should be, and remember it."""
         if len(self.errors) < ERRORS_MAX:
             self.errors.append(f"after {self.faults.total()} faults: {what}")
+            sys.stderr.write(f"ERROR {self.errors[-1]}\n")
 
     # --- watching -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from batchd.daemon.keys import KeyDirectory
+from batchd.daemon.tcp.keys import KeyDirectory
 from batchd_wire.keys import connection_file_text
 from support.daemon_process import DaemonProcess
 from support.expected import Expected

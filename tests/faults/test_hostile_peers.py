@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 import batchd_client
-from batchd.daemon.zmtp import FRAMES_MAX
+from batchd.daemon.local.zmtp import FRAMES_MAX
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.codes import ErrorCode

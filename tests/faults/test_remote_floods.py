@@ -11,9 +11,9 @@ import zmq
 
 import batchd_client
 from batchd.core.state import TICK_S
-from batchd.daemon.doorstep import BAN_S
-from batchd.daemon.register import QUESTIONS_PER_TICK
-from batchd.daemon.remote import SUBSCRIPTIONS_MAX
+from batchd.daemon.tcp.connection_guard import BAN_S
+from batchd.daemon.tcp.connections import QUESTIONS_PER_TICK
+from batchd.daemon.tcp.sessions import SUBSCRIPTIONS_MAX
 from batchd_client.errors import DaemonNotFound
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode

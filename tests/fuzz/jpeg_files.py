@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from batchd.pipeline import _jpeg
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.probe import probe_image
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.errors import SampleUndecodable
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -7,7 +7,7 @@ import pytest
 import batchd_client
 from batchd.doctor.caches import check_caches
 from batchd.doctor.finding import Level
-from batchd.pipeline import jpeg_box
+from batchd.pipeline.image import jpeg_box
 from support.commands import batchd as command
 from support.expected import Expected
 from support.images import encode, jpeg, jpeg_with_exif, photo, progressive_jpeg, write_photos

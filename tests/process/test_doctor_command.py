@@ -35,7 +35,7 @@ def test_a_configuration_is_looked_at_with_its_sources(config, tmp_path, photos)
     lines = text.splitlines()
     assert {line[9:29].strip() for line in lines if not line.startswith(" ")} >= SUBJECTS | {"storage of photos"}
     assert f"storage of photos     {photos} (" in text
-    assert "no daemon answers" in text
+    assert "no batchd daemon could be reached" in text
     assert "\x1b" not in text
 
 

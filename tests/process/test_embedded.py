@@ -11,6 +11,7 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.children import Child
 from batchd.embedded import _address
 from batchd.errors import BatchdError
 from support.commands import batchd as run_batchd
@@ -80,12 +81,9 @@ def test_a_script_serves_itself_and_leaves_nothing(config, daemons_folder):
 
 def test_the_address_is_the_line_that_begins_as_one():
     """A source of the user's own may print something before and after it."""
-    says = "print('scanning'); print('ipc:///run/x'); print('ready', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", says], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        try:
-            assert _address(child, 10) == "ipc:///run/x"
-        finally:
-            child.kill()
+    says = "print('scanning'); print('ipc:///run/x'); print('ready')"
+    with Child(subprocess.Popen([sys.executable, "-c", says], stdout=subprocess.PIPE)) as child:
+        assert _address(child, 10) == "ipc:///run/x"
 
 
 def test_batches_stay_readable_after_the_context(config):
@@ -180,7 +178,7 @@ def test_an_embedded_daemon_answers_the_commands(config):
 
 
 def test_a_script_keeps_no_descriptor_of_the_daemon(config):
-    """Not even while it runs, but for the two ends that tell them of each other."""
+    """While it runs, there are the two ends that tell them of each other, and its pidfd."""
     before = len(descriptors_of("self"))
     with batchd.serve(config):
-        assert len(descriptors_of("self")) <= before + 2
+        assert len(descriptors_of("self")) <= before + 3

@@ -14,6 +14,7 @@ import pytest
 import batchd
 import batchd_client
 from batchd.observer.metrics import COUNTER, METRICS
+from batchd_wire.status import read_status
 from support.commands import batchd as run_batchd
 from support.kernel import children_of, fork_servers_of, is_alive, is_stopped
 from support.network import free_port
@@ -39,7 +40,7 @@ def counters(status) -> dict[str, float]:
         written(metric.name, dict(zip(metric.scope.labels, labels, strict=True))): value
         for metric in METRICS
         if metric.kind == COUNTER
-        for labels, value in metric.values(status)
+        for labels, value in metric.values(read_status(status))
     }
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.daemon.reload import NICENESS
-from batchd.daemon.reserve import SLOT_DESCRIPTORS
+from batchd.daemon.memory.held_descriptors import SLOT_DESCRIPTORS
+from batchd.daemon.reload.requests import NICENESS
 from batchd_client.errors import StreamChanged, StreamRemoved, StreamStopped
 from support.commands import batchd as command
 from support.expected import Expected

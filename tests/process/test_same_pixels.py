@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.pipeline import resample
+from batchd.pipeline.image import resample
 from support.pixel_sums import write_inputs
 
 TESTS = Path(__file__).parents[1]

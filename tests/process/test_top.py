@@ -167,4 +167,4 @@ def test_a_pipe_gets_one_frame(daemon):
 
 def test_where_no_daemon_is_that_is_said(tmp_path):
     """With the exit code that every command has for it."""
-    assert "no daemon answers" in batchd("top", "--once", address=f"ipc://{tmp_path}", status=3).stderr
+    assert "no batchd daemon could be reached" in batchd("top", "--once", address=f"ipc://{tmp_path}", status=3).stderr

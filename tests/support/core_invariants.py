@@ -3,20 +3,22 @@
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
 from batchd.core.events import Event
-from batchd.core.fleet import ORDERS_MAX, WorkerState
+from batchd.core.fleet import WorkerKind, WorkerState
 from batchd.core.ring import Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
-from batchd.core.subscription import ENTITLEMENT_SLOTS, Claim, Subscription
+from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from support.core_eviction import check_choice
-from support.core_world import World
+from support.core_world import WORKERS, World
 
 
 class CheckedWorld(World):
     """A world in which everything is as it must be after every event, and each slot that is chosen is the right one."""
 
-    def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
-        super().__init__(specs, workers, chunk_rows_max)
+    def __init__(
+        self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
+    ) -> None:
+        super().__init__(specs, workers, chunk_rows_max, kind)
         self._looked_at: set[int] = set()
         self._check_new_choices()
 
@@ -68,8 +70,7 @@ def _check_streams(world: World) -> None:
             continue
         assert all(not slot.is_idle for slot in stream.delivery.ring.slots.values()), "memory is kept for nobody"
         assert (number in world.ended) == (not stream.delivery.ring.slots)
-        mailbox = stream.delivery.mailbox
-        producers = mailbox is not None and mailbox.has_producers
+        producers = stream.delivery.supply.mailbox.has_producers
         assert stream.delivery.ring.slots or stream.delivery.subscriptions or producers, "a stream is kept for nobody"
     assert {slot.stream for slot in world.slots.values()} <= set(world.state.streams)
     assert not world.ended & {slot.stream for slot in world.slots.values()}
@@ -90,12 +91,14 @@ def _check_promises(delivery: Delivery) -> None:
     """The ring can keep what it promised, and the sum that is kept step by step is the sum."""
     subscriptions = delivery.subscriptions.values()
     committed = sum(one.committed for one in subscriptions)
-    assert committed == delivery._promises._committed
+    assert committed == delivery.claims.committed
     assert committed <= delivery.ring.slots_max or delivery.stopped is not None
     for one in subscriptions:
         assert not one.ended or (one.leases and not one.claims), "an ended subscription lingers"
         assert [claim.sequence for claim in one.claims] == list(range(one.granted, one.next_sequence))
-        assert one.waits.cause is delivery._cause(one), "its time is put down to what it does not wait for any more"
+        assert one.waits.cause is delivery.claims.cause(one), (
+            "its time is put down to what it does not wait for any more"
+        )
 
 
 def _check_slots(stream: Stream, world: World) -> None:
@@ -107,7 +110,7 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert ring.pending == {slot.number for slot in ring.slots.values() if slot.fill and slot.fill.has_pending}
     for one in subscriptions:
         is_placed = all(claim.slot is not None for claim in one.claims)
-        assert is_placed or one.number in stream.delivery._unplaced, "a claim that nobody tries to place again"
+        assert is_placed or Blocked.NO_SLOT in one.blocked, "a claim that nobody tries to place again"
         exhausted = [claim.slot for claim in one.claims if claim.sequence < one.exhausted]
         assert all(slot is None or slot.number not in ring.pending for slot in exhausted), (
             "rows that a worker would not find"
@@ -132,7 +135,7 @@ def _check_slots(stream: Stream, world: World) -> None:
 
 def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
     """In a live stream, a slot may be empty: what was filled into it no trainer wants or got, though some may look at it."""
-    if stream.delivery.mailbox is None or slot.position is not None or slot.grants:
+    if stream.spec.live is None or slot.position is not None or slot.grants:
         return False
     holders = world.holders(slot.number)
     assert all(world.trainers[number].is_spectator for number in holders)
@@ -189,7 +192,7 @@ def _check_nobody_forgotten(delivery: Delivery) -> None:
         if not _wants_more(delivery, one):
             continue
         assert one.usage >= ENTITLEMENT_SLOTS, "a trainer does not get its two slots"
-        assert one.usage >= fair_slots or not delivery._promises.has_room(1), "a trainer does not get its fair share"
+        assert one.usage >= fair_slots or not delivery.claims.has_room(1), "a trainer does not get its fair share"
         others = sum(
             len(other.leases) if other.ended else ENTITLEMENT_SLOTS
             for other in delivery.subscriptions.values()
@@ -255,10 +258,12 @@ def _check_workers(world: World) -> None:
     assert len({worker.place for worker in wanted}) == len(wanted), "two workers have one place"
     assert set(fleet.workers) == set(world.workers)
     for number, worker in fleet.workers.items():
-        assert len(worker.orders) <= ORDERS_MAX
+        assert len(worker.orders) <= worker.kind.orders_max
         sent = [order for order in worker.orders if not world.slots[worker.orders[order].slot.number].lost]
         assert sent == [order.order for order in world.workers[number].orders]
-    has_time = any(one.state is WorkerState.READY and len(one.orders) < ORDERS_MAX for one in fleet.workers.values())
+    has_time = any(
+        one.state is WorkerState.READY and len(one.orders) < one.kind.orders_max for one in fleet.workers.values()
+    )
     if not has_time or world.state.draining:
         return
     for stream in world.state.streams.values():
@@ -271,8 +276,8 @@ def _check_workers(world: World) -> None:
 
 def _has_samples(stream: Stream, one: Subscription, claim: Claim) -> bool:
     """Could its rows be filled? In a live stream that takes samples, and some are left for who waits for a batch."""
-    mailbox, position = stream.delivery.mailbox, claim.share.position
-    if mailbox is None or mailbox.is_bound(position):
+    mailbox, position = stream.delivery.supply.mailbox, claim.share.position
+    if stream.spec.live is None or mailbox.is_bound(position):
         return True
     trainers = [other for other in stream.delivery.subscriptions.values() if not other.ended and not other.is_spectator]
     waits = one.waiting and claim.sequence == one.granted and not (one.is_spectator and trainers)

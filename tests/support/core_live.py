@@ -143,13 +143,12 @@ class LiveWorld(CheckedWorld):
         """Let one event happen; then everything must be where it is."""
         actions = super().do(event)
         for number, stream in self.state.streams.items():
-            mailbox, spec = stream.delivery.mailbox, self.specs[number]
-            if mailbox is None or spec.live is None:
+            counted, spec = stream.delivery.supply.statistics(), self.specs[number]
+            if counted is None or spec.live is None:
                 continue
             lent = sum(one.place is not None for one in self.producers.values() if one.stream == number)
             waiting = sum(one.request is not None for one in self.producers.values() if one.stream == number)
             unread = sum(one == number and sample is not None for (one, _), sample in self.places.items())
-            counted = mailbox.statistics(0)
             assert (counted.lent_places, counted.queued_samples + counted.bound_samples) == (lent, unread)
             if number not in self.stopped:
                 assert counted.waiting_producers == waiting
@@ -157,7 +156,7 @@ class LiveWorld(CheckedWorld):
             assert counted.pushed_samples == len(self.pushed[number])
             assert counted.dropped_oldest == len(self.dropped[number])
             if self.slots_max[number] == spec.slots_max:
-                assert stream.delivery.lost_batches == 0, "a batch is gone that somebody wants"
+                assert counted.lost_batches == 0, "a batch is gone that somebody wants"
             accounted = len(self.handed_out[number]) + len(self.dropped[number]) + unread
             assert accounted == len(self.pushed[number]), "a sample is lost"
         return actions

@@ -15,6 +15,7 @@ from typing import TypeVar
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.course import Share
+from batchd.core.fleet import WorkerKind
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
@@ -26,6 +27,7 @@ from support.core_course import reading, rows_of
 Kind = TypeVar("Kind")
 ENTITLEMENT = 2
 SAMPLE_TIMEOUT_S = 30.0
+WORKERS = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
 
 
 def make_spec(number: int = 1, **changes: object) -> StreamSpec:
@@ -113,8 +115,11 @@ NEVER_SEEN = 1 << 60
 class World:
     """Feeds events, performs and checks actions. ``slots_left`` is how many more slots the machine has memory for."""
 
-    def __init__(self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256) -> None:
-        self.state = DaemonState(specs, workers, sample_timeout_s=SAMPLE_TIMEOUT_S, chunk_rows_max=chunk_rows_max)
+    def __init__(
+        self, specs: list[StreamSpec], workers: int = 1, chunk_rows_max: int = 256, kind: WorkerKind = WORKERS
+    ) -> None:
+        self.state = DaemonState(specs, workers, kind, sample_timeout_s=SAMPLE_TIMEOUT_S, chunk_rows_max=chunk_rows_max)
+        self.kind = kind
         self.specs = {spec.number: spec for spec in specs}
         """All that ever were."""
         self.serving = [spec.number for spec in specs]
@@ -385,7 +390,7 @@ class World:
         worker, slot = self.workers[order.worker], self.slots[order.slot]
         assert worker.ready, "a worker is ordered before it is ready"
         assert not worker.killed, "a worker is ordered that was told to die"
-        assert len(worker.orders) < 2, "a worker has more than two orders"
+        assert len(worker.orders) < self.kind.orders_max, "a worker has more orders than its kind allows"
         assert order.order not in self._orders_seen, "an order's number comes twice"
         self._orders_seen.add(order.order)
         assert slot.stream == order.stream

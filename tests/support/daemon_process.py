@@ -15,11 +15,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 import batchd_client
-from batchd.attach.find import find_daemon
-from batchd.attach.session import Attachment
+from batchd_client.asking import asking
 from batchd_wire.messages import AskReload, Reloaded
 from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, workers_of
 from support.settings import MEMORY, write_settings
@@ -38,7 +38,7 @@ class DaemonProcess:
     words before its command, such as those that run it in a container.
     """
 
-    def __init__(  # noqa: PLR0913  each is one thing about a daemon
+    def __init__(
         self,
         parent: Path,
         streams: dict[str, dict[str, Any]],
@@ -192,8 +192,8 @@ class DaemonProcess:
 
     def reload(self, exit_code: int = 0) -> str:
         """Have it read its configuration again, as ``batchd reload`` does, and give what the command would print."""
-        with Attachment(find_daemon(self.address)) as attachment:
-            outcome = attachment.ask(AskReload(1), Reloaded, PATIENCE_S)
+        with asking(self.address) as session:
+            outcome = session.request(AskReload, Reloaded, monotonic() + PATIENCE_S)
         assert outcome.exit_code == exit_code, outcome.text
         return outcome.text
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from time import process_time
 
-from batchd.config.image_steps import Decode, Resize
-from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.samples.errors import SampleUndecodable
 from support.images import encode, photo
 from support.pipelines import image_pipeline, run
 

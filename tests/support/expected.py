@@ -11,14 +11,14 @@ import numpy as np
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
-from batchd.pipeline.cut import cut_of, steps_of
-from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.cache_split import cut_of, steps_of
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
 
@@ -33,9 +33,9 @@ class Expected:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
         kind = kind_of(config.source)
-        index = scan_source(config.source, lambda _found: None, IndexCache(None))
-        self._columns = kind.columns(config.source)
-        self._reader = kind.open(config.source, index, 1 << 26)
+        index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
+        self._columns = kind.columns(config.source, Storage())
+        self._reader = kind.open(config.source, index, 1 << 26, Storage())
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
         self._maker: Pipeline | None = None
         if config.cache == "decoded":

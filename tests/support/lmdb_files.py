@@ -7,11 +7,12 @@ from typing import Any
 
 import lmdb
 
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.lmdb_scan import scan
-from batchd.sources.survey import Survey
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.lmdb.scan import scan
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 MAP_BYTES = 1 << 26
@@ -43,4 +44,4 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     """A reader of a good database, which is scanned in this process: one of its own takes a third of a second."""
     source = LmdbSource(path=path, fields=fields, **changes)
-    return kind_of(source).open(source, scan(source, Survey(nothing)), max_bytes)
+    return kind_of(source).open(source, scan(source, Survey(nothing)), max_bytes, Storage())

@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.config.arrow_sources import ParquetSource
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.survey import Survey
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.parquet.options import ParquetSource
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -53,7 +54,7 @@ def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: An
 
 def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_parquet(root, fields, *shards, **changes)
-    return kind_of(source).open(source, index, max_bytes)
+    return kind_of(source).open(source, index, max_bytes, Storage())
 
 
 def photo_rows(photos: Path, folder: Path, **options: Any) -> dict[str, Any]:

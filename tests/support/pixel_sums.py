@@ -12,14 +12,30 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.config.columns import Column
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import Cast, Clip, OneHot, Scale
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
-from batchd.config.steps import STEP_KINDS, Step
-from batchd.config.values import Value
 from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.options import StepOptions
+from batchd.samples.columns import Column
+from batchd.samples.values import Value
 
 WITHOUT_NUMBERS = frozenset(
     (
@@ -43,7 +59,7 @@ COLORS = ("rgb", "bgr", "gray")
 METHODS = ("auto", "nearest", "linear", "area", "cubic")
 SIZES = ((97, 131), (120, 158), (300, 420), (40, 400), (300, 5), (1, 1))
 PICTURES = ("noise", "photo")
-GEOMETRY: Mapping[str, Sequence[Step]] = {
+GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
     **{f"resize {method} to {size}": [Resize(size=size, interpolation=method)] for method in METHODS for size in SIZES},
     "resize shorter_side": [Resize(shorter_side=100), CenterCrop(size=(90, 90))],
     **{
@@ -59,7 +75,7 @@ GEOMETRY: Mapping[str, Sequence[Step]] = {
     "rotate by a little": [Rotate(degrees=(-1, 1))],
 }
 """Steps that followers follow."""
-PIXELS: Mapping[str, Sequence[Step]] = {
+PIXELS: Mapping[str, Sequence[StepOptions]] = {
     "brightness": [ColorJitter(brightness=0.4)],
     "contrast": [ColorJitter(contrast=0.4)],
     "saturation": [ColorJitter(saturation=0.4)],
@@ -77,7 +93,7 @@ PIXELS: Mapping[str, Sequence[Step]] = {
         for order in ("nhwc", "nchw")
     },
 }
-NUMBERS: Mapping[str, Sequence[Step]] = {
+NUMBERS: Mapping[str, Sequence[StepOptions]] = {
     "cast": [Cast(field="numbers", dtype="float16", truncate=True)],
     "clip": [Clip(field="numbers", min=-1.5, max=900.25)],
     "scale": [Scale(field="numbers", factor=0.1234567, offset=-3.21)],
@@ -137,7 +153,7 @@ def ops_covered() -> set[str]:
     return {step.op for steps in groups for step in steps} | {"decode", "follow"}
 
 
-_Case = tuple[str, list[Column], Sequence[Step], dict[str, Value]]
+_Case = tuple[str, list[Column], Sequence[StepOptions], dict[str, Value]]
 
 
 def _decodings(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
@@ -192,7 +208,7 @@ def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         yield name, columns, steps, values
 
 
-def _sum(columns: list[Column], steps: Sequence[Step], values: dict[str, Value], samples: int) -> str:
+def _sum(columns: list[Column], steps: Sequence[StepOptions], values: dict[str, Value], samples: int) -> str:
     pipeline = Pipeline(columns, steps, seed=1)
     row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in pipeline.columns.items()}
     seen = 0

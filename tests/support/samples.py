@@ -7,36 +7,38 @@ from typing import Any
 
 import pytest
 
-from batchd.config.sources import Source, source_from_plain, source_to_plain
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from support.source_files import nothing
 
 
-def scan(source: Source) -> SourceIndex:
+def scan(source: SourceOptions) -> SourceIndex:
     """The index of a source, made anew."""
-    return scan_source(source, nothing, IndexCache(None))
+    return scan_source(source, nothing, IndexCache(None), Storage())
 
 
 @contextmanager
-def opened(source: Source, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, SourceIndex]]:
+def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, SourceIndex]]:
     """A reader over the index as it comes to a worker."""
     descriptor = scan(source).to_memfd()
     try:
         index = SourceIndex.from_descriptor(descriptor)
     finally:
         os.close(descriptor)
-    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes)
+    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
     try:
         yield reader, index
     finally:
         reader.close()
 
 
-def read_samples(source: Source) -> list[Mapping[str, Any]]:
+def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
     """All samples, the last one read first, as any order will do; what is only valid until the next one is copied."""
     with opened(source) as (reader, index):
         return [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from batchd.config.file_sources import FolderSource, ListSource
-from batchd.config.sources import Source
-from batchd.sources.cache import IndexCache
-from batchd.sources.files import FilesIndex
+from batchd.sources.files.index import FilesIndex
+from batchd.sources.files.options import FolderSource, ListSource
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 
 
 def nothing(_found: int) -> None:
@@ -20,8 +21,8 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def scan_files(source: Source) -> FilesIndex:
-    return FilesIndex(scan_source(source, nothing, IndexCache(None)))
+def scan_files(source: SourceOptions) -> FilesIndex:
+    return FilesIndex(scan_source(source, nothing, IndexCache(None), Storage()))
 
 
 def scan_folder(path: Path) -> FilesIndex:

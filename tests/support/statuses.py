@@ -1,24 +1,26 @@
-"""Statuses of a daemon as ``batchd status --json`` has them, for whatever reads them. Tests only.
+"""Statuses of a daemon, for whatever reads them. Tests only.
 
 A healthy one: 2 workers that are busy half of the time with 1,000 samples a second, one trainer that waits for nothing.
 """
 
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from batchd.core.statistics import (
-    DaemonStatistics,
+from batchd_wire.status import (
+    DaemonFacts,
+    DaemonStatus,
+    LocalCounts,
     PartStatistics,
     SlowSample,
     StreamStatistics,
     SubscriptionStatistics,
+    TrainerStatistics,
     WaitStatistics,
     WorkerStatistics,
     WorkStatistics,
 )
 
-Status = dict[str, Any]
 SECONDS = 10.0
 """Between the two looks of ``two_looks``."""
 
@@ -73,7 +75,7 @@ _STREAM = StreamStatistics(
 )
 
 
-def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counted
+def two_looks(
     *,
     work: dict[str, Any] | None = None,
     parts: dict[str, float] | None = None,
@@ -83,7 +85,7 @@ def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counte
     stream: dict[str, Any] | None = None,
     sent_bytes_per_s: float | None = None,
     workers: int = 2,
-) -> tuple[Status, Status]:
+) -> tuple[DaemonStatus, DaemonStatus]:
     """A daemon's status now and ``SECONDS`` later. Changes are those of the second look; what counts up counts from zero."""
     begun = _status(
         replace(
@@ -102,18 +104,18 @@ def two_looks(  # noqa: PLR0913  each is one thing that a daemon may have counte
     )
     one = replace(_SUBSCRIPTION, waits=WaitStatistics(**(waits or {})), **(trainer or {}))
     ended = _status(replace(_STREAM, work=done, subscriptions=(one,), **(stream or {})), workers, sent_bytes_per_s)
-    ended["daemon"]["uptime_s"] += SECONDS
-    for worker in ended["workers"]:
-        worker["chunks"] += 100
+    ended.daemon.uptime_s += SECONDS
+    for worker in ended.workers:
+        worker.chunks += 100
     if trainer and "ready_ahead" in trainer:
-        begun["streams"][0]["subscriptions"][0]["ready_ahead"] = trainer["ready_ahead"]
-    return begun, ended
+        begun.streams[0].subscriptions[0].ready_ahead = trainer["ready_ahead"]
+    return deepcopy((begun, ended))  # some tests change their values
 
 
-def later(status: Status, seconds: float = SECONDS) -> Status:
+def later(status: DaemonStatus, seconds: float = SECONDS) -> DaemonStatus:
     """The same status, so much later."""
     copy = deepcopy(status)
-    copy["daemon"]["uptime_s"] += seconds
+    copy.daemon.uptime_s += seconds
     return copy
 
 
@@ -121,32 +123,24 @@ def _none_done() -> WorkStatistics:
     return WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
 
 
-def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | None) -> Status:
+def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | None) -> DaemonStatus:
+    transport = "shared memory" if sent_bytes_per_s is None else "tcp"
+    daemon = DaemonFacts(
+        version="1",
+        pid=5,
+        uptime_s=100.0,
+        memory_bytes=1 << 30,
+        cpus=8,
+        decoders="",
+        reloading=False,
+        reload=None,
+        http=None,
+        local=LocalCounts(1, 0, 0),
+        tcp=None,
+        worker_deaths=0,
+        draining=False,
+        ending_slots=0,
+    )
     fleet = tuple(WorkerStatistics(number, number, "ready", 1, 10, 100, 1.0) for number in range(workers))
-    statistics = asdict(DaemonStatistics(fleet, (stream,), 0, draining=False, ending_slots=0))
-    trainer = {
-        "session": 1,
-        "name": "train-01",
-        "pid": 77,
-        "user": 1000,
-        "transport": "shared memory" if sent_bytes_per_s is None else "tcp",
-        "host": None,
-        "key": None,
-        "sent_bytes_per_s": sent_bytes_per_s,
-        "connections": 1,
-    }
-    daemon = {
-        "version": "1",
-        "pid": 5,
-        "uptime_s": 100.0,
-        "memory_bytes": 1 << 30,
-        "cpus": 8,
-        "decoders": "",
-        "worker_deaths": 0,
-    }
-    return {
-        "daemon": {**daemon, "draining": False},
-        "workers": list(statistics["workers"]),
-        "trainers": [trainer],
-        "streams": [{**stream, "cache": None} for stream in statistics["streams"]],
-    }
+    trainer = TrainerStatistics(1, "train-01", 77, 1000, transport, sent_bytes_per_s=sent_bytes_per_s)
+    return DaemonStatus(daemon, fleet, (trainer,), (stream,))

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import google_crc32c
 
-from batchd.sources.example_messages import Example, SequenceExample
+from batchd.sources.tfrecord.reader import Example, SequenceExample
 
 Values: TypeAlias = bytes | Sequence[int] | Sequence[float] | Sequence[bytes]
 """Of one feature; bytes are a list of one."""

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.columns import Column
-from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
-from batchd.sources import array_files
-from batchd.sources.kinds import kind_of
+from batchd.samples.columns import Column
+from batchd.sources.arrays import index as array_files
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.interface import kind_of
+from batchd.sources.options import SourceOptions
+from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
 from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
@@ -38,11 +39,11 @@ def raw(folder: Path, content: bytes, record: dict[str, str], **options) -> RawS
     return RawSource(path=folder / "x.bin", record=record, **options)
 
 
-def columns(source: Source) -> tuple[Column, ...]:
-    return kind_of(source).columns(source)
+def columns(source: SourceOptions) -> tuple[Column, ...]:
+    return kind_of(source).columns(source, Storage())
 
 
-def refused(source: Source) -> str:
+def refused(source: SourceOptions) -> str:
     """What the scan says."""
     with pytest.raises(SourceInvalid) as caught:
         scan(source)

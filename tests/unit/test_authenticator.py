@@ -15,10 +15,10 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 import batchd_client
-from batchd.daemon.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
-from batchd.daemon.keys import KeyDirectory
 from batchd.daemon.limits import HandshakeRate
-from batchd.daemon.seldom import KINDS_MAX
+from batchd.daemon.log_limits import KINDS_MAX
+from batchd.daemon.tcp.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
+from batchd.daemon.tcp.keys import KeyDirectory
 from batchd_client import opening
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
 from batchd_client.remote import PUT_OFF_STATUS
@@ -375,8 +375,8 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
 ) -> None:
     """With 500, which means that another try may help; other hosts come in, and so does it when its tokens are back."""
     now_s, asked = [1000.0], []
-    monkeypatch.setattr("batchd.daemon.authenticator.monotonic", lambda: now_s[0])
-    monkeypatch.setattr("batchd.daemon.seldom.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.tcp.authenticator.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.log_limits.monotonic", lambda: now_s[0])
     authenticator._rate = HandshakeRate(burst=3, per_s=1)
     key = keys.new("a")
     find = keys.find
@@ -442,7 +442,7 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
         (1000, "took the first of 2 connections, but not all others: the daemon says: who are you"),
     ],
 )
-def test_a_further_connection_that_is_not_taken_is_no_wrong_key(  # noqa: PLR0913, PLR0917  fixtures
+def test_a_further_connection_that_is_not_taken_is_no_wrong_key(
     context, keys, authenticator, tmp_path, burst, hint
 ) -> None:
     """Put off by the rate, or refused as its session has ended meanwhile: the whole session is tried again."""
@@ -515,7 +515,7 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
 ) -> None:
     """Who knocks as fast as he can does not fill the disk."""
     now_s = [1000.0]
-    monkeypatch.setattr("batchd.daemon.seldom.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.log_limits.monotonic", lambda: now_s[0])
     unknown = stranger(keys).public
     keys.new("a")
 

@@ -17,20 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.config.sources import Source
-from batchd.config.table_sources import CsvSource
-from batchd.config.tfrecord_sources import TFRecordSource
-from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import Reader, kind_of
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.options import SourceOptions
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.video.options import VideoSource
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
 from support.looks import source_problems
 from support.parquet_files import write_parquet
@@ -41,7 +42,7 @@ from support.videos import Coding, write_video
 
 IMAGES = [bytes([number]) * (40 + number) for number in range(4)]
 MAX_BYTES = 1000
-Made = tuple[Source, Path]
+Made = tuple[SourceOptions, Path]
 """A source, and the file of it that is damaged."""
 
 
@@ -173,7 +174,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     return KINDS[request.param](root)
 
 
-def outcome(source: Source, file: Path) -> str:
+def outcome(source: SourceOptions, file: Path) -> str:
     """Scan and read everything: "refused", or for each sample "+" where it is read and "-" where it is bad."""
     try:
         scanned = scan(source)
@@ -184,14 +185,14 @@ def outcome(source: Source, file: Path) -> str:
     return scanned()
 
 
-def scan(source: Source) -> Callable[[], str]:
+def scan(source: SourceOptions) -> Callable[[], str]:
     """Scan; gives a function that reads everything, as ``outcome`` tells it."""
     kind = kind_of(source)
-    columns = {column.name: column for column in kind.columns(source)}
-    index = scan_source(source, nothing, IndexCache(None))
+    columns = {column.name: column for column in kind.columns(source, Storage())}
+    index = scan_source(source, nothing, IndexCache(None), Storage())
 
     def read_all() -> str:
-        reader = kind.open(source, index, MAX_BYTES)
+        reader = kind.open(source, index, MAX_BYTES, Storage())
         told = "".join(read(reader, sample, columns) for sample in range(len(index)))
         reader.close()
         return told
@@ -329,7 +330,9 @@ def test_what_is_said_of_a_lost_record_is_where_it_was_and_what_became_of_its_fi
     root = tmp_path / "data"
     root.mkdir()
     source, file = KINDS[kind](root)
-    reader = kind_of(source).open(source, scan_source(source, nothing, IndexCache(None)), MAX_BYTES)
+    reader = kind_of(source).open(
+        source, scan_source(source, nothing, IndexCache(None), Storage()), MAX_BYTES, Storage()
+    )
     left = file.stat().st_size // 3
     if damage == "vanished":
         file.unlink()
@@ -364,8 +367,8 @@ def test_a_file_that_is_cut_after_the_scan_makes_bad_samples(made: Made, made_by
 def test_a_record_that_is_too_large_is_a_bad_sample(made: Made) -> None:
     """Whatever its kind: nobody reads more than ``max_bytes`` for one sample."""
     source, _ = made
-    index = scan_source(source, nothing, IndexCache(None))
-    reader = kind_of(source).open(source, index, 3)
+    index = scan_source(source, nothing, IndexCache(None), Storage())
+    reader = kind_of(source).open(source, index, 3, Storage())
 
     for sample in range(len(index)):
         with pytest.raises(SampleUnreadable, match="more than"):

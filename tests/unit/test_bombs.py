@@ -12,8 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.image_steps import Decode, Resize
-from batchd.pipeline.capacity import (
+from batchd.pipeline.image.capacity import (
     PIXELS_PER_BYTE,
     ROW_PIXELS_PER_BYTE,
     SMALL_FILE_BYTES,
@@ -21,10 +20,11 @@ from batchd.pipeline.capacity import (
     lzw_pixels_max,
     png_bytes,
 )
-from batchd.pipeline.decode import Decoder
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.probe import probe_image
-from batchd.pipeline.scratch import Scratch
+from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.image.probe import probe_image
+from batchd.pipeline.image.scratch import Scratch
+from batchd.samples.errors import SampleUndecodable
 from support import bombs
 from support.images import animation, encode, jpeg, jpeg_of, photo, png_chunk, ycck_jpeg
 from support.pipelines import run_once

@@ -6,14 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchd.config.call_steps import Call
-from batchd.config.columns import Column, parse_column
-from batchd.config.geometry_steps import Follow
-from batchd.config.image_steps import CenterCrop, RandomFlip
 from batchd.functions.load import FunctionUnusable
-from batchd.pipeline.errors import SampleUndecodable
+from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import columns_after, is_random, sample_fields
+from batchd.pipeline.image.options import CenterCrop, Follow, RandomFlip
+from batchd.pipeline.sample_fields import columns_after, is_random, sample_fields
+from batchd.samples.columns import Column, parse_column
+from batchd.samples.errors import SampleUndecodable
 from batchd_wire.fields import Field
 from support.steps import check_steps
 

@@ -230,7 +230,7 @@ def test_check_of_a_broken_file_names_the_line(config_file: Path, capsys: pytest
 
     assert code == 2
     assert f"{config_file}:8: streams.photos.batch_size: must be greater than or equal to 1, not 0" in text
-    assert "(Samples in one batch." in text
+    assert "(Samples per batch, per rank." in text
 
 
 @pytest.mark.parametrize("setting", ["nonsense", "=3", ""])

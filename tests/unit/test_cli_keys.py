@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchd.cli.main import cli, main
-from batchd.daemon.keys import KeyDirectory, TrainerKey
+from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
 from batchd_wire.keys import read_connection_key
 from support.configs import WHOLE
 from support.images import write_photos
@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory; nothing of the user's own is in reach."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BATCHD_KEYS_DIR", raising=False)
-    monkeypatch.setattr("batchd.daemon.credentials.default_keys_dir", lambda: tmp_path / "usual")
+    monkeypatch.setattr("batchd.daemon.tcp.credentials.default_keys_dir", lambda: tmp_path / "usual")
     return tmp_path
 
 

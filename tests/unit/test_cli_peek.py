@@ -8,7 +8,8 @@ from click.testing import CliRunner
 from batchd.cli.main import cli
 from batchd.cli.peephole import PeekedBatch
 from batchd.cli.table import ROWS_MAX, aligned, batch_table
-from batchd_wire.fields import Field, PlacedField, Varying
+from batchd_client.batch import Room
+from batchd_wire.fields import Field, Varying
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
@@ -122,9 +123,9 @@ def test_values_are_shortened(value, text) -> None:
 
 def test_a_table_has_the_first_samples_alone() -> None:
     """Each in its own shape."""
-    placed = PlacedField("x", "int64", (3,), 4096, Varying("ragged", (0,)))
-    sizes = np.array([1, 3] * 9, np.int32)
-    batch = PeekedBatch(0, 0, [], {"x": np.arange(54).reshape(18, 3), "x_length": sizes}, {"x": placed})
+    array, sizes = np.arange(54).reshape(18, 3), np.array([1, 3] * 9, np.int32)
+    room = Room(array, sizes.reshape(18, 1).astype(np.int64), Varying("ragged", (0,)))
+    batch = PeekedBatch(0, 0, [], {"x": array, "x_length": sizes}, {"x": room})
 
     lines = batch_table(batch)
 

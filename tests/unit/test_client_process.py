@@ -39,6 +39,8 @@ def test_import_needs_numpy_zmq_and_msgpack_alone() -> None:
         import msgpack, numpy, zmq  # numpy's BLAS has threads of its own
         before, threads = set(sys.modules), os.listdir("/proc/self/task")
         import batchd_client
+        for name in batchd_client.__all__:  # each brings its module at its first use
+            getattr(batchd_client, name)
         print(os.listdir("/proc/self/task") == threads)
         for known in (present, before):
             print(*sorted({name.partition(".")[0] for name in set(sys.modules) - known}))
@@ -235,12 +237,13 @@ def test_failed_connect_leaves_nothing_behind(tmp_path) -> None:
     done = run_program(
         """
         import os, sys, batchd_client
+        connect = batchd_client.connect  # it brings numpy, whose BLAS has threads of its own
         def look():
             return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
         before = look()
         for attempt in range(50):
             try:
-                batchd_client.connect(sys.argv[1], connect_timeout_s=0)
+                connect(sys.argv[1], connect_timeout_s=0)
             except batchd_client.errors.DaemonNotFound:
                 pass
         print(look() == before)
@@ -272,14 +275,15 @@ def test_program_that_may_start_no_thread_is_told_so(fake, threads) -> None:
             "-c",
             textwrap.dedent(
                 """
-                import resource, sys, batchd_client
+                import resource, sys
+                from batchd_client import connect, errors
                 used = 4096 * int(open("/proc/self/statm").read().split()[0])
                 room = int((float(sys.argv[2]) + 0.5) * int(sys.argv[3]))
                 resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
                 try:
-                    batchd_client.connect(sys.argv[1]).close()
+                    connect(sys.argv[1]).close()
                     print("connected")
-                except batchd_client.errors.ThreadsExhausted as error:
+                except errors.ThreadsExhausted as error:
                     print(error)
                 """
             ),

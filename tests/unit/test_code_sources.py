@@ -5,23 +5,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.code_sources import SAMPLES_MAX, GeneratorSource, PythonSource
-from batchd.config.composed_sources import ConcatSource, SubsetSource
-from batchd.config.file_sources import FolderSource
-from batchd.config.image_steps import RandomFlip
-from batchd.config.plugin_source import PluginSource
+from batchd.config.functions import code_of, code_problems, runs_own_code
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
 from batchd.errors import SourceInvalid
+from batchd.functions.failures import FunctionFailed
 from batchd.functions.find import find_module
 from batchd.functions.load import FunctionUnusable, Here
-from batchd.functions.named import code_of, code_problems, runs_own_code
-from batchd.functions.told import FunctionFailed
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.pipeline.image.options import RandomFlip
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import ConcatSource, SubsetSource
+from batchd.sources.files.options import FolderSource
+from batchd.sources.interface import kind_of
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from batchd_wire.position import Position
 from support.images import jpeg, photo
 
@@ -36,13 +36,13 @@ def survey(code):
 
 def open_python(fields=FIELDS, max_bytes=1000, **options):
     return kind_of(source := PythonSource(function="mine:Data", fields=fields, options=options)).open(
-        source, None, max_bytes
+        source, None, max_bytes, Storage()
     )
 
 
 def open_generator(fields=FIELDS, function="mine:generate", **changes):
     source = GeneratorSource(function=function, fields=fields, **changes)
-    return kind_of(source).open(source, None, 1000)
+    return kind_of(source).open(source, None, 1000, Storage())
 
 
 def test_a_source_is_somebodys_own_code_if_a_part_of_it_is():
@@ -144,7 +144,9 @@ def test_an_object_keeps_its_arrays(write):
 
     before, reader = mine.ALL.copy(), open_python({"image": "uint8[4,4,3]"})
     steps = [RandomFlip(probability=1.0), RandomFlip(probability=1.0, direction="vertical")]
-    columns = kind_of(source := PythonSource(function="mine:Data", fields={"image": "uint8[4,4,3]"})).columns(source)
+    columns = kind_of(source := PythonSource(function="mine:Data", fields={"image": "uint8[4,4,3]"})).columns(
+        source, Storage()
+    )
     row = {field.name: np.zeros(field.shape, field.dtype) for field in sample_fields(columns, steps, "fail")}
 
     Pipeline(columns, steps, 0).run(reader.read(1), 0, 1, 0, row)
@@ -234,7 +236,7 @@ def test_the_digest_knows_source_options_length_and_the_text(write, survey):
         ),
         ("def Data(n): return iter([])", "TypeError: object of type 'list_iterator' has no len"),
         ("import os\ndef Data(n): os._exit(9)", "its process ended with exit status 9"),
-        ("import os\ndef Data(n): os.kill(os.getpid(), 11)", "its process was ended by signal 11"),
+        ("import os\ndef Data(n): os.kill(os.getpid(), 11)", "its process ended with signal 11"),
         (
             "import sys\nsys.stderr.write('the last words')\nimport gone",
             "(?s)last words.*No module named 'gone'",
@@ -265,7 +267,7 @@ def test_functions_within_other_sources_are_looked_for(write, code):
     source = SubsetSource(of=ConcatSource(sources=tuple(parts)))
     stream = StreamConfig(source=source, batch_size=1)
 
-    ((key, text),) = code_problems(stream.source, (), [code])
+    ((key, text),) = code_problems([((), stream.source)], {}, [code])
 
     assert key == ("source", "of", "sources", 1, "function")
     assert "does not define 'Date'" in text

@@ -6,14 +6,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column, parse_column
-from batchd.config.field_steps import Drop
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import SAMPLE_FIELDS_MAX, sample_fields
+from batchd.pipeline.fields.options import Drop
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.sample_fields import SAMPLE_FIELDS_MAX, sample_fields
+from batchd.samples.columns import Column, parse_column
+from batchd.samples.errors import SampleUndecodable
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
 from support.images import encode, jpeg, photo
 from support.steps import check_steps

@@ -10,29 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource, share_of
-from batchd.config.file_sources import FolderSource, ListSource, WebDatasetSource
-from batchd.config.sources import Source, source_from_plain, source_to_plain
 from batchd.errors import ConfigInvalid, SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of
-from batchd.sources.look import look_at
-from batchd.sources.mix import mixed_counts, mixed_order
+from batchd.sources.composed.mix import mixed_counts, mixed_order
+from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, share_of
+from batchd.sources.composed.subset import shuffled
+from batchd.sources.files.options import FolderSource, ListSource, WebDatasetSource
+from batchd.sources.interface import Reader, kind_of
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
-from batchd.sources.subset import shuffled
-from batchd.sources.survey import Survey
+from batchd.sources.source_checks import look_at
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from support.configs import load
 from support.looks import source_problems
 from support.shards import write_shard
 from support.source_files import make, nothing
 
 
-def scan(source: Source) -> SourceIndex:
-    return scan_source(source, nothing, IndexCache(None))
+def scan(source: SourceOptions) -> SourceIndex:
+    return scan_source(source, nothing, IndexCache(None), Storage())
 
 
-def reader_of(source: Source) -> Reader:
+def reader_of(source: SourceOptions) -> Reader:
     """A reader as a worker has it: from plain data and a descriptor."""
     index = scan(source)
     descriptor = index.to_memfd()
@@ -41,10 +43,10 @@ def reader_of(source: Source) -> Reader:
     finally:
         os.close(descriptor)
     assert shared.digest == index.digest
-    return kind_of(source).open(source_from_plain(source_to_plain(source)), shared, 1000)
+    return kind_of(source).open(source_from_plain(source_to_plain(source)), shared, 1000, Storage())
 
 
-def contents(source: Source) -> list[str]:
+def contents(source: SourceOptions) -> list[str]:
     """What every sample's file holds."""
     reader = reader_of(source)
     found = [bytes(reader.read(sample)["image"]).decode() for sample in range(len(scan(source)))]
@@ -112,10 +114,10 @@ def test_fields_that_differ_are_refused(folders) -> None:
     with pytest.raises(
         SourceInvalid, match=r"sources\[1\] has .*path: uint8\[20\], but sources\[0\] has image: image, label: int64"
     ):
-        kind_of(ConcatSource(sources=(folders[0], other))).columns(ConcatSource(sources=(folders[0], other)))
+        kind_of(ConcatSource(sources=(folders[0], other))).columns(ConcatSource(sources=(folders[0], other)), Storage())
     twice = ConcatSource(sources=folders, source_field="label")
     with pytest.raises(SourceInvalid, match="'label' is a field of the sources already"):
-        kind_of(twice).columns(twice)
+        kind_of(twice).columns(twice, Storage())
 
 
 def test_the_part_that_is_wrong_is_named(tmp_path: Path, folders) -> None:
@@ -124,7 +126,7 @@ def test_the_part_that_is_wrong_is_named(tmp_path: Path, folders) -> None:
     (tmp_path / "empty").mkdir()
     empty = ConcatSource(sources=(folders[0], FolderSource(path=tmp_path / "empty")))
 
-    assert look_at(gone).problems == ((("sources", 1, "path"), f"there is no folder {tmp_path}/gone"),)
+    assert look_at(gone, Storage()).problems == ((("sources", 1, "path"), f"there is no folder {tmp_path}/gone"),)
     with pytest.raises(SourceInvalid, match=r"sources\[1\]: .*holds no image"):
         scan(empty)
 
@@ -133,7 +135,7 @@ def test_progress_goes_on_from_part_to_part(folders) -> None:
     """People see one number that grows."""
     told: list[int] = []
 
-    scan_source(ConcatSource(sources=folders), told.append, IndexCache(None))
+    scan_source(ConcatSource(sources=folders), told.append, IndexCache(None), Storage())
 
     assert told == [3, 5]
 

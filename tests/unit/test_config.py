@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.code_sources import GeneratorSource, PythonSource
-from batchd.config.composed_sources import ConcatSource, MixSource, SubsetSource
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.live_sources import PushSource
-from batchd.config.lmdb_sources import LmdbSource
 from batchd.config.load import load_config
-from batchd.config.plugin_source import PluginSource
-from batchd.config.sources import Source, source_from_plain, source_to_plain
-from batchd.config.steps import STEP_KINDS
-from batchd.config.table_sources import CsvSource
-from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.config.tree import Config, DaemonConfig
-from batchd.config.video_sources import VideoSource
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
+from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.options import SourceOptions
+from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.push.options import PushSource
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.video.options import VideoSource
 from support.configs import STREAM, WHOLE, load
 from support.toml_values import SCALARS, TREES, written
 
@@ -249,7 +249,7 @@ def test_what_people_name_themselves_is_no_path(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_sources_survive_the_way_to_a_worker(source: Source) -> None:
+def test_sources_survive_the_way_to_a_worker(source: SourceOptions) -> None:
     """A source is the same after it was plain data, and what it names is in the same order."""
     copy = source_from_plain(source_to_plain(source))
     assert copy == source

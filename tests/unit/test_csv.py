@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.table_sources import CsvSource
 from batchd.errors import SourceInvalid
-from batchd.sources import csv_records
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.csv import records as csv_records
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.interface import kind_of
+from batchd.storage.access import Storage
 from support.looks import source_problems
 from support.samples import opened, read_samples, reason, scan
 
@@ -81,7 +82,7 @@ def test_columns_are_the_image_and_the_fields(tmp_path) -> None:
     """Known without a look at the table."""
     source = CsvSource(path=tmp_path / "gone.csv", fields={"x": "float32[3]", "t": "text"}, image="file")
 
-    assert kind_of(source).columns(source) == (
+    assert kind_of(source).columns(source, Storage()) == (
         Column("image", "encoded"),
         Column("x", dtype="float32", shape=(3,)),
         Column("t", "text"),
@@ -181,13 +182,14 @@ SCAN_IN_A_PROCESS_OF_ITS_OWN = """
 import sys
 from pathlib import Path
 
-from batchd.config.table_sources import CsvSource
-from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.interface import kind_of
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 
 source = CsvSource(path=Path(sys.argv[1]), fields={"number": "int64"})
 index = kind_of(source).scan(source, Survey(lambda _found: None))
-reader = kind_of(source).open(source, index, 1 << 20)
+reader = kind_of(source).open(source, index, 1 << 20, Storage())
 numbers = [int(reader.read(sample)["number"]) for sample in (0, 1, len(index) - 2, len(index) - 1)]
 status = Path("/proc/self/status").read_text().splitlines()
 peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))

@@ -5,16 +5,29 @@ import re
 import numpy as np
 import pytest
 
-from batchd.config.call_steps import Call
-from batchd.config.columns import Column
-from batchd.config.field_steps import Rename
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import OneHot
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray
-from batchd.pipeline.cut import crop_problem, cropped_files, cut_of, cut_problem, steps_of
+from batchd.pipeline.cache_split import crop_problem, cropped_files, cut_of, cut_problem, steps_of
+from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
-from batchd.sources.cached_reader import pack, unpack
+from batchd.pipeline.fields.options import Rename
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
+from batchd.pipeline.numbers.options import OneHot
+from batchd.samples.columns import Column
+from batchd.sources.cache.reader import pack, unpack
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
 CROP = RandomResizedCrop(size=(48, 40))

@@ -3,21 +3,40 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from batchd.config.call_steps import Call
-from batchd.config.field_steps import Drop, Rename
-from batchd.config.file_sources import FolderSource
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import Cast, Clip, OneHot, Scale
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.config.steps import STEP_KINDS
-from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.config.functions import StreamCode
 from batchd.config.tree import StreamConfig
+from batchd.daemon.stream_plan import StreamPlan
 from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
-from batchd.sources.kinds import kind_of
-from batchd.sources.reader import image_columns
+from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.fields.options import Drop, Rename
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.sources.files.options import FolderSource
+from batchd.sources.interface import kind_of
+from batchd.storage.access import Storage
 from support.configs import load
 
 STEPS = (
@@ -111,8 +130,16 @@ DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}
 
 
 def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS, **changes: object) -> str:
-    config = StreamConfig(**BASE | changes)
-    return fingerprint(config, kind_of(config.source).columns(config.source), digest, digests)
+    return fingerprint(plan_of(StreamConfig(**BASE | changes), digests), digest)
+
+
+def plan_of(
+    config: StreamConfig, digests: Mapping[Path, str] = DIGESTS, modules: Mapping[str, str] = MappingProxyType({})
+) -> StreamPlan:
+    """The plan of a stream, for which nothing is read."""
+    columns = kind_of(config.source).columns(config.source, Storage())
+    pipeline = plan_pipeline(config.pipeline, config.cache, config.cache_short_side)
+    return StreamPlan("a", config, columns, pipeline, digests, StreamCode((), dict(modules)), runs_own_code=False)
 
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
@@ -180,9 +207,8 @@ def test_a_cache_of_decoded_samples_changes_the_fingerprint() -> None:
 def test_the_source_of_peoples_functions_counts() -> None:
     """A function that was changed makes other bytes; where there is none, nothing is added."""
     config = StreamConfig(**BASE)
-    columns = kind_of(config.source).columns(config.source)
     seen = [
-        fingerprint(config, columns, DIGEST, DIGESTS, modules) for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
+        fingerprint(plan_of(config, DIGESTS, modules), DIGEST) for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
     ]
 
     assert len(set(seen)) == 4
@@ -216,7 +242,7 @@ def test_how_a_number_is_written_makes_no_difference(tmp_path) -> None:
         for low in ("1", "1.0")
     ]
 
-    assert len({fingerprint(stream, image_columns(0), DIGEST) for stream in streams}) == 1
+    assert len({fingerprint(plan_of(stream), DIGEST) for stream in streams}) == 1
 
 
 def test_a_fingerprint_is_short_text() -> None:

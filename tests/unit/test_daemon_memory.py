@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon import memory_wait, slot_memory
-from batchd.daemon.memory import RESERVE_BYTES, UNLIMITED_BYTES, available_bytes, limit_bytes, oom_kills, shortage
-from batchd.daemon.memory_wait import holders, wait_for_memory
-from batchd.daemon.reserve import SLOT_DESCRIPTORS
-from batchd.daemon.slot_memory import SEALS, SlotMemory
+from batchd.daemon.memory import slots as slot_memory
+from batchd.daemon.memory import wait as memory_wait
+from batchd.daemon.memory.available import (
+    RESERVE_BYTES,
+    UNLIMITED_BYTES,
+    available_bytes,
+    limit_bytes,
+    oom_kills,
+    shortage,
+)
+from batchd.daemon.memory.held_descriptors import SLOT_DESCRIPTORS
+from batchd.daemon.memory.slots import SEALS, SlotPool
+from batchd.daemon.memory.wait import holders, wait_for_memory
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 from support.kernel import descriptors_of
 
@@ -274,13 +282,13 @@ def open_descriptors() -> set[str]:
 
 
 @pytest.fixture
-def memory() -> Iterator[SlotMemory]:
-    memory = SlotMemory()
+def memory() -> Iterator[SlotPool]:
+    memory = SlotPool()
     yield memory
     memory.close()
 
 
-def header(memory: SlotMemory, slot: int) -> bytes:
+def header(memory: SlotPool, slot: int) -> bytes:
     return os.pread(memory.readable(slot), 4096, 0)
 
 
@@ -340,7 +348,7 @@ def test_what_was_given_back_is_closed_before_a_slot_is_refused(memory, monkeypa
 def test_closing_lets_go_of_everything() -> None:
     """And may be done twice."""
     before = open_descriptors()
-    memory = SlotMemory()
+    memory = SlotPool()
     for slot in range(3):
         memory.create(slot, SLOT_BYTES)
     memory.close()

@@ -8,9 +8,9 @@ from structlog.testing import capture_logs
 
 from batchd.config.http import parse_http
 from batchd.config.tree import DaemonConfig
-from batchd.daemon import observer
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.observer import PAUSE_FIRST_S, PAUSE_MAX_S, Door, ObserverProcess, open_door
+from batchd.daemon.service import observer
+from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
 from batchd.errors import ConfigInvalid
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -36,9 +36,9 @@ def by_default(http: str) -> DaemonConfig:
 def test_a_default_address_that_is_taken_is_done_without(taken):
     """Two daemons of two users on one machine both start; one line says what to do."""
     with capture_logs() as lines:
-        door = open_door(by_default(taken), is_embedded=False)
+        door = open_http(by_default(taken), is_embedded=False)
 
-    assert door == Door()
+    assert door == HttpSocket()
     assert door.address is None
     (line,) = lines
     assert line["log_level"] == "warning"
@@ -49,9 +49,9 @@ def test_a_default_address_that_is_taken_is_done_without(taken):
 def test_an_address_that_was_asked_for_is_had_or_it_is_an_error(taken):
     """Whoever wrote it has something that scrapes it."""
     with pytest.raises(ConfigInvalid, match=r"daemon\.http: .* cannot be had: Address already in use; set http"):
-        open_door(DaemonConfig(http=taken), is_embedded=False)
+        open_http(DaemonConfig(http=taken), is_embedded=False)
     with pytest.raises(ConfigInvalid, match=r"no-such-host\.invalid"):
-        open_door(DaemonConfig(http="no-such-host.invalid:7071"), is_embedded=False)
+        open_http(DaemonConfig(http="no-such-host.invalid:7071"), is_embedded=False)
 
 
 def test_an_address_that_is_let_go_in_a_moment_is_waited_for(monkeypatch):
@@ -60,7 +60,7 @@ def test_an_address_that_is_let_go_in_a_moment_is_waited_for(monkeypatch):
         http = f"127.0.0.1:{holder.getsockname()[1]}"
         monkeypatch.setattr(observer, "BIND_PATIENCE_S", 60.0)
         monkeypatch.setattr(observer, "sleep", lambda _seconds: holder.close())
-        door = open_door(DaemonConfig(http=http), is_embedded=False)
+        door = open_http(DaemonConfig(http=http), is_embedded=False)
     try:
         assert door.address == f"http://{http}"
     finally:
@@ -69,8 +69,8 @@ def test_an_address_that_is_let_go_in_a_moment_is_waited_for(monkeypatch):
 
 def test_nobody_comes_in_where_nobody_wants_it():
     """Switched off, or inside a script."""
-    assert open_door(DaemonConfig(http="off"), is_embedded=False) == Door()
-    assert open_door(by_default("127.0.0.1:0"), is_embedded=True) == Door()
+    assert open_http(DaemonConfig(http="off"), is_embedded=False) == HttpSocket()
+    assert open_http(by_default("127.0.0.1:0"), is_embedded=True) == HttpSocket()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_nobody_comes_in_where_nobody_wants_it():
 )
 def test_a_free_port_is_chosen_and_named(http, start):
     """For tests, and for many daemons on one machine; also where a script has the daemon, if it asks."""
-    door = open_door(DaemonConfig(http=http), is_embedded=True)
+    door = open_http(DaemonConfig(http=http), is_embedded=True)
     try:
         assert door.address is not None
         assert door.address.startswith(start)
@@ -113,7 +113,7 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
 
     monkeypatch.setattr(ObserverProcess, "_start", fail)
     listener = socket.socket()
-    with capture_logs(), ObserverProcess(watch, Door(listener), RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+    with capture_logs(), ObserverProcess(watch, HttpSocket(listener), RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
         process.start(lambda _lifeline, _pid: None)
         for _ in range(4000):
             now[0] += 0.1
@@ -129,9 +129,9 @@ def test_an_observer_that_never_lives_is_started_ever_more_seldom(monkeypatch):
 
 def test_an_address_is_nobody_elses_from_the_first_moment() -> None:
     """Two daemons that start together do not both think that it is theirs."""
-    first = open_door(DaemonConfig(http="127.0.0.1:0"), is_embedded=False)
+    first = open_http(DaemonConfig(http="127.0.0.1:0"), is_embedded=False)
     assert first.address is not None
     same = first.address.removeprefix("http://")
     with pytest.raises(ConfigInvalid, match="cannot be had"):
-        open_door(DaemonConfig(http=same), is_embedded=False)
+        open_http(DaemonConfig(http=same), is_embedded=False)
     first.close()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from batchd.daemon import seldom as seldom_module
+from batchd.daemon import log_limits as seldom_module
 from batchd.daemon.descriptors import Watch
+from batchd.daemon.log_limits import KINDS_MAX, PERIOD_S, Seldom
 from batchd.daemon.runtime import hold
-from batchd.daemon.seldom import KINDS_MAX, PERIOD_S, Seldom
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from support.waiting import PATIENCE_S
 

@@ -8,20 +8,21 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import zmq
 from structlog.testing import capture_logs
 
+from batchd.core.actions import GrantLease
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.sessions import Sessions
-from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import Desk, Numbers
+from batchd.daemon.doors import DaemonSide
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.local.sessions import LocalDoor
+from batchd.daemon.memory.slots import SlotPool
 from batchd.errors import BatchdError
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
+from batchd_wire.fields import Field, place_fields
 from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, Open, SlotShared, Welcome
 from batchd_wire.runtime import RuntimeDirectory
 from support.waiting import wait_until
@@ -30,10 +31,10 @@ DIRECTORY_GROUP = 54_323
 
 
 @pytest.fixture
-def sessions() -> Iterator[Sessions]:
-    """A front end that nobody comes to."""
+def sessions() -> Iterator[LocalDoor]:
+    """A door that nobody comes to."""
     with closing(Watch()) as watch:
-        sessions = Sessions(watch, cast("Desk", SimpleNamespace(enqueue=print)), sessions_max=1)
+        sessions = LocalDoor(DaemonSide(watch, print, SlotPool()), SessionLimits(1, 1))
         yield sessions
         sessions.close()
 
@@ -51,7 +52,7 @@ def access(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other groups")
-def test_the_sockets_have_the_directorys_group(sessions: Sessions, names: RuntimeDirectory) -> None:
+def test_the_sockets_have_the_directorys_group(sessions: LocalDoor, names: RuntimeDirectory) -> None:
     """Which is not the daemon's own where the operator chose it."""
     os.chown(names.path, -1, DIRECTORY_GROUP)
 
@@ -61,7 +62,7 @@ def test_the_sockets_have_the_directorys_group(sessions: Sessions, names: Runtim
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other groups")
-def test_a_group_that_the_daemon_cannot_give_is_said(sessions: Sessions, names: RuntimeDirectory, monkeypatch) -> None:
+def test_a_group_that_the_daemon_cannot_give_is_said(sessions: LocalDoor, names: RuntimeDirectory, monkeypatch) -> None:
     """It is not a member; those who are would be refused without a word in the log."""
 
     def refuse(*_arguments: object) -> None:
@@ -79,7 +80,7 @@ def test_a_group_that_the_daemon_cannot_give_is_said(sessions: Sessions, names: 
 
 
 def test_only_what_the_directory_refuses_is_said_of_it(
-    sessions: Sessions, names: RuntimeDirectory, monkeypatch
+    sessions: LocalDoor, names: RuntimeDirectory, monkeypatch
 ) -> None:
     """What is lacking for the epoll is no matter of its file system."""
 
@@ -93,7 +94,9 @@ def test_only_what_the_directory_refuses_is_said_of_it(
 
 
 @pytest.mark.parametrize("call", ["unlink", "chmod"])
-def test_a_directory_without_room_is_said_to_be(sessions: Sessions, names: RuntimeDirectory, monkeypatch, call) -> None:
+def test_a_directory_without_room_is_said_to_be(
+    sessions: LocalDoor, names: RuntimeDirectory, monkeypatch, call
+) -> None:
     """Whichever call finds out."""
 
     def refuse(*_arguments: object, **_named: object) -> None:
@@ -110,21 +113,21 @@ def test_a_directory_without_room_is_said_to_be(sessions: Sessions, names: Runti
 # --- slots that can be mapped writable ---------------------------------------------------------------------------------
 
 SLOT_BYTES = 8192
+LAYOUT = place_fields((Field("label", "int64", ()),), 1)
 
 
 class Trainer:
-    """One that has opened its session, and whatever it asked for before. The front end hears ZeroMQ first, as may be."""
+    """One that has opened its session, and whatever it asked for before. The door hears ZeroMQ first, as may be."""
 
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)
         watch = stack.enter_context(closing(Watch()))
-        desk = cast("Desk", SimpleNamespace(enqueue=print, numbers=Numbers()))
-        self.sessions = Sessions(watch, desk, 1, writable_slots=allowed)
-        stack.callback(self.sessions.close)
-        self.sessions.bind(names.lifeline_path, names.zmq_path)
-        self.memory = SlotMemory()
+        self.memory = SlotPool()
         stack.callback(self.memory.close)
         self.memory.create(1, SLOT_BYTES)
+        self.sessions = LocalDoor(DaemonSide(watch, print, self.memory), SessionLimits(1, 1), writable_slots=allowed)
+        stack.callback(self.sessions.close)
+        self.sessions.bind(names.lifeline_path, names.zmq_path)
         self.lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.lifeline.connect(str(names.lifeline_path))
         watch.dispatch()
@@ -140,13 +143,14 @@ class Trainer:
         self.dealer.connect(names.zmq_endpoint)
         self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
         wait_until(
-            lambda: watch.dispatch() or self.sessions.receive() or self.sessions.everybody()[0].connection, "it is open"
+            lambda: watch.dispatch() or self.sessions.receive(()) or self.sessions.everybody()[0].connection,
+            "it is open",
         )
 
     def shared(self) -> int:
         """The mode of the slot's descriptor, as it is shared now."""
         (session,) = self.sessions.everybody()
-        self.sessions.share_slot(session.number, 1, self.memory)
+        self.sessions.deliver(GrantLease(1, session.number, 1, 0, 0, 0, 1, 1, 0, 1, is_remote=False), LAYOUT)
         message, (descriptor,) = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
         assert message == SlotShared(1, SLOT_BYTES)
         mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from batchd.config.image_steps import CenterCrop, Decode, Resize
-from batchd.pipeline import decode, jpeg_box
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import Cut
-from batchd.pipeline.probe import probe_image
-from batchd.pipeline.scratch import Scratch
-from batchd.pipeline.seekable import seekable
+from batchd.pipeline.image import decode, jpeg_box
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.options import CenterCrop, Decode, Resize
+from batchd.pipeline.image.probe import probe_image
+from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.seekable import seekable
+from batchd.samples.errors import SampleUndecodable
 from support.images import JPEG_END, jpeg, jpeg_of, photo, ycck_jpeg
 from support.pipelines import run_once
 

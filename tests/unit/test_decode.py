@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.image_steps import Decode, Resize
-from batchd.pipeline import decode, jpeg_box
-from batchd.pipeline.decode import Decoder
-from batchd.pipeline.exif import exif_orientation
-from batchd.pipeline.geometry import Cut
-from batchd.pipeline.probe import probe_image
-from batchd.pipeline.scratch import Scratch
+from batchd.pipeline.image import decode, jpeg_box
+from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.exif import exif_orientation
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.image.probe import probe_image
+from batchd.pipeline.image.scratch import Scratch
 from support.images import (
     animation,
     cmyk_jpeg,
@@ -227,7 +227,7 @@ def test_the_first_exif_block_counts():
 def test_cv2_is_set_up_whatever_the_environment_says():
     """One thread, no messages of its own, and the limit that the configuration speaks of, although cv2 reads it elsewhere."""
     code = (
-        "from batchd.pipeline.vision import cv2; import numpy as np;"
+        "from batchd.pipeline.image.vision import cv2; import numpy as np;"
         "png = cv2.imencode('.png', np.full((64, 96, 3), 9, np.uint8))[1];"
         "print(cv2.getNumThreads(), cv2.imdecode(png, cv2.IMREAD_COLOR_BGR).shape, cv2.imdecode(png[:99], 1))"
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from batchd.daemon.keys import KeyDirectory
+from batchd.daemon.tcp.keys import KeyDirectory
 from batchd_client.diagnosis import explain
 from batchd_client.rehearsal import GREETING_BYTES
 from batchd_client.sockets import Sockets

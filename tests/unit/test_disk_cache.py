@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchd.config.file_sources import FolderSource
-from batchd.config.image_steps import Decode, RandomResizedCrop
 from batchd.config.tree import Config, StreamConfig
-from batchd.daemon.cache_file import CacheOnDisk, CacheUnusable, cache_path, file_problem
-from batchd.daemon.cache_folder import cache_files, cache_problems
-from batchd.daemon.cache_memory import CacheSpec
-from batchd.sources import disk_cache
-from batchd.sources.disk_cache import FULL_PAUSE_S, DiskCache, Trouble, records_start, troubles
+from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, cache_path, file_problem
+from batchd.daemon.memory.cache_folder import cache_files, cache_problems
+from batchd.daemon.memory.cache_memory import CacheSpec
+from batchd.pipeline.image.options import Decode, RandomResizedCrop
+from batchd.sources.cache import disk as disk_cache
+from batchd.sources.cache.disk import FULL_PAUSE_S, DiskCache, Trouble, records_start, troubles
+from batchd.sources.files.options import FolderSource
 from support.kernel import descriptors_of
 
 SAMPLES = 1000

@@ -137,7 +137,7 @@ def test_a_link_that_says_a_file_name_says_the_title_on_the_site():
     page = dict(stage.Stage().pages())[PurePosixPath("quickstart.md")]
 
     assert "[why.md](why.md)" in (DOCS / "quickstart.md").read_text()
-    assert "[Why is my GPU waiting?](why.md) has all verdicts" in page
+    assert "[Find out why a GPU waits](why.md) has all verdicts" in page
 
 
 def test_the_sidebar_has_the_headings_of_the_index():

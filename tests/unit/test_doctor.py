@@ -5,20 +5,22 @@ import os
 import re
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from batchd.config.composed_sources import ConcatSource
-from batchd.config.file_sources import FolderSource, ListSource
-from batchd.config.location import Url
-from batchd.daemon.reserve import DescriptorPlan
+from batchd.daemon.memory.held_descriptors import DescriptorPlan
 from batchd.doctor import clock, decoding, kernel, limits, memory, processors, storage, surroundings
 from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.finding import Level
 from batchd.doctor.machine import Machine, Running
 from batchd.doctor.storage import PlaceSpeed
-from batchd.pipeline import jpeg_box
+from batchd.pipeline.image import jpeg_box
+from batchd.sources.composed.options import ConcatSource
+from batchd.sources.files.options import FolderSource, ListSource
+from batchd.storage.location import Url
+from batchd_wire.status import read_status
 from support.machines import GROUP, made_machine
 from support.waiting import wait_until
 
@@ -545,8 +547,10 @@ def test_libraries_have_to_be_there_and_to_fit():
 
 def test_a_daemon_of_another_version_is_a_warning():
     """It was not started anew after an upgrade."""
-    assert surroundings.check_daemon({"version": "1.0", "pid": 7}, "", "1.0").level is Level.OK
-    assert surroundings.check_daemon({"version": "0.9", "pid": 7}, "", "1.0").level is Level.WARNING
+    running = read_status({"daemon": {"version": "1.0", "pid": 7}}).daemon
+
+    assert surroundings.check_daemon(running, "", "1.0").level is Level.OK
+    assert surroundings.check_daemon(replace(running, version="0.9"), "", "1.0").level is Level.WARNING
     assert surroundings.check_daemon(None, "no daemon was found", "1.0").level is Level.NOTE
 
 

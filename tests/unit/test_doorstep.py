@@ -9,7 +9,15 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.doorstep import BAN_S, BANNED_MAX, FRAMES_MAX, STRANGER_TICKS, UNREAD_BYTES_MAX, Doorstep, Grip
+from batchd.daemon.tcp.connection_guard import (
+    BAN_S,
+    BANNED_MAX,
+    FRAMES_MAX,
+    STRANGER_TICKS,
+    UNREAD_BYTES_MAX,
+    Doorstep,
+    Grip,
+)
 from support.waiting import PATIENCE_S
 
 
@@ -213,7 +221,7 @@ def test_who_sends_more_than_is_read_is_closed(doorstep, sessions, connect, is_s
 def test_it_makes_no_difference_how_slowly_the_unread_bytes_come(doorstep, connect, monkeypatch) -> None:
     """A message that never ends, a little at a time; heartbeats are slower still, and wear off."""
     now = 1000.0
-    monkeypatch.setattr("batchd.daemon.doorstep.monotonic", lambda: now)
+    monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
     doorstep.audit()
     slow, quiet = connect(), connect()
     for ours, _theirs in (slow, quiet):
@@ -272,7 +280,7 @@ def test_who_sends_too_many_messages_between_two_audits_is_closed_and_not_heard_
 def test_nobody_is_let_in_for_a_while_from_where_somebody_said_too_much(doorstep, connect, monkeypatch) -> None:
     """Others are, and those who are in stay."""
     now = 1000.0
-    monkeypatch.setattr("batchd.daemon.doorstep.monotonic", lambda: now)
+    monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
     loud, before = connect(), connect()
     for ours, _theirs in (loud, before):
         doorstep.came(ours.fileno())

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from batchd.pipeline import recolor, resample
-from batchd.pipeline.geometry import Warp
-from batchd.pipeline.warp import sine_and_cosine, warp
+from batchd.pipeline.image import recolor, resample
+from batchd.pipeline.image.geometry import Warp
+from batchd.pipeline.image.rotate import sine_and_cosine, warp
 
 METHODS = ("nearest", "linear", "area", "cubic")
 RANDOM = np.random.default_rng(11)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from batchd.cli.main import cli
 from batchd.errors import ConfigInvalid
-from batchd.pipeline import jpeg_box
+from batchd.pipeline.image import jpeg_box
 from support.images import encode, jpeg, jpeg_of, jpeg_with_exif, photo, ycck_jpeg
 
 STREAM = "[streams.s]\nsource = {source}\nbatch_size = 8\nshuffle = false\npipeline = [ {steps} ]\n"

@@ -11,7 +11,7 @@ from batchd.core import events as ev
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
-from support.core_world import make_spec, pick, work
+from support.core_world import WORKERS, make_spec, pick, work
 
 ROWS = 1 << 30
 """Batches so large that no test comes to the end of one."""
@@ -29,7 +29,7 @@ class Workplace:
 
     def __init__(self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1) -> None:
         self.sample_us = sample_us
-        self.state = DaemonState(specs, workers, sample_timeout_s=30.0, chunk_rows_max=256)
+        self.state = DaemonState(specs, workers, WORKERS, sample_timeout_s=30.0, chunk_rows_max=256)
         self.orders: list[act.OrderChunk] = []
         self.grants: list[act.GrantLease] = []
         self.done = 0

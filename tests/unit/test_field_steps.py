@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.field_steps import Drop, Rename
-from batchd.config.image_steps import Decode, Resize
-from batchd.config.number_steps import OneHot
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.fields.options import Drop, Rename
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.numbers.options import OneHot
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.samples.columns import Column
 from support.images import jpeg, photo
 from support.steps import check_steps
 

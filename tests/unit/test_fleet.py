@@ -4,10 +4,10 @@ import pytest
 
 from batchd.core import actions as act
 from batchd.core import events as ev
-from batchd.core.fleet import BACKOFF_FIRST_S, BACKOFF_MAX_S, ORDERS_MAX, START_TIMEOUT_S
+from batchd.core.fleet import BACKOFF_FIRST_S, BACKOFF_MAX_S, WorkerKind
 from batchd.core.state import GAP_S
 from support.core_invariants import CheckedWorld
-from support.core_world import SAMPLE_TIMEOUT_S, make_spec, pick, work
+from support.core_world import SAMPLE_TIMEOUT_S, WORKERS, make_spec, pick, work
 
 
 def world_of(workers: int = 1, chunk_rows_max: int = 256, **changes) -> CheckedWorld:
@@ -43,13 +43,15 @@ def test_a_worker_gets_orders_when_it_is_ready_and_no_sooner():
     assert rows_ordered(world.ready(1)) == [(0, 0, 3), (1, 0, 3)]
 
 
-def test_a_worker_has_two_orders_at_most():
-    """One in hand, and one that is there when it is done."""
-    world = world_of(window=5)
+@pytest.mark.parametrize("orders_max", [2, 4])
+def test_a_worker_has_as_many_orders_as_its_kind_allows(orders_max):
+    """One in hand, and the others are there when it is done."""
+    world = CheckedWorld([make_spec(window=5)], kind=WorkerKind(orders_max, 60.0, 0.0))
+    world.start_workers()
     world.subscribe()
-    assert len(world.workers[1].orders) == ORDERS_MAX == 2
+    assert len(world.workers[1].orders) == orders_max
     world.fill(1)
-    assert len(world.workers[1].orders) == 2
+    assert len(world.workers[1].orders) == orders_max
 
 
 def test_a_worker_without_any_order_is_served_first():
@@ -122,6 +124,19 @@ def test_a_worker_stuck_on_a_sample_is_killed():
     assert pick(act.OrderChunk, world.fill(1)) == []
 
 
+def test_a_worker_whose_note_arrives_late_has_so_much_longer():
+    """The note of a worker on another host says what it had in hand a while ago."""
+    world = CheckedWorld([make_spec()], kind=WorkerKind(2, 60.0, note_delay_s=1.5))
+    world.start_workers()
+    world.subscribe()
+    note = note_of(world, 1)
+    world.do(ev.WorkerObserved(1, note))
+    world.now = SAMPLE_TIMEOUT_S + 1.4
+    assert world.do(ev.WorkerObserved(1, note)) == []
+    world.now = SAMPLE_TIMEOUT_S + 1.5
+    assert pick(act.KillWorker, world.do(ev.WorkerObserved(1, note))) != []
+
+
 def test_a_worker_that_goes_on_is_not_stuck():
     """Another row, another order, or nothing to do: each starts the clock anew."""
     world = world_of()
@@ -148,10 +163,10 @@ def test_a_worker_that_never_begins_its_order_is_stuck_too():
 
 
 def test_a_worker_that_does_not_come_up_is_killed():
-    """After a minute, once."""
+    """After the start timeout of its kind, once."""
     world = CheckedWorld([make_spec()])
     world.do(ev.Ticked())
-    while world.now < START_TIMEOUT_S:
+    while world.now < WORKERS.start_timeout_s:
         world.now += 1.0
         assert world.do(ev.Ticked()) == []
     world.now += 1.0

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from batchd.sources import folders
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.folders import Folders
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage import reader
+from batchd.storage.reader import Folders
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_folder_that_was_made_anew_is_found(opened, root):
 
 def test_more_folders_than_may_be_open_are_read_as_well(opened, root, monkeypatch):
     """By their paths."""
-    monkeypatch.setattr(folders, "FOLDERS_MAX", 1)
+    monkeypatch.setattr(reader, "FOLDERS_MAX", 1)
     for _ in range(2):
         assert [content(opened, root / name / "1") for name in "ab"] == ["root/a/1", "root/b/1"]
     assert len(opened._open) == 1

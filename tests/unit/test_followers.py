@@ -7,15 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.field_steps import Rename
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import Cast
-from batchd.config.pixel_steps import ColorJitter, Cutout
-from batchd.config.shape_steps import PadBatch
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.fields.options import Rename
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
+from batchd.pipeline.numbers.options import Cast
+from batchd.pipeline.shapes.options import PadBatch
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
 from support.images import (
     encode,
     jpeg,

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from batchd import children
 from batchd.core.events import WorkerGone
-from batchd.daemon import launch
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.workers import WorkerProcesses
+from batchd.daemon.workers.local import WorkerProcesses
 from batchd.orders.forks import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
 from batchd.worker import fork_server
 from batchd_wire.channel import receive_message, send_message
@@ -29,11 +29,10 @@ class Workers:
     """The daemon's side, with a program of ours in place of the fork server."""
 
     def __init__(self, monkeypatch, program):
-        monkeypatch.setattr(launch, "command", lambda channel: [sys.executable, "-c", program, str(channel)])
+        monkeypatch.setattr(children, "command", lambda _module, channel: [sys.executable, "-c", program, channel])
         self.watch = Watch()
         self.events = []
-        self.workers = WorkerProcesses(self.watch)
-        self.workers.enqueue = self.events.append
+        self.workers = WorkerProcesses(self.watch, self.events.append)
 
     def gone(self):
         def ends():

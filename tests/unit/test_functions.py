@@ -5,13 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from batchd.config.columns import parse_column
-from batchd.config.function import parse_function
+from batchd.functions.failures import FRAMES_MAX, FunctionFailed, call
 from batchd.functions.find import ModuleNotFound, find_module, function_problems
 from batchd.functions.load import FunctionUnusable, expect, load
+from batchd.functions.names import parse_function
+from batchd.functions.returned import NotAsDeclared, taken
 from batchd.functions.signature import Given
-from batchd.functions.taken import NotAsDeclared, taken
-from batchd.functions.told import FRAMES_MAX, FunctionFailed, call
+from batchd.samples.columns import parse_column
 
 BOMB = "raise AssertionError('imported')\n"
 

@@ -5,27 +5,27 @@ import math
 import numpy as np
 import pytest
 
-from batchd.config.image_steps import CenterCrop, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import (
+from batchd.pipeline.image.geometry import (
     UPRIGHT,
     Cut,
     DecodePlan,
     Geometry,
-    Pad,
-    Scale,
+    Padding,
+    Resampling,
     decode_factor,
     plan_decoding,
     scaled_cut,
 )
-from batchd.pipeline.planners import planner_for
+from batchd.pipeline.image.options import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline.image.planners import planner_for
 from batchd.pipeline.randomness import SampleRandom
+from batchd.samples.errors import SampleUndecodable
 
 PIXELS_MAX = 100_000_000
 RANDOM = SampleRandom(0)
 
-HALF = Scale(250, 350, "auto")
-PADDED = Pad(0, 0, 600, 10)
+HALF = Resampling(250, 350, "auto")
+PADDED = Padding(0, 0, 600, 10)
 
 
 def plan(step, height, width, orientation=1, sample=0):
@@ -148,15 +148,15 @@ def test_a_center_crop_of_a_smaller_image_is_padded():
     """Each side on its own: cut where there is too much, padded where there is too little."""
     geometry = plan(CenterCrop(size=(100, 100)), 50, 300)
 
-    assert geometry.moves == [Cut(0, 100, 50, 100), Pad(25, 0, 100, 100)]
+    assert geometry.moves == [Cut(0, 100, 50, 100), Padding(25, 0, 100, 100)]
     assert (geometry.height, geometry.width) == (100, 100)
 
 
 def test_shorter_side_keeps_proportions():
     """The longer side is rounded down, whichever it is."""
-    assert plan(Resize(shorter_side=256), 375, 500).moves == [Scale(256, 341, "auto")]
-    assert plan(Resize(shorter_side=256), 500, 375).moves == [Scale(341, 256, "auto")]
-    assert plan(Resize(shorter_side=256), 500, 375, orientation=6).moves == [Scale(341, 256, "auto")]
+    assert plan(Resize(shorter_side=256), 375, 500).moves == [Resampling(256, 341, "auto")]
+    assert plan(Resize(shorter_side=256), 500, 375).moves == [Resampling(341, 256, "auto")]
+    assert plan(Resize(shorter_side=256), 500, 375, orientation=6).moves == [Resampling(341, 256, "auto")]
 
 
 def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
@@ -169,14 +169,14 @@ def test_resizing_a_very_long_image_is_refused_instead_of_filling_the_memory():
     ("moves", "factor"),
     [
         ([], 1),
-        ([Scale(224, 224, "auto")], 2),
-        ([Cut(0, 0, 447, 600), Scale(224, 224, "auto")], 1),
-        ([Cut(0, 0, 448, 448), Scale(224, 224, "auto")], 2),
-        ([Cut(0, 0, 600, 800), Scale(100, 100, "auto")], 4),
-        ([Cut(0, 0, 600, 800), Scale(1, 1, "auto")], 8),
-        ([Cut(0, 0, 50, 50), Scale(1, 1, "auto")], 1),
+        ([Resampling(224, 224, "auto")], 2),
+        ([Cut(0, 0, 447, 600), Resampling(224, 224, "auto")], 1),
+        ([Cut(0, 0, 448, 448), Resampling(224, 224, "auto")], 2),
+        ([Cut(0, 0, 600, 800), Resampling(100, 100, "auto")], 4),
+        ([Cut(0, 0, 600, 800), Resampling(1, 1, "auto")], 8),
+        ([Cut(0, 0, 50, 50), Resampling(1, 1, "auto")], 1),
         ([Cut(0, 0, 300, 300)], 1),
-        ([Cut(0, 0, 300, 300), Pad(0, 0, 400, 400)], 1),
+        ([Cut(0, 0, 300, 300), Padding(0, 0, 400, 400)], 1),
     ],
 )
 def test_decoding_shrinks_no_further_than_the_first_scaling_needs(moves, factor):

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.file_sources import GlobSource, WebDatasetSource
-from batchd.config.source import SourceOptions
-from batchd.config.table_sources import CsvSource
-from batchd.config.tfrecord_sources import TFRecordSource
-from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
-from batchd.sources import glance
-from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import GlobSource, WebDatasetSource
+from batchd.sources.interface import kind_of
+from batchd.sources.options import SourceOptions
+from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.video.options import VideoSource
+from batchd.storage import path_checks as glance
+from batchd.storage.survey import Survey
 from support.looks import source_problems
 from support.parquet_files import write_parquet
 from support.source_files import make, nothing

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.file_sources import GlobSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.glob import KIND
+from batchd.sources.files.glob import KIND
+from batchd.sources.files.options import GlobSource
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from support.source_files import make, nothing, scan_files
 
 
@@ -87,18 +88,22 @@ def test_wrong_patterns_are_found_without_looking_at_any_file(tmp_path, pattern)
     """By `batchd check`, as at the start."""
     source = GlobSource(root=tmp_path, patterns=("*.jpg", pattern))
 
-    (problem,) = KIND.problems(source)
+    (problem,) = KIND.problems(source, Storage())
     assert problem.startswith("patterns: ")
     with pytest.raises(SourceInvalid, match="patterns: "):
-        scan_source(source, nothing, IndexCache(None))
+        scan_source(source, nothing, IndexCache(None), Storage())
 
 
 def test_a_root_that_is_not_there_is_named(tmp_path) -> None:
     """Or is a file."""
     make(tmp_path, "file")
 
-    assert KIND.problems(GlobSource(root=tmp_path / "no", patterns=("*",))) == [f"there is no folder {tmp_path / 'no'}"]
-    assert KIND.problems(GlobSource(root=tmp_path / "file", patterns=("*",))) == [f"{tmp_path / 'file'} is no folder"]
+    assert KIND.problems(GlobSource(root=tmp_path / "no", patterns=("*",)), Storage()) == [
+        f"there is no folder {tmp_path / 'no'}"
+    ]
+    assert KIND.problems(GlobSource(root=tmp_path / "file", patterns=("*",)), Storage()) == [
+        f"{tmp_path / 'file'} is no folder"
+    ]
 
 
 def test_a_path_that_does_not_fit_into_its_field_is_refused_by_name(tmp_path) -> None:

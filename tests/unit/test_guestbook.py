@@ -7,9 +7,9 @@ from batchd.core.actions import AdmitProducer, AdmitSubscription
 from batchd.core.course import Course
 from batchd.core.events import SessionCutOff, SessionEnded, SubscriptionEnded, Ticked
 from batchd.core.plan import Plan
-from batchd.daemon import seldom
-from batchd.daemon.guestbook import SAID_PER_MINUTE, Guest, Guestbook
-from batchd.daemon.seldom import PERIOD_S, Ration
+from batchd.daemon import log_limits as seldom
+from batchd.daemon.log_limits import PERIOD_S, Ration
+from batchd.daemon.session_log import SAID_PER_MINUTE, Guest, Guestbook
 
 HERE = Guest("resnet", 4711, "user 1000")
 THERE = Guest("resnet", 1, "host 10.0.0.5", is_remote=True)

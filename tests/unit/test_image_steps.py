@@ -8,15 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.geometry_steps import Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.fields import EFFECTS
-from batchd.pipeline.image_stage import ImageStage
-from batchd.pipeline.laps import Laps
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.image.stages import ImageStage
 from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.sample_fields import EFFECTS
+from batchd.pipeline.timings import Laps
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
 from support.images import encode, jpeg, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, run_on_pixels, run_once
 

@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
 from batchd.config.runtime import default_cache_dir
-from batchd.config.table_sources import CsvSource
-from batchd.sources import cache as cache_module
-from batchd.sources.cache import IndexCache
-from batchd.sources.files import FilesIndex
-from batchd.sources.kinds import kind_of
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.index import FilesIndex
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import source_to_plain
 from batchd.sources.scan import scan_source
-from batchd.sources.survey import Survey
+from batchd.storage import index_cache as cache_module
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from support.shards import write_shard
 from support.source_files import make, nothing
 
@@ -84,29 +86,29 @@ def test_a_source_is_scanned_once_until_it_changes(
     """What is kept is what was found; whatever another scan would see makes one."""
     source, change = sources(tmp_path)[kind]
 
-    first = scan_source(source, nothing, cache)
-    again = scan_source(source, nothing, cache)
+    first = scan_source(source, nothing, cache, Storage())
+    again = scan_source(source, nothing, cache, Storage())
 
     assert scans == [source.type]
     assert (again.digest, again.facts, again.place) == (first.digest, first.facts, first.place)
     assert all(np.array_equal(again.arrays[name], array) for name, array in first.arrays.items())
     assert again.arrays.keys() == first.arrays.keys()
     change()
-    changed = scan_source(source, nothing, cache)
+    changed = scan_source(source, nothing, cache, Storage())
     assert scans == [source.type] * 2
     assert changed.digest != first.digest
-    assert scan_source(source, nothing, cache).digest == changed.digest
+    assert scan_source(source, nothing, cache, Storage()).digest == changed.digest
     assert scans == [source.type] * 2
 
 
 def test_a_new_folder_within_a_folder_is_seen(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
     """Every folder that was looked into is a witness, also those without images."""
     source = GlobSource(root=make(tmp_path / "photos", "a/1.jpg", "b/notes.txt"), patterns=("**/*.jpg",))
-    scan_source(source, nothing, cache)
+    scan_source(source, nothing, cache, Storage())
 
     make(tmp_path / "photos/b", "2.jpg")
 
-    assert len(scan_source(source, nothing, cache)) == 2
+    assert len(scan_source(source, nothing, cache, Storage())) == 2
     assert len(scans) == 2
 
 
@@ -114,8 +116,8 @@ def test_other_options_are_another_index(tmp_path: Path, cache: IndexCache, scan
     """The same files with other labels, say."""
     root = make(tmp_path / "photos", "a/1.jpg", "b/2.jpg")
 
-    plain = scan_source(GlobSource(root=root, patterns=("**/*.jpg",)), nothing, cache)
-    classes = scan_source(GlobSource(root=root, patterns=("**/*.jpg",), classes="folder"), nothing, cache)
+    plain = scan_source(GlobSource(root=root, patterns=("**/*.jpg",)), nothing, cache, Storage())
+    classes = scan_source(GlobSource(root=root, patterns=("**/*.jpg",), classes="folder"), nothing, cache, Storage())
 
     assert FilesIndex(plain).labels.tolist() == [0, 0]
     assert FilesIndex(classes).labels.tolist() == [0, 1]
@@ -127,7 +129,9 @@ def test_fields_in_another_order_are_another_index(tmp_path: Path, cache: IndexC
     (tmp_path / "x.bin").write_bytes(b"abc")
     records = [{"a": "int8", "b": "int16"}, {"b": "int16", "a": "int8"}]
 
-    indexes = [scan_source(RawSource(path=tmp_path / "x.bin", record=one), nothing, cache) for one in records]
+    indexes = [
+        scan_source(RawSource(path=tmp_path / "x.bin", record=one), nothing, cache, Storage()) for one in records
+    ]
 
     assert [[field[0] for field in index.facts["fields"]] for index in indexes] == [["a", "b"], ["b", "a"]]
     assert len(scans) == 2
@@ -137,9 +141,9 @@ def test_progress_is_told_for_a_kept_index_too(tmp_path: Path, cache: IndexCache
     """People see how many samples there are."""
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
     told: list[int] = []
-    scan_source(source, nothing, cache)
+    scan_source(source, nothing, cache, Storage())
 
-    scan_source(source, told.append, cache)
+    scan_source(source, told.append, cache, Storage())
 
     assert told == [2]
 
@@ -148,7 +152,7 @@ def test_progress_is_told_for_a_kept_index_too(tmp_path: Path, cache: IndexCache
 def test_a_damaged_file_costs_a_scan(at: int, tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
     """A bit that flipped anywhere that counts, or a file that was cut there."""
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
-    found = scan_source(source, nothing, cache)
+    found = scan_source(source, nothing, cache, Storage())
     (file,) = (tmp_path / "cache").iterdir()
     good = file.read_bytes()
     at %= len(good)
@@ -156,7 +160,7 @@ def test_a_damaged_file_costs_a_scan(at: int, tmp_path: Path, cache: IndexCache,
     for damaged in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
         scans.clear()
         file.write_bytes(damaged)
-        assert scan_source(source, nothing, cache).digest == found.digest
+        assert scan_source(source, nothing, cache, Storage()).digest == found.digest
         assert scans == ["folder"]
         assert file.read_bytes() == good, "it is kept anew"
 
@@ -166,7 +170,7 @@ def test_what_changed_just_before_the_scan_is_not_kept(tmp_path: Path, monkeypat
     monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
 
-    scan_source(source, nothing, IndexCache(tmp_path / "cache"))
+    scan_source(source, nothing, IndexCache(tmp_path / "cache"), Storage())
 
     assert not (tmp_path / "cache").exists()
 
@@ -180,7 +184,9 @@ def test_small_sources_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """They are scanned in no time."""
     monkeypatch.setattr(cache_module, "SETTLED_NS", -(10**12))
 
-    scan_source(FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, IndexCache(tmp_path / "cache"))
+    scan_source(
+        FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, IndexCache(tmp_path / "cache"), Storage()
+    )
 
     assert not (tmp_path / "cache").exists()
 
@@ -188,17 +194,17 @@ def test_small_sources_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_others_may_write_is_not_believed(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
     """An index names the files that the daemon opens."""
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
-    scan_source(source, nothing, cache)
+    scan_source(source, nothing, cache, Storage())
     (tmp_path / "cache").chmod(0o770)
 
-    scan_source(source, nothing, cache)
+    scan_source(source, nothing, cache, Storage())
 
     assert len(scans) == 2
 
 
 def test_only_its_user_can_read_a_kept_index(tmp_path: Path, cache: IndexCache) -> None:
     """Paths may be nobody else's business."""
-    scan_source(FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, cache)
+    scan_source(FolderSource(path=make(tmp_path / "photos", "1.jpg")), nothing, cache, Storage())
 
     (file,) = (tmp_path / "cache").iterdir()
 
@@ -213,7 +219,9 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_scans(
     (tmp_path / "cache").touch()
     source = FolderSource(path=make(tmp_path / "photos", "1.jpg"))
 
-    assert len(scan_source(source, nothing, cache)) == len(scan_source(source, nothing, cache)) == 1
+    assert (
+        len(scan_source(source, nothing, cache, Storage())) == len(scan_source(source, nothing, cache, Storage())) == 1
+    )
     assert len(scans) == 2
 
 
@@ -223,8 +231,8 @@ def test_what_was_used_least_lately_makes_room(
     """And what somebody who was killed left unfinished goes, once it is old."""
     folders = [FolderSource(path=make(tmp_path / name, "1.jpg")) for name in ("one", "two", "three")]
     for source in folders[:2]:
-        scan_source(source, nothing, cache)
-    one, two = (cache._file(tmp_path / "cache", source) for source in folders[:2])
+        scan_source(source, nothing, cache, Storage())
+    one, two = (cache._file(tmp_path / "cache", source_to_plain(source)) for source in folders[:2])
     os.utime(two, (1, 1))
     stale, fresh = (tmp_path / f"cache/{name}.unfinished" for name in ("stale", "fresh"))
     stale.touch()
@@ -232,7 +240,7 @@ def test_what_was_used_least_lately_makes_room(
     os.utime(stale, (1, 1))
     monkeypatch.setattr(cache_module, "CACHE_BYTES_MAX", one.stat().st_size * 5 // 2)
 
-    scan_source(folders[2], nothing, cache)
+    scan_source(folders[2], nothing, cache, Storage())
 
     assert [file.exists() for file in (one, two, stale, fresh)] == [True, False, False, True]
 

@@ -2,12 +2,14 @@
 
 import itertools
 import os
+import subprocess
+import sys
 
 import pytest
 
 from batchd.observer import inquiry
 from batchd.observer.inquiry import INTERVAL_S, SPACING_S, Inquiry
-from batchd_wire.messages import TO_DAEMON, AskBad, AskStatus
+from batchd_wire.messages import AskBad, AskStatus
 
 
 class Clock:
@@ -25,11 +27,10 @@ class Session:
 
     def __init__(self, clock: Clock) -> None:
         self.asked: list[tuple[float, type]] = []
-        self.dealer = self
         self._clock = clock
 
-    def send(self, data: bytes) -> None:
-        self.asked.append((self._clock.now, type(TO_DAEMON.decode(data))))
+    def begin(self, make) -> None:
+        self.asked.append((self._clock.now, type(make(1))))
 
 
 @pytest.fixture
@@ -88,3 +89,11 @@ def test_bad_samples_keep_nobody_from_the_status(asking, clock):
     asked = run(asking, clock, lambda: asking._bad_wanted.update(one=clock.now))
 
     assert 9 <= sum(kind is AskStatus for _when, kind in asked) <= 11
+
+
+def test_the_observer_loads_no_numpy():
+    """Nor anything else that makes a process large; its client loads what it needs when that is needed."""
+    large = {"numpy", "cv2", "pydantic", "click", "rich"}
+    program = f"import batchd.observer.__main__, sys; print({large} & set(sys.modules))"
+
+    assert subprocess.check_output([sys.executable, "-P", "-c", program], text=True) == "set()\n"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from batchd.config.image_steps import Decode, RandomResizedCrop, Resize
+from batchd.pipeline.image.options import Decode, RandomResizedCrop, Resize
 from support.images import encode, photo
 from support.pipelines import run_once
 
@@ -131,8 +131,8 @@ def test_a_crop_is_interpolated_within_its_own_borders():
 
 def all_boxes(step):
     """Give the box that the documented randomness draws for sample 3 of an image of 60 x 80 pixels."""
-    from batchd.pipeline.geometry import Geometry  # noqa: PLC0415  this test alone looks inside
-    from batchd.pipeline.planners import planner_for  # noqa: PLC0415
+    from batchd.pipeline.image.geometry import Geometry  # noqa: PLC0415  this test alone looks inside
+    from batchd.pipeline.image.planners import planner_for  # noqa: PLC0415
     from batchd.pipeline.randomness import SampleRandom  # noqa: PLC0415
 
     random = SampleRandom(0)

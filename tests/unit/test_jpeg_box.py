@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.image_steps import Decode, RandomResizedCrop
-from batchd.pipeline import jpeg_box
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import Cut
-from batchd.pipeline.probe import probe_image
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.options import Decode, RandomResizedCrop
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.errors import SampleUndecodable
 from support.good_trainers import private_bytes
 from support.images import (
     JPEG_END,

@@ -18,7 +18,7 @@ from zmq.utils import z85
 
 from batchd.config.tcp import default_keys_dir, is_loopback, parse_tcp, tcp_endpoint
 from batchd.config.tree import Config
-from batchd.daemon.keys import KeyDirectory, TrainerKey, check_tcp_keys
+from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey, check_tcp_keys
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, KeysInvalid
 from batchd_wire.keys import (
     KEY_FILE_BYTES_MAX,
@@ -66,7 +66,7 @@ def mode_of(path: Path) -> int:
 def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an hour pass for the reader of ``path``, so that it may remember the file."""
     later = path.stat().st_ctime_ns + 3600 * 10**9
-    monkeypatch.setattr("batchd.daemon.keys.time_ns", lambda: later)
+    monkeypatch.setattr("batchd.daemon.tcp.keys.time_ns", lambda: later)
 
 
 # --- the text of a key -----------------------------------------------------------------------------------------------
@@ -329,13 +329,13 @@ def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDir
 def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storm of handshakes does not read a thousand files each time; a file changed just now is read again though."""
     reads: list[Path] = []
-    real = sys.modules["batchd.daemon.keys"].read_key_table
+    real = sys.modules["batchd.daemon.tcp.keys"].read_key_table
 
     def counting(descriptor: int, path: Path, refused_mode: int) -> object:
         reads.append(path)
         return real(descriptor, path, refused_mode)
 
-    monkeypatch.setattr("batchd.daemon.keys.read_key_table", counting)
+    monkeypatch.setattr("batchd.daemon.tcp.keys.read_key_table", counting)
     key = keys.new("a")
     reads.clear()
     file = keys.path / "trainers/a.key"
@@ -616,7 +616,7 @@ def test_a_file_of_another_user_is_skipped() -> None:
 def test_many_commands_at_once_make_each_key_once(keys: KeyDirectory) -> None:
     """Two names, four processes for each: one of them gets the name, and all have one daemon."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom batchd.daemon.keys import KeyDirectory\n"
+        "import sys\nfrom pathlib import Path\nfrom batchd.daemon.tcp.keys import KeyDirectory\n"
         "key = KeyDirectory(Path(sys.argv[1])).new(sys.argv[2])\nprint(key.daemon, key.public)"
     )
     processes = [

@@ -3,17 +3,18 @@
 import errno
 import os
 import socket
+import subprocess
 from contextlib import closing
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
+from batchd.children import Child, Linked
 from batchd.config.tree import Config
 from batchd.daemon import serve as module
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.launch import Launched
 from batchd.daemon.serve import ServeOptions, serve
-from batchd.daemon.workers import WorkerProcesses
+from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError
 from support.kernel import descriptors_of
 
@@ -61,22 +62,9 @@ class FullWatch(Watch):
         super().add(descriptor, callback)
 
 
-class NoProcess:
-    """In place of a fork server."""
-
-    pid = 0
-
-    def kill(self) -> None:
-        """Nothing."""
-
-    def wait(self) -> int:
-        """It has ended."""
-        return 0
-
-
-def spawn(watch: Watch, launched: Launched) -> None:
+def spawn(watch: Watch, launched: Linked) -> None:
     """Start a worker; nothing is known of it where that fails."""
-    workers = WorkerProcesses(watch, launched)
+    workers = WorkerProcesses(watch, print, launched)
     try:
         workers.spawn(1)
     finally:
@@ -91,7 +79,7 @@ def test_a_worker_that_cannot_be_watched_is_not_started(room) -> None:
     with closing(FullWatch()) as watch:
         watch.room = room
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        launched = Launched(cast("Any", NoProcess()), os.pidfd_open(os.getpid()), ours)
+        launched = Linked(Child(subprocess.Popen(["true"])), ours)
         with closing(theirs), pytest.raises(OSError, match="No space"):
             spawn(watch, launched)
     assert len(descriptors_of("self")) == before

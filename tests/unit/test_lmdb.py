@@ -12,11 +12,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from batchd.config.lmdb_sources import LmdbSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.interface import kind_of
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from support.lmdb_files import open_lmdb, scan_lmdb, write_lmdb
 from support.source_files import nothing
 
@@ -234,7 +235,7 @@ def test_what_is_no_database_is_refused(tmp_path, data) -> None:
 def test_a_database_that_is_not_there_or_no_file_is_refused(tmp_path) -> None:
     """A FIFO is not waited for."""
     source = LmdbSource(path=tmp_path / "gone", fields={"image": "image"})
-    assert kind_of(source).problems(source) == [f"there is no file {tmp_path}/gone"]
+    assert kind_of(source).problems(source, Storage()) == [f"there is no file {tmp_path}/gone"]
     with pytest.raises(SourceInvalid, match="gone cannot be read: No such file"):
         kind_of(source).scan(source, Survey(nothing))
     os.mkfifo(tmp_path / "data.mdb")
@@ -321,7 +322,7 @@ def test_a_database_that_is_gone_or_replaced_before_it_is_opened_makes_bad_sampl
     source, index = scan_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
 
     def reason() -> str:
-        reader = kind_of(source).open(source, index, 1 << 20)
+        reader = kind_of(source).open(source, index, 1 << 20, Storage())
         with pytest.raises(SampleUnreadable) as caught:
             reader.read(3)
         reader.close()

@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon import local
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds
-from batchd.daemon.local import Door, Strangers, descriptors_left
-from batchd.daemon.reserve import SPARE_DESCRIPTORS
+from batchd.daemon.local import listener as local
+from batchd.daemon.local.listener import Listener, Strangers, descriptors_left
+from batchd.daemon.memory.held_descriptors import SPARE_DESCRIPTORS
 from support.kernel import descriptors_of
 
 
@@ -50,7 +50,7 @@ def test_descriptors_are_counted() -> None:
 
 
 @pytest.fixture
-def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Door, Watch, list[socket.socket]]]]:
+def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Watch, list[socket.socket]]]]:
     """Knock twice at a door that so many descriptors are left for: the door, and who was let in."""
     with ExitStack() as stack:
         watch = stack.enter_context(closing(Watch()))
@@ -59,9 +59,9 @@ def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Door, Watch, 
         def let_in(one: socket.socket) -> None:
             came.append(stack.enter_context(one))
 
-        def knock(left: int) -> tuple[Door, Watch, list[socket.socket]]:
+        def knock(left: int) -> tuple[Listener, Watch, list[socket.socket]]:
             monkeypatch.setattr(local, "descriptors_left", lambda: left)
-            door = stack.enter_context(closing(Door(watch, socket.SOCK_STREAM, let_in, lambda: 2)))
+            door = stack.enter_context(closing(Listener(watch, socket.SOCK_STREAM, let_in, lambda: 2)))
             door.open(tmp_path / "door")
             door.begin()
             for _ in range(2):
@@ -138,7 +138,7 @@ def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) 
 
 def test_a_door_that_cannot_be_watched_does_not_begin(tmp_path, monkeypatch) -> None:
     """At the start that is said, and nothing is left over."""
-    with closing(Watch()) as watch, closing(Door(watch, socket.SOCK_STREAM, print, lambda: 1)) as door:
+    with closing(Watch()) as watch, closing(Listener(watch, socket.SOCK_STREAM, print, lambda: 1)) as door:
 
         def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
             raise OSError(errno.ENOSPC, "no space left")

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.array_sources import NpySource
-from batchd.config.file_sources import FolderSource, ListSource, WebDatasetSource
 from batchd.config.load import load_config
-from batchd.config.location import Url
-from batchd.config.sources import source_from_plain, source_to_plain
-from batchd.config.table_sources import CsvSource
-from batchd.config.text_steps import RemoveStopwords
 from batchd.errors import ConfigInvalid
+from batchd.pipeline.text.options import RemoveStopwords
+from batchd.sources.arrays.options import NpySource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource, ListSource, WebDatasetSource
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.storage.location import Url
 
 
 @pytest.mark.parametrize(

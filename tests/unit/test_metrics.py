@@ -11,29 +11,43 @@ from pathlib import Path
 import pytest
 
 from batchd.core.fleet import WorkerState
-from batchd.core.statistics import (
-    CacheStatistics,
-    DaemonStatistics,
-    LiveStatistics,
-    PartStatistics,
-    StreamStatistics,
-    SubscriptionStatistics,
-    WorkerStatistics,
-    WorkStatistics,
-)
 from batchd.observer import exposition, scopes
 from batchd.observer.exposition import Exposition
 from batchd.observer.inquiry import Answer
 from batchd.observer.metrics import COUNTER, METRICS, OWN, PREFIX
 from batchd.observer.routes import why_not_ready
 from batchd.observer.scopes import OTHER, TRAINERS_MAX
+from batchd_wire.status import (
+    CacheStatistics,
+    DaemonStatistics,
+    DaemonStatus,
+    LiveStatistics,
+    PartStatistics,
+    ReloadOutcome,
+    StreamStatistics,
+    SubscriptionStatistics,
+    WaitStatistics,
+    WorkerStatistics,
+    WorkStatistics,
+    read_status,
+)
 
 ROOT = Path(__file__).parents[2]
 NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, _ in OWN}
 NO_METRIC = {
     "DaemonStatistics": {"workers", "streams"},
-    "WorkerStatistics": {"number", "place", "state"},
-    "StreamStatistics": {"number", "name", "own_source", "bgr_fields", "fingerprint", "live", "subscriptions", "work"},
+    "WorkerStatistics": {"number", "place", "state", "pid"},
+    "StreamStatistics": {
+        "number",
+        "name",
+        "own_source",
+        "bgr_fields",
+        "fingerprint",
+        "live",
+        "subscriptions",
+        "work",
+        "cache",
+    },
     "WorkStatistics": {"parts", "slowest"},
     "PartStatistics": {"name"},
     "SubscriptionStatistics": {
@@ -67,50 +81,26 @@ needs_promtool = pytest.mark.skipif(
 
 def claim(session: int, rank: int = 0, **changes: object) -> dict[str, object]:
     """A trainer's claim in the status."""
-    numbers = dict.fromkeys(("consumed_batches", "held_slots", "ready_ahead", "wait_s"), 1)
+    numbers = dict.fromkeys(("consumed_batches", "held_slots", "ready_ahead"), 1) | {"wait_s": 1.0}
     return {"session": session, "rank": rank, "window": 4, "epoch": 0, "step": 2, "waiting": False, **numbers} | {
         "delivered_samples": 10,
-        "short_of_memory_s": 0,
-        "is_spectator": False,
-        "waits": {"workers_s": 3, "network_s": 4},
+        "waits": {"workers_s": 3.0, "network_s": 4.0},
         **changes,
     }
 
 
 def trainer(session: int, name: str = "train.py", **changes: object) -> dict[str, object]:
     """A trainer in the status."""
-    return {
-        "session": session,
-        "name": name,
-        "transport": "shared memory",
-        "sent_bytes": None,
-        "connections": 1,
-        **changes,
-    }
+    return {"session": session, "name": name, "transport": "shared memory", **changes}
 
 
-def status(trainers: list[dict], claims: list[dict], **stream: object) -> dict[str, object]:
+def status(trainers: list[dict], claims: list[dict], **stream: object) -> DaemonStatus:
     """A daemon with one stream, as it answers."""
-    live = dict.fromkeys((field.name for field in fields(LiveStatistics)), 3)
-    counts = dict.fromkeys((field.name for field in fields(StreamStatistics)), 5)
-    work = dict.fromkeys((field.name for field in fields(WorkStatistics)), 6)
-    work |= {"parts": [{"name": "read", "busy_s": 1}, {"name": "flip", "busy_s": 2}, {"name": "flip", "busy_s": 4}]}
-    cache = dict.fromkeys((field.name for field in fields(CacheStatistics)), 8)
-    parts = {"live": live, "subscriptions": claims, "work": work, "cache": cache}
-    photos = counts | {"name": "photos", "stopped": None, **parts, **stream}
-    tcp = dict.fromkeys(("connections", "strangers", "closed", "failed_handshakes", "sent_bytes"), 7)
-    daemon = {
-        "version": "1",
-        "decoders": "d",
-        "uptime_s": 1.5,
-        "memory_bytes": 9,
-        "draining": False,
-        "worker_deaths": 2,
-        "ending_slots": 0,
-        "reload": None,
-    }
-    worker = {"place": 0, "state": "ready", "orders": 1, "chunks": 2, "samples": 3, "busy_s": 0.5}
-    return {"daemon": daemon | {"tcp": tcp}, "workers": [worker], "trainers": trainers, "streams": [photos]}
+    parts = [{"name": "read", "busy_s": 1.0}, {"name": "flip", "busy_s": 2.0}, {"name": "flip", "busy_s": 4.0}]
+    photos = {"name": "photos", "subscriptions": claims, "work": {"parts": parts}, "live": {}, "cache": {}, **stream}
+    daemon = {"version": "1", "decoders": "d", "tcp": {}}
+    worker = {"place": 0, "state": "ready"}
+    return read_status({"daemon": daemon, "workers": [worker], "trainers": trainers, "streams": [photos]})
 
 
 class FakeInquiry:
@@ -118,14 +108,14 @@ class FakeInquiry:
 
     is_answered = True
 
-    def __init__(self, told: dict | None) -> None:
+    def __init__(self, told: DaemonStatus | None) -> None:
         self.told = told
 
     def fresh(self, _within_s: float) -> Answer | None:
-        return Answer(self.told, 0.0, 0.0) if self.told is not None else None
+        return Answer(self.told, {}, 0.0, 0.0) if self.told is not None else None
 
 
-def values(metric: str, told: dict) -> dict[tuple[str, ...], float]:
+def values(metric: str, told: DaemonStatus) -> dict[tuple[str, ...], float]:
     """The values of one metric by its labels."""
     (found,) = [one for one in METRICS if one.name == metric]
     return dict(found.values(told))
@@ -194,7 +184,10 @@ def test_waiting_is_told_by_its_cause():
     told = status([trainer(1)], [claim(1)])
 
     labels = ("photos", "train.py", "0", "shared memory", "1")
-    assert values("trainer_wait_cause_seconds_total", told) == {(*labels, "workers"): 3, (*labels, "network"): 4}
+    causes = {"workers": 3, "memory": 0, "trainers": 0, "producers": 0, "network": 4}
+    assert values("trainer_wait_cause_seconds_total", told) == {
+        (*labels, cause): waited_s for cause, waited_s in causes.items()
+    }
 
 
 def test_a_trainer_at_its_end_has_no_position():
@@ -219,7 +212,7 @@ def test_trainers_beyond_the_cap_are_others():
     assert held["photos", "t0", "0", "shared memory", "0"] == 1
     assert delivered["photos", "t0", "0", "shared memory", "0"] == 10
     assert sum(held.values()) == len(crowd)
-    assert len(values("trainer_wait_cause_seconds_total", told)) == 2 * TRAINERS_MAX
+    assert len(values("trainer_wait_cause_seconds_total", told)) == len(fields(WaitStatistics)) * TRAINERS_MAX
 
 
 def test_remote_trainers_beyond_the_cap_are_others():
@@ -245,7 +238,7 @@ def test_a_reload_that_was_refused_is_told():
     assert values("reload_failed", told) == values("reload_timestamp_seconds", told) == {}
 
     for code, failed in ((0, 0), (2, 1)):
-        told["daemon"]["reload"] = {"time_s": 1.5e9, "exit_code": code, "text": "why"}
+        told.daemon.reload = ReloadOutcome(1.5e9, code, "why")
         assert values("reload_failed", told) == {(): failed}
         assert values("reload_timestamp_seconds", told) == {(): 1.5e9}
 
@@ -261,7 +254,7 @@ def test_without_an_answer_only_the_observer_speaks():
 def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
     """Only its age, and whether the daemon answers, are new each time."""
     inquiry = FakeInquiry(status([trainer(1)], [claim(1)]))
-    answers = [Answer(inquiry.told, 0.0, 0.0), Answer(inquiry.told, 1.0, 1.0)]
+    answers = [Answer(inquiry.told, {}, 0.0, 0.0), Answer(inquiry.told, {}, 1.0, 1.0)]
     monkeypatch.setattr(inquiry, "fresh", lambda _within_s: answers[0])
     written = []
     table, asked = exposition._Table, Exposition(inquiry)
@@ -292,8 +285,8 @@ def test_an_answer_is_written_down_once_however_many_ask(monkeypatch):
 def test_readiness_has_its_reasons(change, reason):
     """As a probe's log shows them."""
     told = status([], [], **{key: value for key, value in change.items() if key == "stopped"})
-    told["daemon"]["draining"] = change.get("draining", False)
-    told["workers"][0]["state"] = change.get("state", "ready")
+    told.daemon.draining = change.get("draining", False)
+    told.workers[0].state = change.get("state", "ready")
 
     assert why_not_ready(told) == reason
 

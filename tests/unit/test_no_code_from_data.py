@@ -15,9 +15,9 @@ import batchd_wire
 from support.forbidden import forbidden_in
 
 ALLOWED = {
-    ("batchd.worker.process", "ctypes"): "prctl(2) has no other door",
+    ("batchd.children", "ctypes"): "prctl(2) has no other door",
     (
-        "batchd.worker.process",
+        "batchd.children",
         "ctypes.CDLL",
     ): "of the C library that is loaded already; two numbers go in, nothing is cast",
     (
@@ -36,13 +36,13 @@ ALLOWED = {
     ("batchd.functions.find", "importlib.machinery.PathFinder.invalidate_caches"): "the same",
     ("batchd.functions.find", "importlib.machinery.ModuleSpec"): "what it gives, for types alone",
     (
-        "batchd.sources.kinds",
+        "batchd.sources.interface",
         "importlib.import_module",
     ): "the module of a kind of source, which is a value of a table there",
     ("batchd.doctor.examine", "importlib.util.find_spec"): "of one extension of ours, which is not loaded",
 }
 """What may stand in which module, and why."""
-READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb", "batchd.sources.cached_reader"}
+READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.reader"}
 """The messages, with all their checks; records of a database, of which nothing but numbers, text and bytes is taken; and what
 workers have written for each other, in memory that nobody else has."""
 
@@ -74,7 +74,7 @@ def test_all_modules_are_looked_at():
     assert {
         "batchd.worker.__main__",
         "batchd.worker.fork_server",
-        "batchd.pipeline.decode",
+        "batchd.pipeline.image.decode",
         "batchd_wire",
         "batchd_client.memory",
     } <= SOURCES.keys()

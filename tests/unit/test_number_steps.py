@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import Decode, Resize
-from batchd.config.number_steps import Cast, Clip, OneHot, Scale
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
 from support.images import jpeg, photo
 from support.steps import check_steps
 

@@ -14,6 +14,7 @@ import pytest
 
 from batchd.observer import ends, names, visitors
 from batchd.observer import server as limits
+from batchd.observer.contact_sheets import Sheets
 from batchd.observer.ends import place_of, user_by_question, user_by_table, user_of
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
@@ -21,7 +22,6 @@ from batchd.observer.names import Names
 from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
-from batchd.observer.sheets import Sheets
 from batchd.observer.visitors import Visitors
 from support.waiting import PATIENCE_S, wait_until
 

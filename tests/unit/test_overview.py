@@ -1,16 +1,17 @@
 """What two looks, or many, show of a daemon."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from batchd.diagnosis.overview import FILES_PART, STILL_S, WINDOW_S, Looks, see
+from batchd_wire.status import WaitStatistics
 from support.statuses import SECONDS, later, two_looks
 
 
 def test_rates_are_differences_of_two_looks():
     """What was decoded and delivered in between, each second; a sample's time part by part."""
     before, after = two_looks(parts={"read": 1.0, "decode": 8.0}, work={"waited_s": 2.0})
-    after["streams"][0]["delivered_samples"] += 5_000
+    after.streams[0].delivered_samples += 5_000
 
     (stream,) = see(before, after).streams
 
@@ -44,8 +45,9 @@ def test_each_trainer_has_its_own_verdict():
     """Though two have one name."""
     before, after = two_looks(waits={"workers_s": 8.0}, trainer={"waiting": True})
     for status in (before, after):
-        (first,) = status["streams"][0]["subscriptions"]
-        status["streams"][0]["subscriptions"] = (first, {**first, "number": 2, "waits": {"workers_s": 0.0}})
+        (first,) = status.streams[0].subscriptions
+        second = replace(first, number=2, waits=WaitStatistics())
+        status.streams[0].subscriptions = (first, second)
 
     waiting, fed = see(before, after).trainers
 
@@ -70,7 +72,7 @@ def test_a_trainer_that_does_nothing_new_stands_still():
     assert trainer.is_waiting
 
     moved = later(status, 41)
-    moved["streams"][0]["subscriptions"][0]["consumed_batches"] += 1
+    moved.streams[0].subscriptions[0].consumed_batches += 1
     looks.add(moved)
     overview = looks.overview()
     assert overview is not None
@@ -109,7 +111,7 @@ def test_a_daemon_that_was_started_anew_is_not_compared_with_the_last():
     looks = Looks()
     looks.add(after)
     other = later(before, -50)
-    other["daemon"]["pid"] += 1
+    other.daemon.pid += 1
     looks.add(other)
 
     overview = looks.overview()
@@ -123,7 +125,7 @@ def test_workers_that_were_replaced_are_counted_by_their_places():
     looks = Looks()
     looks.add(status)
     replaced = later(status, 1)
-    replaced["workers"][1]["number"] = 7
+    replaced.workers[1].number = 7
     looks.add(replaced)
 
     overview = looks.overview()
@@ -134,7 +136,7 @@ def test_workers_that_were_replaced_are_counted_by_their_places():
 def test_batches_of_a_trainer_that_is_gone_are_no_trainer():
     """It has no name any more."""
     before, after = two_looks()
-    after["trainers"] = []
+    after.trainers = ()
 
     assert see(before, after).trainers == ()
 

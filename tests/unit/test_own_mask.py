@@ -3,11 +3,20 @@
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline import resample
-from batchd.pipeline.planners import planner_for
+from batchd.pipeline.image import resample
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    Decode,
+    Follow,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
+from batchd.pipeline.image.planners import planner_for
+from batchd.samples.columns import Column
 from support.images import encode, png_with_exif, stored_as
 from support.pipelines import run_fields
 

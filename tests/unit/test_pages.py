@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from batchd.observer.contact_sheets import Sheets
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
 from batchd.observer.pages import STATE_MARK, Pages
-from batchd.observer.sheets import Sheets
 from support.statuses import later, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
@@ -22,8 +22,8 @@ def chronicle():
     found = Chronicle()
     before, after = two_looks(stream={"name": HOSTILE}, waits={"workers_s": 4.0}, slowest={HOSTILE: 1.0})
     for status in (before, after):
-        status["streams"][0]["name"] = HOSTILE
-        status["trainers"][0]["name"] = HOSTILE
+        status.streams[0].name = HOSTILE
+        status.trainers[0].name = HOSTILE
     found._looks.add(before)
     found._looks.add(later(after, 0))
     return found

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.interface import kind_of
+from batchd.sources.parquet.options import ParquetSource
+from batchd.storage.access import Storage
 from support.parquet_files import class_labels, hugging_face, open_parquet, scan_parquet, write_parquet
 
 IMAGES = [f"image {number} ".encode() * (20 + 7 * number) for number in range(60)]
@@ -65,7 +66,7 @@ def test_values_that_are_not_compressed_are_read_without_their_row_group(tmp_pat
     file.write_bytes(data[:-100] + bytes(100))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20))] == IMAGES
+    assert [one["image"] for one in read_all(kind_of(source).open(source, index, 1 << 20, Storage()))] == IMAGES
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -379,7 +380,7 @@ def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
     source, index = scan_parquet(tmp_path, BOTH)
 
     def reason() -> str:
-        reader = kind_of(source).open(source, index, 1 << 20)
+        reader = kind_of(source).open(source, index, 1 << 20, Storage())
         with pytest.raises(SampleUnreadable) as caught:
             reader.read(3)
         reader.close()
@@ -517,7 +518,7 @@ def test_pyarrow_runs_in_one_thread_and_only_where_a_stream_needs_it() -> None:
     """A worker without such a stream does not even import it."""
     program = (
         "import sys; import batchd.worker.loop, batchd.daemon.serve; assert 'pyarrow' not in sys.modules;"
-        "import batchd.sources.parquet; from batchd.sources.row_groups import use_one_thread; use_one_thread();"
+        "import batchd.sources.parquet.reader; from batchd.sources.parquet.row_groups import use_one_thread; use_one_thread();"
         "import pyarrow; assert (pyarrow.cpu_count(), pyarrow.io_thread_count()) == (1, 1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -535,8 +536,9 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
     program = (
         f"import sys; sys.modules[{library!r}] = None;"
-        "from batchd.config.sources import source_from_plain; from batchd.sources.look import look_at;"
-        f"print(*[one.text for one in look_at(source_from_plain({plain!r})).problems])"
+        "from batchd.sources.kinds import source_from_plain; from batchd.sources.source_checks import look_at;"
+        "from batchd.storage.access import Storage;"
+        f"print(*[one.text for one in look_at(source_from_plain({plain!r}), Storage()).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     expected = f"a source of type \"{kind}\" needs {library}, which is not installed: pip install 'batchd[{extra}]'"

@@ -7,7 +7,7 @@ from math import factorial, sqrt
 import numpy as np
 import pytest
 
-from batchd.core.permutation import LENGTH_MAX, SMALL_LENGTH, Permutation
+from batchd.core.plan import LENGTH_MAX, SMALL_LENGTH, Permutation
 
 PRIMES = (5, 7, 13, 31, 61, 127, 251, 257, 509, 997, 4099, 65_537, 99_991)
 POWERS = (4, 8, 9, 16, 25, 27, 49, 64, 81, 121, 125, 128, 255, 256, 512, 625, 1000, 1024, 4096, 59_049, 65_536, 100_000)

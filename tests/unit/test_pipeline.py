@@ -4,12 +4,12 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.decode import decoder_versions
-from batchd.pipeline.fields import is_random, sample_fields
-from batchd.pipeline.scratch import KEPT_BYTES_MAX, Scratch
-from batchd.pipeline.vision import written
+from batchd.pipeline.image.decode import decoder_versions
+from batchd.pipeline.image.options import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
+from batchd.pipeline.image.scratch import KEPT_BYTES_MAX, Scratch
+from batchd.pipeline.image.vision import written
+from batchd.pipeline.sample_fields import is_random, sample_fields
+from batchd.samples.columns import Column
 from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, image_row, run, run_once
 

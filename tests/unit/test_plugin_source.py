@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.plugin_source import PluginSource
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.code.options import PluginSource
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import scan_source
-from batchd.sources.survey import Survey
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from support.looks import source_problems
 from support.plugins import install, write_zip
 from support.source_files import nothing
@@ -30,14 +31,14 @@ def zip_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def reader_of(source: PluginSource, max_bytes: int = 1000):
-    return kind_of(source).open(source, scan_source(source, nothing, IndexCache(None)), max_bytes)
+    return kind_of(source).open(source, scan_source(source, nothing, IndexCache(None), Storage()), max_bytes, Storage())
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_the_example_serves_the_images_of_a_zip_file(compression, tmp_path, zip_source):
     """In any order, with their classes, and named for people."""
     source = zip_source(write_zip(tmp_path / "a.zip", IMAGES, compression))
-    index = scan_source(source, nothing, IndexCache(None))
+    index = scan_source(source, nothing, IndexCache(None), Storage())
     reader = reader_of(source)
 
     assert source_problems(source) == []
@@ -71,9 +72,9 @@ def test_what_the_package_says_of_its_options_is_passed_on(tmp_path, zip_source)
     assert "unknown option pth" in source_problems(zip_source(tmp_path, pth=3))[0]
     (tmp_path / "no.zip").write_bytes(b"not a zip file")
     with pytest.raises(SourceInvalid, match=r"no\.zip cannot be read as a zip file"):
-        scan_source(zip_source(tmp_path / "no.zip"), nothing, IndexCache(None))
+        scan_source(zip_source(tmp_path / "no.zip"), nothing, IndexCache(None), Storage())
     with pytest.raises(SourceInvalid, match="holds no sample"):
-        scan_source(zip_source(write_zip(tmp_path / "empty.zip", {})), nothing, IndexCache(None))
+        scan_source(zip_source(write_zip(tmp_path / "empty.zip", {})), nothing, IndexCache(None), Storage())
 
 
 def test_another_version_of_the_package_scans_again(tmp_path, zip_source):
@@ -93,7 +94,7 @@ def test_a_package_that_is_not_there_is_named():
 
     assert source_problems(source) == ["no installed package brings the source 'zp'; did you mean zip?"]
     with pytest.raises(SourceInvalid, match=r"did you mean zip\?"):
-        kind_of(source).columns(source)
+        kind_of(source).columns(source, Storage())
     assert source_problems(PluginSource(name="rar")) == ["no installed package brings the source 'rar'; there is zip"]
 
 

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.composed_sources import ConcatSource
-from batchd.config.live_sources import PushSource
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.mailbox_memory import MailboxMemory
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.memory.rings import plan_rings
 from batchd.errors import MemoryTooSmall
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
-from batchd.sources.push import PushReader
-from batchd.sources.survey import Survey
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.composed.options import ConcatSource
+from batchd.sources.interface import kind_of
+from batchd.sources.push.options import PushSource
+from batchd.sources.push.reader import PushReader
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from batchd_client.errors import ProtocolError, SampleInvalid
 from batchd_client.memory import Mailbox
 from batchd_client.producer import pack_sample
@@ -43,7 +44,7 @@ def mailbox():
         source = PushSource(fields=fields, capacity=capacity, **({"sample_bytes_max": "4KiB"} | options))
         memory = MailboxMemory(source.mailbox_bytes)
         kind = kind_of(source)
-        reader = kind.open(source, kind.scan(source, Survey(lambda _found: None)), max_bytes)
+        reader = kind.open(source, kind.scan(source, Survey(lambda _found: None)), max_bytes, Storage())
         assert isinstance(reader, PushReader)
         reader.attach(os.dup(memory.readable))
         opened.append((memory, reader))
@@ -296,12 +297,12 @@ def test_a_live_source_is_no_part_of_another():
 def test_the_mailbox_is_part_of_the_streams_memory():
     """And is named where there is too little."""
     made = stream(capacity=1000)
-    (ring,) = plan_rings(Config(daemon=DaemonConfig(memory=6 << 20), streams={"a": made})).values()
+    (ring,) = plan_rings(Config(daemon=DaemonConfig(memory=6 << 20), streams={"a": made}), Storage()).values()
     assert ring.mailbox_bytes == 1000 * 4096
     assert ring.ring_bytes <= 6 << 20
     assert ring.slots_max == ((6 << 20) - ring.mailbox_bytes) // ring.slot_bytes
     with pytest.raises(MemoryTooSmall, match=r"2 slots of 4 samples and the mailbox.*a smaller capacity"):
-        plan_rings(Config(daemon=DaemonConfig(memory=2 << 20), streams={"a": made}))
+        plan_rings(Config(daemon=DaemonConfig(memory=2 << 20), streams={"a": made}), Storage())
 
 
 def test_a_mailbox_that_is_not_sealed_is_not_written_into():

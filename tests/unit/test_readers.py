@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchd.core.course import Course, readers_of
-from batchd.core.idle import Idle
 from batchd.core.plan import Plan
 from batchd.core.readers import Readers
+from batchd.core.ring import Idle
 from batchd_wire.position import Position
 from support.core_eviction import NEVER, next_use
 

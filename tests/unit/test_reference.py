@@ -6,10 +6,11 @@ from pathlib import Path
 
 from batchd.config.reference import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema
-from batchd.config.sources import SOURCE_KINDS
-from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.memory.rings import plan_rings
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.sources.kinds import SOURCE_KINDS
+from batchd.storage.access import Storage
 from support.configs import WHOLE, load
 
 
@@ -22,7 +23,7 @@ def test_the_annotated_file_loads_and_is_made_of_defaults(tmp_path: Path) -> Non
     examples = {"source", "pipeline", "batch_size"}
     defaults = {name: field.default for name, field in StreamConfig.model_fields.items() if name not in examples}
     assert {name: getattr(photos, name) for name in defaults} == defaults
-    assert plan_rings(config)["photos"].slots_max > 2
+    assert plan_rings(config, Storage())["photos"].slots_max > 2
 
 
 def test_the_annotated_file_has_every_key_and_every_kind(tmp_path: Path) -> None:

@@ -16,17 +16,21 @@ import numpy as np
 import pytest
 
 from batchd.cli.main import main
-from batchd.config.file_sources import FolderSource, WebDatasetSource
 from batchd.config.load import load_config
-from batchd.daemon import cache_memory, memory_wait, preview
-from batchd.daemon.cache_file import cache_path
-from batchd.daemon.reserve import OWN_DESCRIPTORS
+from batchd.daemon import preview
+from batchd.daemon.memory import cache_memory
+from batchd.daemon.memory import wait as memory_wait
+from batchd.daemon.memory.cache_file import cache_path
+from batchd.daemon.memory.held_descriptors import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
+from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
 from batchd.sources import trial
-from batchd.sources.cache import IndexCache
+from batchd.sources.files.options import FolderSource, WebDatasetSource
 from batchd.sources.scan import scan_source
 from batchd.sources.trial import try_source
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
 from support.images import write_photos
 from support.shards import write_shard
 
@@ -256,8 +260,8 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
     both.write("", f'{ARRAY}\ncache = "encoded"\ncache_dir = "kept"\ncache_size = "1MiB"')
     config = load_config(both.folder / "batchd.toml")
     stream = config.streams["a"]
-    index = scan_source(stream.source, lambda _found: None, IndexCache(None))
-    spec = cache_memory.cache_spec("a", stream, index, {}, {})
+    index = scan_source(stream.source, lambda _found: None, IndexCache(None), Storage())
+    spec = cache_memory.cache_spec(plan_stream("a", stream, (), ()), index)
     assert spec is not None
     if spoil == "link":
         cache_path(spec).symlink_to(both.folder / "x.npy")
@@ -314,16 +318,16 @@ def test_what_check_does_not_look_at_it_says(
 
 def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong before that is found; what is behind it is said to be unseen."""
-    monkeypatch.setattr("batchd.sources.files.PROGRESS_EVERY", 2)
+    monkeypatch.setattr("batchd.sources.files.index.PROGRESS_EVERY", 2)
     for number in range(9):
         write_shard(tmp_path / f"{number}.tar", SAMPLE)
     source = WebDatasetSource(root=tmp_path, shards=("*.tar",))
 
-    early = try_source(source, (), samples_max=3)
+    early = try_source(source, (), Storage(), samples_max=3)
     (tmp_path / "8.tar").write_bytes(b"")
-    behind = try_source(source, (), samples_max=3)
+    behind = try_source(source, (), Storage(), samples_max=3)
     (tmp_path / "1.tar").write_bytes(b"")
-    wrong = try_source(source, (), samples_max=3)
+    wrong = try_source(source, (), Storage(), samples_max=3)
 
     assert early == behind == (None, (), ("everything behind the first 4 samples",))
     assert [one.text for one in wrong.problems] == [f"{tmp_path}/1.tar is no tar file, or is damaged: empty file"]
@@ -334,6 +338,6 @@ def test_a_slow_source_is_left_when_its_time_is_over(tmp_path: Path) -> None:
     write_photos(tmp_path, {"a": 3, "b": 3})
     clock = count(0, trial.SECONDS_MAX / 4)
 
-    left = try_source(FolderSource(path=tmp_path), (), clock=lambda: next(clock))
+    left = try_source(FolderSource(path=tmp_path), (), Storage(), clock=lambda: next(clock))
 
     assert left == (None, (), ("everything behind the first 0 samples",))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from time import monotonic
 import pytest
 import structlog
 
-from batchd.daemon import reload
+from batchd.children import Child
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.reload import Origin, Reloader, Watcher
-from batchd.daemon.rescan import Errand
+from batchd.daemon.reload import requests as reload
+from batchd.daemon.reload.requests import Origin, Reloader, Watcher
+from batchd.daemon.reload.rescan import Errand
 from batchd.errors import ExitCode
 from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
 from batchd_wire.channel import send_message
@@ -39,10 +41,10 @@ class Reader:
     """A process that does nothing, and what we send in its name."""
 
     def __init__(self):
-        self.popen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        self.child = Child(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], process_group=0))
         ours, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self.reading = reload._Reading(self.popen, os.pidfd_open(self.popen.pid), ours, monotonic())
+        self.reading = reload._Reading(self.child, ours, monotonic())
 
     def send(self, message, *descriptors):
         send_message(self.channel, message, descriptors)
@@ -55,7 +57,7 @@ class Reader:
         os.close(memory)
 
     def end(self):
-        self.popen.kill()
+        self.child.kill()
         self.channel.close()
 
 
@@ -97,8 +99,7 @@ class Reloading:
         self.watch.close()
         for reader in self.readers:
             reader.channel.close()
-            subprocess.Popen.kill(reader.popen)
-            reader.popen.wait()
+            reader.child.end()
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_a_message_that_cannot_be_read_spoils_what_follows(it):
     assert outcome.exit_code == ExitCode.FAILED
     assert "LimitNOFILE" in outcome.text
     assert not it.switch.performed
-    assert reader.popen.wait() < 0
+    assert reader.child.reap() < 0
 
 
 def test_a_stream_without_its_index_is_not_put_into_force(it):
@@ -171,7 +172,7 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
     assert "scanning stream 'photos' has made no progress" in outcome.text
     assert len(it.readers) == 2
     assert it.reloader.is_reading
-    it.dispatch_until(lambda: reader.popen.returncode is not None, "it is buried")
+    it.dispatch_until(lambda: reader.child.pidfd == -1, "it is buried")
 
 
 def test_progress_is_what_keeps_a_reading_alive(it):
@@ -204,22 +205,17 @@ def test_a_reading_says_itself_how_long_it_may_be_silent(it):
 def test_a_process_that_cannot_be_killed_holds_up_neither_the_loop_nor_the_end(it, monkeypatch):
     """As one in a call of the kernel that never ends; here, one that is spared."""
     reader = it.begin()
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda _self: None)
-    waited = []
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda _self, seconds: waited.append(seconds) or expire(seconds))
+    monkeypatch.setattr(Child, "kill", lambda _self: None)
+    monkeypatch.setattr(reload, "KILL_TIMEOUT_S", 0.01)
     it.reloader.abandon()
     assert it.outcomes.pop().text == "the daemon is shutting down"
-    assert not waited
-    assert reader.popen.poll() is None
     with structlog.testing.capture_logs() as lines:
         it.reloader.close()
-    assert waited == [reload.KILL_TIMEOUT_S]
     assert lines[-1]["event"] == "reloading process cannot be killed"
+    assert reader.child.pidfd == -1
     monkeypatch.undo()
-
-
-def expire(seconds):
-    raise subprocess.TimeoutExpired("rescan", seconds)
+    os.kill(reader.child.pid, signal.SIGKILL)
+    assert reader.child.reap() == -signal.SIGKILL
 
 
 def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):

@@ -9,22 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.errors import SourceInvalid
-from batchd.sources import remote_stream, storage
-from batchd.sources.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
-from batchd.sources.remote_stream import ObjectStream
-from batchd.sources.storage import ObjectUnreadable, StorageLimits, Version, Wanted
+from batchd.storage import remote_stream
+from batchd.storage.access import Storage
+from batchd.storage.remote_reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
+from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.waiting import wait_until
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 CONTENT = bytes(range(256)) * 40
 TRIES = 3
 
 
-def read(web: FileServer, start: int = 5, size: int = 100, name: str = "a") -> bytes:
+def read(storage: Storage, web: FileServer, start: int = 5, size: int = 100, name: str = "a") -> bytes:
     """Some bytes of a file, read as a worker reads them."""
-    return bytes(storage.client().read(Wanted(f"{web.url}/{name}", start, size), storage.limits().deadline_s))
+    return bytes(storage.client.read(Wanted(f"{web.url}/{name}", start, size), storage.limits.deadline_s))
 
 
 @pytest.mark.parametrize(
@@ -39,16 +38,16 @@ def read(web: FileServer, start: int = 5, size: int = 100, name: str = "a") -> b
         (Cut(after=99), "the connection was closed within the answer"),
     ],
 )
-def test_what_may_pass_is_asked_again(web: FileServer, fault: Fault, reason: str) -> None:
+def test_what_may_pass_is_asked_again(web: FileServer, fault: Fault, reason: str, storage: Storage) -> None:
     """As often as the configuration says; then the reason says how often it was."""
     web.files["a"] = CONTENT
     web.faults["a"] = [fault] * (TRIES - 1)
-    assert read(web) == CONTENT[5:105]
+    assert read(storage, web) == CONTENT[5:105]
     assert [one.span for one in web.asked] == ["bytes=5-104"] * TRIES
 
     web.faults["a"] = [fault] * TRIES
     with pytest.raises(ObjectUnreadable, match=rf"^{reason} \(asked 3 times\)$"):
-        read(web)
+        read(storage, web)
     assert len(web.asked) == 2 * TRIES
 
 
@@ -64,20 +63,20 @@ def test_what_may_pass_is_asked_again(web: FileServer, fault: Fault, reason: str
         ),
     ],
 )
-def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason: str) -> None:
+def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason: str, storage: Storage) -> None:
     """And what the server says in its own words is not repeated."""
     web.files["a"] = CONTENT
     web.faults["a"] = [fault]
 
     with pytest.raises(ObjectUnreadable, match=f"^{reason}$") as problem:
-        read(web)
+        read(storage, web)
     assert SECRET not in str(problem.value)
     assert len(web.asked) == 1
 
 
-def test_hosts_that_are_not_there_are_said_to_be(web: FileServer) -> None:
+def test_hosts_that_are_not_there_are_said_to_be(web: FileServer, storage: Storage) -> None:
     """Without an address, without anybody who listens, without TLS; and names that no object can have."""
-    storage.use(StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0))
+    storage.limits = StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0)
     urls = [
         "http://nobody.invalid/a",
         "http://127.0.0.1:1/a",
@@ -85,7 +84,7 @@ def test_hosts_that_are_not_there_are_said_to_be(web: FileServer) -> None:
         f"{web.url}/a/../b",
     ]
 
-    reasons = [str(reason) for reason in storage.client().heads(urls)]
+    reasons = [str(reason) for reason in storage.client.heads(urls)]
     assert reasons == [
         "its host has no address that could be found (DNS)",
         "nobody listens at its host and port",
@@ -94,82 +93,92 @@ def test_hosts_that_are_not_there_are_said_to_be(web: FileServer) -> None:
     ]
 
 
-def test_a_deadline_ends_all_that_is_asked_again(web: FileServer) -> None:
+def test_two_storages_of_one_process_share_nothing(web: FileServer, storage: Storage) -> None:
+    """Each has its own limits, deadlines and connections."""
+    web.files["a"] = CONTENT
+    with Storage(StorageLimits(deadline_s=0.0)) as other:
+        other.begin_sample()
+        assert other.sample_s <= 0 < storage.sample_s
+        other.client.head(f"{web.url}/a")
+    assert read(storage, web) == CONTENT[5:105]
+
+
+def test_a_deadline_ends_all_that_is_asked_again(web: FileServer, storage: Storage) -> None:
     """Also what waits for its turn behind others."""
     web.files["a"] = CONTENT
     web.faults["*"] = [Stall()] * 100
     wanted = [Wanted(f"{web.url}/a", start, 10) for start in range(40)]
 
-    reasons = [str(reason) for reason in storage.client().read_many(wanted, 0.4)]
+    reasons = [str(reason) for reason in storage.client.read_many(wanted, 0.4)]
     assert all(reason.startswith("it was not read within 0.4 s: its server does not answer") for reason in reasons)
     assert len(web.asked) <= 16
 
 
-def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer) -> None:
+def test_a_server_that_is_gone_is_left_alone_for_a_moment(web: FileServer, storage: Storage) -> None:
     """So that thirty samples that may stand in for a bad one do not wait as long each. An answer in between counts."""
     web.files.update(a=CONTENT, b=CONTENT)
     web.faults["a"] = [Status(500)] * 5 * TRIES
     for name in "aabaa":
         if name == "b":
-            read(web, name="b")
+            read(storage, web, name="b")
         else:
             with pytest.raises(ObjectUnreadable, match=r"^its server answers 500 \(asked 3 times\)$"):
-                read(web)
+                read(storage, web)
     with pytest.raises(ObjectUnreadable, match="asked 3 times"):
-        read(web)
+        read(storage, web)
     asked = len(web.asked)
     with pytest.raises(
         ObjectUnreadable, match=r"^its server answers 500 \(asked 3 times\); it is left alone for a moment$"
     ):
-        read(web)
+        read(storage, web)
     assert len(web.asked) == asked == 5 * TRIES + 1
 
     def is_well() -> bool:
         with suppress(ObjectUnreadable):
-            return read(web) == CONTENT[5:105]
+            return read(storage, web) == CONTENT[5:105]
         return False
 
     wait_until(is_well, "the server is asked again")
 
 
-def test_requests_with_little_time_left_do_not_tell_that_a_server_is_gone(web: FileServer) -> None:
+def test_requests_with_little_time_left_do_not_tell_that_a_server_is_gone(web: FileServer, storage: Storage) -> None:
     """The last of a sample may have next to none; another sample has all of its time."""
     web.files["a"] = CONTENT
     web.faults["a"] = [Stall()] * 5
     for _ in range(5):
         with pytest.raises(ObjectUnreadable, match=r"^it was not read within 0.02 s"):
-            storage.client().read(Wanted(f"{web.url}/a", 5, 100), 0.02)
+            storage.client.read(Wanted(f"{web.url}/a", 5, 100), 0.02)
 
     web.faults["a"] = []
-    assert read(web) == CONTENT[5:105]
+    assert read(storage, web) == CONTENT[5:105]
 
 
-def test_a_short_deadline_for_every_sample_tells_that_a_server_is_gone(web: FileServer) -> None:
+def test_a_short_deadline_for_every_sample_tells_that_a_server_is_gone(web: FileServer, storage: Storage) -> None:
     """It is the usual one then."""
-    storage.use(StorageLimits(timeout_s=5.0, retries=0, deadline_s=0.2))
+    storage.limits = StorageLimits(timeout_s=5.0, retries=0, deadline_s=0.2)
     web.files["a"] = CONTENT
     web.faults["a"] = [Stall()] * 5
     reasons = []
     for _ in range(5):
         with pytest.raises(ObjectUnreadable) as problem:
-            read(web)
+            read(storage, web)
         reasons.append(str(problem.value))
 
     assert [reason.endswith("it is left alone for a moment") for reason in reasons] == [False] * 3 + [True] * 2
 
 
 @pytest.mark.parametrize("honours_if_match", [True, False])
-def test_an_object_of_another_version_is_refused(web: FileServer, honours_if_match: bool) -> None:
+def test_an_object_of_another_version_is_refused(web: FileServer, honours_if_match: bool, storage: Storage) -> None:
     """By the server, or by us where the server does not look."""
     web.files["a"] = CONTENT
     web.honours_if_match = honours_if_match
-    version = storage.client().head(f"{web.url}/a")
+    version = storage.client.head(f"{web.url}/a")
     wanted = Wanted(f"{web.url}/a", 0, 3, version)
-    assert bytes(storage.client().read(wanted)) == CONTENT[:3]
+    assert bytes(storage.client.read(wanted)) == CONTENT[:3]
 
     web.files["a"] = CONTENT[::-1]
     with pytest.raises(ObjectUnreadable, match=r"^it has changed since the source was scanned"):
-        storage.client().read(wanted)
+        storage.client.read(wanted)
 
 
 def test_versions_without_etags_differ_by_size_and_time() -> None:
@@ -183,31 +192,33 @@ def test_versions_without_etags_differ_by_size_and_time() -> None:
     assert Version(10, '"x"', 5).differs_from(Version(10, '"y"', 5)) == "its ETag is another"
 
 
-def test_an_object_that_is_too_long_is_not_downloaded(web: FileServer) -> None:
+def test_an_object_that_is_too_long_is_not_downloaded(web: FileServer, storage: Storage) -> None:
     """Its server says how long it is before the first byte."""
     web.files["a"] = CONTENT
     web.faults["a"] = [Stall(after=0)]
 
     with pytest.raises(ObjectUnreadable, match="has 10240 bytes, more than max_bytes = 9"):
-        storage.client().read(Wanted(f"{web.url}/a", bytes_max=9))
+        storage.client.read(Wanted(f"{web.url}/a", bytes_max=9))
 
 
-def test_bytes_behind_the_end_are_missing(web: FileServer) -> None:
+def test_bytes_behind_the_end_are_missing(web: FileServer, storage: Storage) -> None:
     """Some of them, or all."""
     web.files["a"] = CONTENT
 
-    assert read(web, len(CONTENT) - 3, 10) == CONTENT[-3:]
+    assert read(storage, web, len(CONTENT) - 3, 10) == CONTENT[-3:]
     with pytest.raises(ObjectUnreadable, match=r"it ends before the bytes that were asked for \(416\)"):
-        read(web, len(CONTENT) + 3, 10)
+        read(storage, web, len(CONTENT) + 3, 10)
 
 
-def test_long_ranges_are_read_in_parts_at_once(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_ranges_are_read_in_parts_at_once(
+    web: FileServer, monkeypatch: pytest.MonkeyPatch, storage: Storage
+) -> None:
     """Each of which may fail by itself."""
-    monkeypatch.setattr("batchd.sources.remote.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("batchd.storage.objects.BLOCK_BYTES", 1000)
     web.files["a"] = CONTENT
     web.faults["a"] = [Status(500), Cut(3)]
 
-    assert read(web, 10, 9999) == CONTENT[10 : 10 + 9999]
+    assert read(storage, web, 10, 9999) == CONTENT[10 : 10 + 9999]
     assert len(web.asked) == 10 + 2
 
 
@@ -217,14 +228,14 @@ class TestReadingAhead:
     def extents(self, web: FileServer, *places: tuple[int, int], name: str = "a") -> list[Extent]:
         return [Extent(f"{web.url}/{name}".encode(), start, size) for start, size in places]
 
-    def test_near_extents_are_one_request_and_nothing_is_asked_twice(self, web: FileServer) -> None:
+    def test_near_extents_are_one_request_and_nothing_is_asked_twice(self, web: FileServer, storage: Storage) -> None:
         """Far ones, and ones of other files, are others."""
         web.files.update(a=bytes(range(256)) * 4096, b=CONTENT)
         wanted = [
             *self.extents(web, (500, 20), (0, 10), (900_000, 7), (0, 10), (505, 5)),
             *self.extents(web, (3, 4), name="b"),
         ]
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         remote.fetch(wanted)
         assert sorted(one.span or "" for one in web.asked) == ["bytes=0-519", "bytes=3-6", "bytes=900000-900006"]
 
@@ -234,21 +245,21 @@ class TestReadingAhead:
             assert bytes(remote.read(one, 1 << 20)) == content[one.start : one.start + one.size]
         assert len(web.asked) == 3
 
-    def test_whole_objects_are_fetched_at_once_and_long_ones_later(self, web: FileServer) -> None:
+    def test_whole_objects_are_fetched_at_once_and_long_ones_later(self, web: FileServer, storage: Storage) -> None:
         """A long one would hold up the others, and fill the memory."""
         web.files.update(a=CONTENT, b=bytes(WHOLE_BYTES_MAX + 1))
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         both = [Extent(f"{web.url}/{name}".encode(), 0, None) for name in "ab"]
         remote.fetch(both)
 
         assert [len(remote.read(one, 1 << 30)) for one in both] == [len(CONTENT), WHOLE_BYTES_MAX + 1]
         assert [one.name for one in web.asked].count("a") == 1
 
-    def test_what_fails_is_the_reason_of_its_samples_alone(self, web: FileServer) -> None:
+    def test_what_fails_is_the_reason_of_its_samples_alone(self, web: FileServer, storage: Storage) -> None:
         """And is not asked for again by each of them."""
         web.files["a"] = CONTENT
         web.faults["b"] = [Status(404)]
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         good, bad = [*self.extents(web, (0, 3)), *self.extents(web, (0, 3), name="b")]
         remote.fetch([good, bad])
 
@@ -257,14 +268,16 @@ class TestReadingAhead:
             remote.read(bad, 10)
         assert len(web.asked) == 2
 
-    def test_there_is_a_limit_to_what_is_fetched(self, web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_there_is_a_limit_to_what_is_fetched(
+        self, web: FileServer, monkeypatch: pytest.MonkeyPatch, storage: Storage
+    ) -> None:
         """The rest is read when it is wanted; and all is forgotten with the next chunk."""
         assert FETCHED_BYTES_MAX < 1 << 26
-        monkeypatch.setattr("batchd.sources.remote_reader.FETCHED_BYTES_MAX", 1000)
-        monkeypatch.setattr("batchd.sources.remote_reader.GAP_BYTES_MAX", 0)
+        monkeypatch.setattr("batchd.storage.remote_reader.FETCHED_BYTES_MAX", 1000)
+        monkeypatch.setattr("batchd.storage.remote_reader.GAP_BYTES_MAX", 0)
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         remote.fetch(wanted)
         asked = len(web.asked)
         assert 2 <= asked <= 2 + 16
@@ -275,13 +288,15 @@ class TestReadingAhead:
         remote.read(wanted[0], 1 << 20)
         assert len(web.asked) == 101
 
-    def test_all_that_is_read_ahead_together_takes_no_longer_than_one_sample(self, web: FileServer) -> None:
+    def test_all_that_is_read_ahead_together_takes_no_longer_than_one_sample(
+        self, web: FileServer, storage: Storage
+    ) -> None:
         """Or a worker with several sources would count as stuck. What was not read ahead is read when it is wanted."""
         web.files["a"] = CONTENT
-        storage.use(StorageLimits(timeout_s=0.2, retries=0, deadline_s=0.0))
+        storage.limits = StorageLimits(timeout_s=0.2, retries=0, deadline_s=0.0)
         storage.begin_reading_ahead()
-        storage.use(StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0))
-        remote, (wanted,) = RemoteBytes({}), self.extents(web, (0, 3))
+        storage.limits = StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0)
+        remote, (wanted,) = RemoteBytes(storage, b"http://", {}), self.extents(web, (0, 3))
         remote.fetch([wanted])
         assert web.asked == []
 
@@ -290,41 +305,41 @@ class TestReadingAhead:
         remote.fetch([wanted])
         assert len(web.asked) == 2
 
-    def test_chunk_after_chunk_uses_the_same_connections(self, web: FileServer) -> None:
+    def test_chunk_after_chunk_uses_the_same_connections(self, web: FileServer, storage: Storage) -> None:
         """However much of the time for a chunk is left when it is asked for."""
         web.files["a"] = CONTENT
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         for number in range(30):
             storage.begin_reading_ahead()
             remote.fetch([Extent(f"{web.url}/a".encode(), number, 10)])
         assert len(web.asked) == 30
         assert web.connections < 10  # a connection is free again a moment after its answer was read
 
-    def test_what_is_too_long_to_be_read_ahead_is_not_asked_for(self, web: FileServer) -> None:
+    def test_what_is_too_long_to_be_read_ahead_is_not_asked_for(self, web: FileServer, storage: Storage) -> None:
         """Until it is wanted."""
         web.files["a"] = bytes(WHOLE_BYTES_MAX + 1)
-        remote, extent = RemoteBytes({}), Extent(f"{web.url}/a".encode(), 0, WHOLE_BYTES_MAX + 1)
+        remote, extent = RemoteBytes(storage, b"http://", {}), Extent(f"{web.url}/a".encode(), 0, WHOLE_BYTES_MAX + 1)
         remote.fetch([extent])
         assert web.asked == []
         assert len(remote.read(extent, 1 << 30)) == WHOLE_BYTES_MAX + 1
 
-    def test_all_that_one_sample_needs_takes_no_longer_than_it_may(self, web: FileServer) -> None:
+    def test_all_that_one_sample_needs_takes_no_longer_than_it_may(self, web: FileServer, storage: Storage) -> None:
         """In however many requests: one that begins late has the time that is left."""
         web.files["a"] = CONTENT
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         storage.begin_sample()
         assert len(remote.read(Extent(f"{web.url}/a".encode(), 0, 5), 5)) == 5
-        patience = storage.limits()
-        storage.use(patience._replace(deadline_s=0.0))
+        patience = storage.limits
+        storage.limits = patience._replace(deadline_s=0.0)
         storage.begin_sample()
-        storage.use(patience)
+        storage.limits = patience
         with pytest.raises(ObjectUnreadable, match="it was not read within 5 s"):
             remote.read(Extent(f"{web.url}/a".encode(), 5, 5), 5)
         assert len(web.asked) == 1
 
-    def test_a_name_that_is_no_text_is_a_bad_one(self) -> None:
+    def test_a_name_that_is_no_text_is_a_bad_one(self, storage: Storage) -> None:
         """No server has an object of that name."""
-        remote = RemoteBytes({})
+        remote = RemoteBytes(storage, b"http://", {})
         odd = Extent(b"http://127.0.0.1:1/\xff", 0, 3)
         remote.fetch([odd])
         with pytest.raises(ObjectUnreadable, match="its name is not UTF-8"):

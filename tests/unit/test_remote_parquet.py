@@ -9,21 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from batchd.config.arrow_sources import ParquetSource
 from batchd.errors import SourceInvalid
-from batchd.sources import cache as cache_module
-from batchd.sources import storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of, read_ahead
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.interface import Reader, kind_of, read_ahead
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
+from batchd.storage import index_cache as cache_module
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
 from support.source_files import nothing
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 WELL = IgnoreRange()
 """For a HEAD, which asks for no range."""
@@ -45,12 +43,12 @@ def put(tmp_path: Path, web: FileServer) -> Put:
     return put
 
 
-def scan(source: ParquetSource) -> SourceIndex:
-    return scan_source(source, nothing, IndexCache(None))
+def scan(storage: Storage, source: ParquetSource) -> SourceIndex:
+    return scan_source(source, nothing, IndexCache(None), storage)
 
 
-def opened(source: ParquetSource) -> Reader:
-    return kind_of(source).open(source, scan(source), 1 << 30)
+def opened(storage: Storage, source: ParquetSource) -> Reader:
+    return kind_of(source).open(source, scan(storage, source), 1 << 30, storage)
 
 
 def image(reader: Reader, sample: int) -> bytes:
@@ -63,9 +61,11 @@ def asked_bytes(web: FileServer) -> int:
     return sum(int(last) - int(first) + 1 for first, last in spans)
 
 
-def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(web: FileServer, put: Put) -> None:
+def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(
+    web: FileServer, put: Put, storage: Storage
+) -> None:
     """One request for each, or for some that lie together; neither a footer nor a row group is read."""
-    reader = opened(put(compression="none", row_group_size=1000, use_dictionary=False))
+    reader = opened(storage, put(compression="none", row_group_size=1000, use_dictionary=False))
     web.asked.clear()
     assert image(reader, 7) == IMAGES[7]
     assert len(web.asked) == 1
@@ -78,9 +78,9 @@ def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(web: FileSe
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_row_group_is_one_request_and_is_used_again(web: FileServer, put: Put, ahead: bool) -> None:
+def test_a_row_group_is_one_request_and_is_used_again(web: FileServer, put: Put, ahead: bool, storage: Storage) -> None:
     """Besides one for the footer."""
-    reader = opened(put(compression="snappy", row_group_size=10, use_dictionary=False))
+    reader = opened(storage, put(compression="snappy", row_group_size=10, use_dictionary=False))
     web.asked.clear()
     for sample in (25, 3, 29, 20, 0):
         if ahead:
@@ -90,9 +90,9 @@ def test_a_row_group_is_one_request_and_is_used_again(web: FileServer, put: Put,
     assert asked_bytes(web) < len(web.files["a.parquet"]) * 2
 
 
-def test_a_chunk_asks_for_all_of_its_row_groups_at_once(web: FileServer, put: Put) -> None:
+def test_a_chunk_asks_for_all_of_its_row_groups_at_once(web: FileServer, put: Put, storage: Storage) -> None:
     """And for the columns of one that lie together as one."""
-    reader = opened(put(fields={**BOTH, "twice": "uint8[?]"}, compression="snappy", row_group_size=10))
+    reader = opened(storage, put(fields={**BOTH, "twice": "uint8[?]"}, compression="snappy", row_group_size=10))
     web.asked.clear()
     read_ahead(reader, [35, 5, 15])
     requests = len(web.asked)
@@ -102,10 +102,10 @@ def test_a_chunk_asks_for_all_of_its_row_groups_at_once(web: FileServer, put: Pu
     assert len(web.asked) == requests
 
 
-def test_a_long_row_group_is_asked_for_in_parts_at_once(web: FileServer, put: Put) -> None:
+def test_a_long_row_group_is_asked_for_in_parts_at_once(web: FileServer, put: Put, storage: Storage) -> None:
     """As one request is no faster than a connection."""
     images = [np.random.default_rng(seed).bytes(1 << 20) for seed in range(10)]
-    reader = opened(put(images, compression="snappy", row_group_size=10, use_dictionary=False))
+    reader = opened(storage, put(images, compression="snappy", row_group_size=10, use_dictionary=False))
     web.asked.clear()
     assert image(reader, 9) == images[9]
     assert len(web.asked) == 4
@@ -113,10 +113,10 @@ def test_a_long_row_group_is_asked_for_in_parts_at_once(web: FileServer, put: Pu
     assert len(web.asked) == 4
 
 
-def test_a_footer_may_have_any_length(web: FileServer, put: Put) -> None:
+def test_a_footer_may_have_any_length(web: FileServer, put: Put, storage: Storage) -> None:
     """One that is longer than what is read at first is read with a second request. With it and two row groups that is four."""
     images = [b"%d" % number for number in range(600)]
-    reader = opened(put(images, compression="snappy", row_group_size=1))
+    reader = opened(storage, put(images, compression="snappy", row_group_size=1))
     assert int.from_bytes(web.files["a.parquet"][-8:-4], "little") > 1 << 16
     web.asked.clear()
     assert [image(reader, sample) for sample in (599, 0)] == [b"599", b"0"]
@@ -124,28 +124,28 @@ def test_a_footer_may_have_any_length(web: FileServer, put: Put) -> None:
 
 
 @pytest.mark.parametrize("size", [5_000, 100_000, 3 << 20])
-def test_a_scan_downloads_a_column_once(web: FileServer, put: Put, size: int) -> None:
+def test_a_scan_downloads_a_column_once(web: FileServer, put: Put, size: int, storage: Storage) -> None:
     """Although values are compared with what lies in the file a little after pyarrow has read them."""
     random = np.random.default_rng(0)
     images = [random.bytes(size + number % 7) for number in range((40 << 20) // size)]
     source = put(images, compression="none", use_dictionary=False, fields={"image": "image"})
-    index = scan(source)
+    index = scan(storage, source)
     assert (index.arrays["extents.image"][:, 1] == [len(one) for one in images]).all()
     half = len(web.files["a.parquet"]) / 2  # the other column is as long
     assert half < asked_bytes(web) < 1.01 * half + (1 << 20)
 
 
-def test_a_scan_does_not_download_what_is_compressed(web: FileServer, put: Put) -> None:
+def test_a_scan_does_not_download_what_is_compressed(web: FileServer, put: Put, storage: Storage) -> None:
     """Workers read it."""
     images = [np.random.default_rng(seed).bytes(1 << 20) for seed in range(20)]
-    scan(put(images, compression="snappy", row_group_size=5))
+    scan(storage, put(images, compression="snappy", row_group_size=5))
     assert asked_bytes(web) < len(web.files["a.parquet"]) / 20
 
 
-def test_a_check_finds_a_column_that_is_not_there(web: FileServer, put: Put) -> None:
+def test_a_check_finds_a_column_that_is_not_there(web: FileServer, put: Put, storage: Storage) -> None:
     """In the file that is named first; where files are looked for, the daemon finds it."""
-    assert source_problems(put()) == []
-    (problem,) = source_problems(put(fields={"labels": "int64"}))
+    assert source_problems(put(), storage) == []
+    (problem,) = source_problems(put(fields={"labels": "int64"}), storage)
     assert problem.startswith(f"{web.url}/a.parquet has no column 'labels'")
 
 
@@ -164,7 +164,13 @@ class TestScansThatFail:
     )
     @pytest.mark.parametrize("reads_before", [0, 1])
     def test_a_file_that_fails_within(
-        self, web: FileServer, put: Put, compression: str, trouble: tuple[Fault, str], reads_before: int
+        self,
+        web: FileServer,
+        put: Put,
+        compression: str,
+        trouble: tuple[Fault, str],
+        reads_before: int,
+        storage: Storage,
     ) -> None:
         """At its footer, and in a column, where pyarrow is the one that reads."""
         fault, reason = trouble
@@ -172,16 +178,16 @@ class TestScansThatFail:
         web.faults["a.parquet"] = [WELL] * 2 + [Cut(1 << 30)] * reads_before + [fault] * 3
 
         with pytest.raises(SourceInvalid, match=rf"^{web.url}/a.parquet cannot be read at byte \d+: {reason}") as error:
-            scan(source)
+            scan(storage, source)
         assert SECRET not in str(error.value)
 
-    def test_a_fault_that_passes_is_not_noticed(self, put: Put, web: FileServer) -> None:
+    def test_a_fault_that_passes_is_not_noticed(self, put: Put, web: FileServer, storage: Storage) -> None:
         """Nowhere in the scan."""
         source = put()
         web.faults["a.parquet"] = [Status(500), WELL, WELL, Cut(5), Status(503)]
-        assert len(scan(source)) == 40
+        assert len(scan(storage, source)) == 40
 
-    def test_a_file_that_changes_meanwhile(self, put: Put, web: FileServer) -> None:
+    def test_a_file_that_changes_meanwhile(self, put: Put, web: FileServer, storage: Storage) -> None:
         """Is refused."""
         source = put(LONG, compression="none", use_dictionary=False)
         content = web.files["a.parquet"]
@@ -192,7 +198,7 @@ class TestScansThatFail:
 
         web.files = Changing()
         with pytest.raises(SourceInvalid, match=r"a\.parquet cannot be read at byte \d+: it has changed since"):
-            scan(source)
+            scan(storage, source)
 
 
 class TestSamplesThatFail:
@@ -210,13 +216,19 @@ class TestSamplesThatFail:
     )
     @pytest.mark.parametrize("reads_before", [0, 1])
     def test_servers_that_fail(
-        self, web: FileServer, put: Put, compression: str, trouble: tuple[Fault, str], reads_before: int
+        self,
+        web: FileServer,
+        put: Put,
+        compression: str,
+        trouble: tuple[Fault, str],
+        reads_before: int,
+        storage: Storage,
     ) -> None:
         """At the footer and at the row group, or at the value; whether it is read ahead makes no difference."""
         fault, reason = trouble
         place = r"(its file cannot be read at byte \d+|cannot be read at byte \d+ of its file)"
         for ahead in ([], [25]):
-            reader = opened(put(compression=compression, row_group_size=10))
+            reader = opened(storage, put(compression=compression, row_group_size=10))
             passes = reads_before if compression == "snappy" else 0
             web.faults["a.parquet"] = [Cut(1 << 30)] * passes + [fault] * 3
             read_ahead(reader, ahead)
@@ -225,7 +237,7 @@ class TestSamplesThatFail:
             assert re.fullmatch(rf"{place}: {reason} \(row group 2, row 5 of it\)", str(error.value))
 
             web.faults.clear()
-            storage.client().head(f"{web.url}/a.parquet")  # or it would be left alone for a moment
+            storage.client.head(f"{web.url}/a.parquet")  # or it would be left alone for a moment
             read_ahead(reader, ahead)
             assert image(reader, 25) == IMAGES[25]
             assert int(reader.known(25)["label"]) == 25  # type: ignore[arg-type]
@@ -235,11 +247,11 @@ class TestSamplesThatFail:
     @pytest.mark.parametrize("honours_if_match", [True, False])
     @pytest.mark.parametrize("is_open", [True, False])
     def test_an_object_that_has_changed(
-        self, web: FileServer, put: Put, compression: str, honours_if_match: bool, is_open: bool
+        self, web: FileServer, put: Put, compression: str, honours_if_match: bool, is_open: bool, storage: Storage
     ) -> None:
         """Even by one byte, and also where its footer was read before; what was decoded stays."""
         web.honours_if_match = honours_if_match
-        reader = opened(put(compression=compression, row_group_size=10))
+        reader = opened(storage, put(compression=compression, row_group_size=10))
         if is_open:
             image(reader, 0)
         web.files["a.parquet"] = web.files["a.parquet"][:4] + b"!" + web.files["a.parquet"][5:]
@@ -250,22 +262,22 @@ class TestSamplesThatFail:
         if is_open and compression == "snappy":
             assert image(reader, 1) == IMAGES[1]
 
-    def test_without_etags_size_and_time_tell(self, web: FileServer, put: Put) -> None:
+    def test_without_etags_size_and_time_tell(self, web: FileServer, put: Put, storage: Storage) -> None:
         """As far as the server says them."""
         web.has_etags = False
-        reader = opened(put(compression="snappy", row_group_size=10))
+        reader = opened(storage, put(compression="snappy", row_group_size=10))
         web.files["a.parquet"] += b" "
         with pytest.raises(SampleUnreadable, match=r"it had \d+ bytes, and has \d+"):
             reader.read(0)
 
-    def test_a_damaged_page_is_one(self, web: FileServer, put: Put) -> None:
+    def test_a_damaged_page_is_one(self, web: FileServer, put: Put, storage: Storage) -> None:
         """By its checksum, as in a file, and it is not downloaded again for each of its rows."""
         images = [np.random.default_rng(seed).bytes(1000) for seed in range(20)]
         source = put(images, compression="snappy", row_group_size=10, write_page_checksum=True, use_dictionary=False)
         damaged = bytearray(web.files["a.parquet"])
         damaged[5000] ^= 0xFF
         web.files["a.parquet"] = bytes(damaged)
-        reader = opened(source)
+        reader = opened(storage, source)
         for sample in (3, 4):
             with pytest.raises(SampleUnreadable, match=rf"\(row group 0, row {sample} of it\)"):
                 reader.read(sample)
@@ -276,13 +288,13 @@ class TestSamplesThatFail:
         assert image(reader, 11) == images[11]
 
 
-def test_a_path_in_a_file_is_below_its_url(tmp_path: Path, web: FileServer) -> None:
+def test_a_path_in_a_file_is_below_its_url(tmp_path: Path, web: FileServer, storage: Storage) -> None:
     """And leads nowhere else."""
     paths = ["photos/1.jpg", "../1.jpg", "/etc/passwd", "http://127.0.0.1:1/x.jpg"]
     file = write_parquet(tmp_path / "a.parquet", {"image": hugging_face([None] * 4, paths)})
     web.files.update({"d/a.parquet": file.read_bytes(), "d/photos/1.jpg": b"one", "1.jpg": b"outside"})
     source = ParquetSource(root=Path(f"{web.url}/d"), shards=("a.parquet",), fields={"image": "image"})
-    reader = opened(source)
+    reader = opened(storage, source)
     assert image(reader, 0) == b"one"
     for sample, reason in ((1, "may lead out of the root"), (2, "may lead out of the root"), (3, "its name is none")):
         with pytest.raises(SampleUnreadable, match=reason):
@@ -290,20 +302,20 @@ def test_a_path_in_a_file_is_below_its_url(tmp_path: Path, web: FileServer) -> N
 
 
 def test_a_kept_index_counts_while_the_etag_is_the_same(
-    tmp_path: Path, web: FileServer, put: Put, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, web: FileServer, put: Put, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
     """Nothing is downloaded then; a file that has changed is scanned."""
     monkeypatch.setattr(cache_module, "SAMPLES_MIN", 1)
     cache = IndexCache(tmp_path / "cache")
     source = put(compression="none")
-    first = scan_source(source, nothing, cache)
+    first = scan_source(source, nothing, cache, storage)
     web.asked.clear()
-    again = scan_source(source, nothing, cache)
+    again = scan_source(source, nothing, cache, storage)
     assert (again.digest, again.place) == (first.digest, first.place)
     assert {one.method for one in web.asked} == {"HEAD"}
 
     put(IMAGES[::-1], compression="none")
-    changed = scan_source(source, nothing, cache)
+    changed = scan_source(source, nothing, cache, storage)
     assert changed.digest != first.digest
-    reader = kind_of(source).open(source, changed, 1 << 20)
+    reader = kind_of(source).open(source, changed, 1 << 20, storage)
     assert image(reader, 0) == IMAGES[-1]

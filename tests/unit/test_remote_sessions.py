@@ -1,11 +1,11 @@
-"""The front end over TCP where something is short, or somebody is odd: what the core is told, and what the log says."""
+"""The door over TCP where something is short, or somebody is odd: what the core is told, and what the log says."""
 
 import errno
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -14,15 +14,14 @@ from structlog.testing import capture_logs
 from batchd.core.actions import GrantLease
 from batchd.core.events import BatchSent, Event, SessionCutOff
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import RemoteLimits
-from batchd.daemon.outbox import Outbox
-from batchd.daemon.register import Connection, RemoteSession
-from batchd.daemon.remote import RemoteSessions
-from batchd.daemon.seldom import KINDS_MAX
-from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import Desk, Numbers
+from batchd.daemon.doors import DaemonSide, Doors, Queue
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.log_limits import KINDS_MAX
+from batchd.daemon.loop import Loop
+from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.tcp.connections import Connection, RemoteSession
+from batchd.daemon.tcp.sessions import TcpDoor
 from batchd_wire import PROTOCOL_VERSION
-from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
 from batchd_wire.messages import Greet
@@ -31,7 +30,7 @@ from support.waiting import PATIENCE_S, wait_until
 LAYOUT = place_fields((Field("label", "int64", ()),), 4)
 
 
-class ShortMemory(SlotMemory):
+class ShortMemory(SlotPool):
     """Slots that cannot be mapped."""
 
     def __init__(self, error: Exception) -> None:
@@ -42,10 +41,6 @@ class ShortMemory(SlotMemory):
         raise self._error
 
 
-def nobody_asks(_question: object) -> Message:
-    raise AssertionError("nobody asks")
-
-
 @pytest.fixture
 def events() -> list[Event]:
     """What the core is told."""
@@ -53,22 +48,20 @@ def events() -> list[Event]:
 
 
 @pytest.fixture
-def memory() -> SlotMemory:
+def memory() -> SlotPool:
     return ShortMemory(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
 
 @pytest.fixture
-def remote(events, memory) -> Iterator[RemoteSessions]:
-    """A front end to which nobody has connected, and that is not bound."""
+def remote(events, memory) -> Iterator[TcpDoor]:
+    """A door to which nobody has connected, and that is not bound."""
     with closing(Watch()) as watch:
-        outbox = Outbox(watch, memory, events.append)
-        remote = RemoteSessions(Desk(events.append, nobody_asks, Numbers()), outbox, RemoteLimits(9, 9), None)
+        remote = TcpDoor(DaemonSide(watch, events.append, memory), SessionLimits(9, 9), None)
         yield remote
         remote.close()
-        outbox.close()
 
 
-def come(remote: RemoteSessions, number: int) -> None:
+def come(remote: TcpDoor, number: int) -> None:
     """Add a session without a trainer."""
     session = RemoteSession(number, [], bytes([number]), "10.0.0.1", "test", 1, None)
     remote._register.add(session)
@@ -88,7 +81,7 @@ class DeafRouter:
         """Lose it."""
 
 
-def greeting(remote: RemoteSessions, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+def greeting(remote: TcpDoor, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     """Connect a peer and take its ``Greet``, which nobody has looked at yet."""
     peer.connect(remote.router.getsockopt_string(zmq.LAST_ENDPOINT))
     peer.send(Greet(PROTOCOL_VERSION, "test", 1, "").encode())
@@ -140,19 +133,29 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
     "memory", [ShortMemory(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))), ShortMemory(MemoryError("no page"))]
 )
 def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, events) -> None:
-    """The core gets its slot back, once for each batch; the operator is told why."""
+    """The core gets its slot back; the operator is told why."""
     come(remote, 1)
     come(remote, 2)
-    grants = [GrantLease(1, 1, 5, sequence, 0, sequence, 3, 7, 0, 4, is_remote=True) for sequence in range(2)]
     with capture_logs() as lines:
-        for grant in grants:
-            remote.deliver(grant, LAYOUT)
+        remote.deliver(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=True), LAYOUT)
 
-    assert events == [SessionCutOff(1), BatchSent(1, 5, 0, 7), BatchSent(1, 5, 1, 7)]
+    assert events == [SessionCutOff(1), BatchSent(1, 5, 0, 7)]
     assert [session.number for session in remote.everybody()] == [2]
     (line,) = lines
     assert (line["event"], line["session"]) == ("remote trainer gone", 1)
     assert "no memory to send it a batch from: " in line["reason"]
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_remote) -> None:
+    """What is sent as bytes ends by ``BatchSent`` alone; on this host the end of the session has ended the lease."""
+    queue = Queue()
+    parts = cast("Any", None)
+    with closing(Watch()) as watch:
+        loop = Loop(queue, parts, {}, parts, watch, parts, Doors([]), parts, parts)
+        loop._grant(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=is_remote))
+
+    assert list(queue) == [BatchSent(1, 5, 0, 7)] * is_remote
 
 
 def test_a_network_of_addresses_is_complained_of_once_and_silences_nobody_else(remote) -> None:

@@ -1,6 +1,7 @@
 """Sources over http and s3: the same samples and the same digest as from files, and what is said where servers fail."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,30 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchd.config.array_sources import NpySource, NpzSource, RawSource
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.composed_sources import ConcatSource, SubsetSource
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource, WebDatasetSource
-from batchd.config.source import SourceOptions
-from batchd.config.table_sources import CsvSource
-from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
-from batchd.sources import cache as cache_module
-from batchd.sources import kinds, storage
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader, kind_of, read_ahead
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources import interface as kinds
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.sources.composed.options import ConcatSource, SubsetSource
+from batchd.sources.csv.options import CsvSource
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource, WebDatasetSource
+from batchd.sources.interface import Reader, kind_of, read_ahead
+from batchd.sources.options import SourceOptions
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
-from batchd.sources.storage import StorageLimits
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.storage import index_cache as cache_module
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.values import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
 from support.looks import source_problems
 from support.parquet_files import hugging_face, write_parquet
 from support.shards import write_shard
 from support.source_files import nothing
 from support.tfrecords import example, write_records
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 WELL = IgnoreRange()
 """For a HEAD, which asks for no range."""
@@ -102,14 +102,16 @@ LISTED: dict[str, Callable[[Path], SourceOptions]] = {
 }
 
 
-def scan(source: SourceOptions) -> SourceIndex:
+def scan(storage: Storage, source: SourceOptions) -> SourceIndex:
     """The index of a source."""
-    return scan_source(source, nothing, IndexCache(None))  # type: ignore[arg-type]
+    return scan_source(source, nothing, IndexCache(None), storage)  # type: ignore[arg-type]
 
 
-def opened(source: SourceOptions, index: SourceIndex | None = None, max_bytes: int = 1 << 20) -> Reader:
+def opened(
+    storage: Storage, source: SourceOptions, index: SourceIndex | None = None, max_bytes: int = 1 << 20
+) -> Reader:
     """A reader, as a worker has it."""
-    return kind_of(source).open(source, index or scan(source), max_bytes)
+    return kind_of(source).open(source, index or scan(storage, source), max_bytes, storage)
 
 
 def plain(values: Any) -> dict[str, Any]:
@@ -120,10 +122,10 @@ def plain(values: Any) -> dict[str, Any]:
     }
 
 
-def contents(source: SourceOptions, *, ahead: bool) -> tuple[str, list[dict[str, Any]]]:
+def contents(storage: Storage, source: SourceOptions, *, ahead: bool) -> tuple[str, list[dict[str, Any]]]:
     """The digest of a source, and all its samples."""
-    index = scan(source)
-    reader = opened(source, index)
+    index = scan(storage, source)
+    reader = opened(storage, source, index)
     if ahead:
         read_ahead(reader, range(len(index)))
     found = [plain(reader.read(sample)) for sample in range(len(index))]
@@ -136,7 +138,7 @@ def serve_folder(web: FileServer, root: Path) -> None:
     web.files.update({str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()})
 
 
-def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web: FileServer) -> None:
+def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web: FileServer, storage: Storage) -> None:
     """An object ends where a file would."""
     shard = write_shard(tmp_path / "s-0.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
     web.files["s-0.tar"] = shard.read_bytes()[:1024]
@@ -144,24 +146,26 @@ def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web:
     with pytest.raises(
         SourceInvalid, match=r"s-0\.tar: no end-of-archive block at byte 1024: the shard is cut; copy it"
     ):
-        scan(WebDatasetSource(root=Path(web.url), shards=("s-0.tar",), label=""))
+        scan(storage, WebDatasetSource(root=Path(web.url), shards=("s-0.tar",), label=""))
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_source_over_http_is_what_the_files_are(tmp_path: Path, web: FileServer, kind: str, ahead: bool) -> None:
+def test_a_source_over_http_is_what_the_files_are(
+    tmp_path: Path, web: FileServer, kind: str, ahead: bool, storage: Storage
+) -> None:
     """The same samples, columns and digest, wherever the server is."""
     make_files(tmp_path)
     serve_folder(web, tmp_path)
     here, there = SOURCES[kind](tmp_path), SOURCES[kind](Path(web.url))
 
-    assert source_problems(there) == []
-    assert kind_of(there).columns(there) == kind_of(here).columns(here)
-    assert contents(there, ahead=ahead) == contents(here, ahead=ahead)
+    assert source_problems(there, storage) == []
+    assert kind_of(there).columns(there, storage) == kind_of(here).columns(here, storage)
+    assert contents(storage, there, ahead=ahead) == contents(storage, here, ahead=ahead)
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
-def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any, kind: str) -> None:
+def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any, kind: str, storage: Storage) -> None:
     """Also where names are looked for."""
     make_files(tmp_path)
     bucket.put(
@@ -170,13 +174,15 @@ def test_a_source_in_a_bucket_is_what_the_files_are(tmp_path: Path, bucket: Any,
     make = (SOURCES | LISTED)[kind]
     here, there = make(tmp_path), make(Path("s3://bucket/deep"))
 
-    assert source_problems(there) == []
-    assert contents(there, ahead=True) == contents(here, ahead=True)
+    assert source_problems(there, storage) == []
+    assert contents(storage, there, ahead=True) == contents(storage, here, ahead=True)
     assert not any(secret in str(there) for secret in ("a-key-for-tests", "a-secret-for-tests"))
 
 
 @pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
-def test_a_source_in_a_bucket_of_google_is_what_the_files_are(tmp_path: Path, google: FileServer, kind: str) -> None:
+def test_a_source_in_a_bucket_of_google_is_what_the_files_are(
+    tmp_path: Path, google: FileServer, kind: str, storage: Storage
+) -> None:
     """Also where names are looked for."""
     make_files(tmp_path)
     for path in tmp_path.rglob("*"):
@@ -185,16 +191,17 @@ def test_a_source_in_a_bucket_of_google_is_what_the_files_are(tmp_path: Path, go
     make = (SOURCES | LISTED)[kind]
     here, there = make(tmp_path), make(Path("gs://bucket/deep"))
 
-    assert source_problems(there) == []
-    assert contents(there, ahead=True) == contents(here, ahead=True)
+    assert source_problems(there, storage) == []
+    assert contents(storage, there, ahead=True) == contents(storage, here, ahead=True)
 
 
-def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: FileServer) -> None:
+def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: FileServer, storage: Storage) -> None:
     """With both slashes."""
     make_files(tmp_path)
     serve_folder(web, tmp_path)
     names = {
-        kind: opened(SOURCES[kind](Path(web.url))).name(1) for kind in ("list", "webdataset", "csv", "npy", "tfrecord")
+        kind: opened(storage, SOURCES[kind](Path(web.url))).name(1)
+        for kind in ("list", "webdataset", "csv", "npy", "tfrecord")
     }
 
     assert names == {
@@ -206,14 +213,14 @@ def test_samples_are_called_by_the_url_as_it_was_written(tmp_path: Path, web: Fi
     }
 
 
-def test_a_chunk_is_read_in_a_few_requests(tmp_path: Path, web: FileServer) -> None:
+def test_a_chunk_is_read_in_a_few_requests(tmp_path: Path, web: FileServer, storage: Storage) -> None:
     """Those that lie near each other in one."""
     make_files(tmp_path)
     serve_folder(web, tmp_path)
     for kind, requests in {"webdataset": 2, "tfrecord": 2, "npy": 1, "csv": 3, "list": 2, "concat": 4}.items():
         source = SOURCES[kind](Path(web.url))
-        index = scan(source)
-        reader = opened(source, index)
+        index = scan(storage, source)
+        reader = opened(storage, source, index)
         web.asked.clear()
         read_ahead(reader, range(len(index)))
         assert len(web.asked) == requests
@@ -236,7 +243,7 @@ class TestScansThatFail:
     )
     @pytest.mark.parametrize("kind", ["csv", "npz", "raw"])
     def test_a_file_that_cannot_be_had(
-        self, tmp_path: Path, web: FileServer, kind: str, faults: Any, reason: str
+        self, tmp_path: Path, web: FileServer, kind: str, faults: Any, reason: str, storage: Storage
     ) -> None:
         """And nothing of what the server says."""
         make_files(tmp_path)
@@ -245,7 +252,7 @@ class TestScansThatFail:
         web.faults[source.place.removeprefix(f"{web.url}/")] = list(faults)
 
         with pytest.raises(SourceInvalid, match=rf"^{source.place} cannot be read: {reason}$") as problem:
-            scan(source)
+            scan(storage, source)
         assert SECRET not in str(problem.value)
 
     @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "csv", "npy", "npz", "raw", "list"])
@@ -258,7 +265,7 @@ class TestScansThatFail:
         ],
     )
     def test_a_file_that_fails_within(
-        self, tmp_path: Path, web: FileServer, kind: str, fault: Any, reason: str
+        self, tmp_path: Path, web: FileServer, kind: str, fault: Any, reason: str, storage: Storage
     ) -> None:
         """With the byte; not as a damaged file."""
         make_files(tmp_path)
@@ -270,35 +277,35 @@ class TestScansThatFail:
         web.faults[name] = [WELL] * heads + [fault] * 3
 
         with pytest.raises(SourceInvalid, match=rf"^{web.url}/{name} cannot be read at byte \d+: {reason}"):
-            scan(source)
+            scan(storage, source)
 
-    def test_a_fault_that_passes_is_not_noticed(self, tmp_path: Path, web: FileServer) -> None:
+    def test_a_fault_that_passes_is_not_noticed(self, tmp_path: Path, web: FileServer, storage: Storage) -> None:
         """Nowhere in the scan."""
         make_files(tmp_path)
         serve_folder(web, tmp_path)
         web.faults["shards/s-0.tar"] = [Status(500), Status(503), WELL, Status(500), WELL, Cut(5), Cut(0)]
 
-        assert len(scan(SOURCES["webdataset"](Path(web.url)))) == 10
+        assert len(scan(storage, SOURCES["webdataset"](Path(web.url)))) == 10
 
     @pytest.mark.parametrize("kind", LISTED)
-    def test_what_http_cannot_list(self, web: FileServer, kind: str) -> None:
+    def test_what_http_cannot_list(self, web: FileServer, kind: str, storage: Storage) -> None:
         """With what to do instead, already by ``batchd check``."""
         source = LISTED[kind](Path(web.url))
-        (problem,) = source_problems(source)
+        (problem,) = source_problems(source, storage)
 
         assert "nobody can ask a server of http what it has" in problem
         with pytest.raises(SourceInvalid) as refusal:
-            scan(source)
+            scan(storage, source)
         assert str(refusal.value) == problem
         assert web.asked == []
 
-    def test_a_shard_that_is_named_and_not_there(self, web: FileServer) -> None:
+    def test_a_shard_that_is_named_and_not_there(self, web: FileServer, storage: Storage) -> None:
         """The first that is missing."""
         web.files["s-0.tar"] = b"x"
         source = WebDatasetSource(root=Path(web.url), shards=("s-{0..5}.tar",))
 
         with pytest.raises(SourceInvalid, match=rf"^{web.url}/s-1\.tar cannot be read: it is not there \(404\)$"):
-            scan(source)
+            scan(storage, source)
 
     @pytest.mark.parametrize(
         ("source", "text"),
@@ -312,51 +319,55 @@ class TestScansThatFail:
             (lambda root: RawSource(path=root / "e", record={"a": "int8"}), "/e: 0 bytes hold no record"),
         ],
     )
-    def test_an_object_that_is_empty(self, web: FileServer, source: Any, text: str) -> None:
+    def test_an_object_that_is_empty(self, web: FileServer, source: Any, text: str, storage: Storage) -> None:
         """As an empty file is."""
         web.files["e"] = b""
 
         with pytest.raises(SourceInvalid, match=text):
-            scan(source(Path(web.url)))
+            scan(storage, source(Path(web.url)))
 
     @pytest.mark.usefixtures("bucket")
-    def test_a_bucket_that_is_not_there(self) -> None:
+    def test_a_bucket_that_is_not_there(self, storage: Storage) -> None:
         """And a folder in which nothing is."""
-        assert source_problems(FolderSource(path=Path("s3://bucket/none"))) == ["there is nothing in s3://bucket/none"]
+        assert source_problems(FolderSource(path=Path("s3://bucket/none")), storage) == [
+            "there is nothing in s3://bucket/none"
+        ]
         for source in (
             FolderSource(path=Path("s3://other")),
             WebDatasetSource(root=Path("s3://other"), shards=("*.tar",)),
         ):
-            (problem,) = source_problems(source)
+            (problem,) = source_problems(source, storage)
             assert problem == "s3://other cannot be read: it is not there (404 NoSuchBucket)"
             with pytest.raises(
                 SourceInvalid, match=r"^s3://other cannot be read: it is not there \(404 NoSuchBucket\)$"
             ):
-                scan(source)
+                scan(storage, source)
 
-    def test_a_machine_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_machine_without_the_library(self, monkeypatch: pytest.MonkeyPatch, storage: Storage) -> None:
         """What to install."""
         monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-        monkeypatch.delitem(__import__("sys").modules, "batchd.sources.remote", raising=False)
+        monkeypatch.delitem(__import__("sys").modules, "batchd.storage.objects", raising=False)
 
-        (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")))
+        (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")), storage)
         assert problem == "a URL needs obstore, which is not installed: pip install 'batchd[cloud]'"
 
 
-def test_a_check_reads_the_titles_of_the_table_that_is_named_first(tmp_path: Path, web: FileServer) -> None:
+def test_a_check_reads_the_titles_of_the_table_that_is_named_first(
+    tmp_path: Path, web: FileServer, storage: Storage
+) -> None:
     """Below a root, too."""
     make_files(tmp_path)
     serve_folder(web, tmp_path)
-    (problem,) = source_problems(CsvSource(root=Path(web.url), files=("t.csv",), fields={"agee": "int64"}))
+    (problem,) = source_problems(CsvSource(root=Path(web.url), files=("t.csv",), fields={"agee": "int64"}), storage)
     assert problem == f"{web.url}/t.csv has no column 'agee'; did you mean age?"
 
 
-def test_a_check_is_quick_where_nobody_answers(web: FileServer) -> None:
+def test_a_check_is_quick_where_nobody_answers(web: FileServer, storage: Storage) -> None:
     """One request, and no second one."""
-    storage.use(StorageLimits(timeout_s=0.3, retries=0, deadline_s=0.3))
+    storage.limits = StorageLimits(timeout_s=0.3, retries=0, deadline_s=0.3)
     web.faults["*"] = [Stall()] * 10
 
-    (problem,) = source_problems(WebDatasetSource(root=Path(web.url), shards=("s-{0..99}.tar",)))
+    (problem,) = source_problems(WebDatasetSource(root=Path(web.url), shards=("s-{0..99}.tar",)), storage)
     assert problem == f"{web.url}/s-0.tar cannot be read: its server does not answer"
     assert len(web.asked) == 1
 
@@ -374,31 +385,33 @@ class TestSamplesThatFail:
             ("csv", "t.csv", r"cannot be read at byte 9 of its file: "),
         ],
     )
-    def test_servers_that_fail(self, tmp_path: Path, web: FileServer, kind: str, name: str, reason: str) -> None:
+    def test_servers_that_fail(
+        self, tmp_path: Path, web: FileServer, kind: str, name: str, reason: str, storage: Storage
+    ) -> None:
         """For a while; then they are well again. Whether a sample is read ahead makes no difference."""
         make_files(tmp_path)
         serve_folder(web, tmp_path)
         source = SOURCES[kind](Path(web.url))
-        reader = opened(source)
-        expected = plain(opened(SOURCES[kind](tmp_path)).read(0))
+        reader = opened(storage, source)
+        expected = plain(opened(storage, SOURCES[kind](tmp_path)).read(0))
 
         for fault, ahead in product((Status(500), Cut(after=1)), ([], [0])):
-            storage.client().head(f"{web.url}/list.txt")  # or it would be left alone for a moment
+            storage.client.head(f"{web.url}/list.txt")  # or it would be left alone for a moment
             web.faults[name] = [fault] * 3
             read_ahead(reader, ahead)
             with pytest.raises(SampleUnreadable, match=rf"^{reason}\D+(500)? \(asked 3 times\)$"):
                 reader.read(0)
-        storage.client().head(f"{web.url}/list.txt")
+        storage.client.head(f"{web.url}/list.txt")
         read_ahead(reader, [0])
         assert plain(reader.read(0)) == expected
 
     @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "raw", "csv", "npy", "npz"])
-    def test_objects_that_have_changed(self, tmp_path: Path, web: FileServer, kind: str) -> None:
+    def test_objects_that_have_changed(self, tmp_path: Path, web: FileServer, kind: str, storage: Storage) -> None:
         """Even by one byte."""
         make_files(tmp_path)
         serve_folder(web, tmp_path)
         source = SOURCES[kind](Path(web.url))
-        reader = opened(source)
+        reader = opened(storage, source)
         for name in web.files:
             web.files[name] = web.files[name][:-1] + b"!"
 
@@ -406,10 +419,10 @@ class TestSamplesThatFail:
             with pytest.raises(SampleUnreadable, match="has changed since the source was scanned"):
                 reader.read(sample)
 
-    def test_images_that_are_empty_missing_or_too_long(self, web: FileServer) -> None:
+    def test_images_that_are_empty_missing_or_too_long(self, web: FileServer, storage: Storage) -> None:
         """As files are."""
         web.files.update({"list.txt": b"a.jpg 0\nb.jpg 0\nc.jpg 0\n", "a.jpg": b"", "b.jpg": b"b" * 100})
-        reader = opened(ListSource(path=Path(web.url) / "list.txt"), max_bytes=99)
+        reader = opened(storage, ListSource(path=Path(web.url) / "list.txt"), max_bytes=99)
 
         for ahead in (False, True):
             if ahead:
@@ -419,10 +432,10 @@ class TestSamplesThatFail:
                 with pytest.raises(SampleUnreadable, match=f"^{reason}$"):
                     reader.read(sample)
 
-    def test_a_table_names_no_image_outside_of_its_root(self, web: FileServer) -> None:
+    def test_a_table_names_no_image_outside_of_its_root(self, web: FileServer, storage: Storage) -> None:
         """By its path."""
         web.files["t/t.csv"] = b"file\n../a.jpg\n/a.jpg\n"
-        reader = opened(CsvSource(path=Path(web.url) / "t/t.csv", image="file"))
+        reader = opened(storage, CsvSource(path=Path(web.url) / "t/t.csv", image="file"))
 
         for sample in range(2):
             with pytest.raises(SampleUnreadable, match="may lead out of the root"):
@@ -439,25 +452,27 @@ class TestKeptIndexes:
         return IndexCache(tmp_path / "cache")
 
     def test_over_http_objects_are_asked_for_their_etags(
-        self, tmp_path: Path, web: FileServer, cache: IndexCache
+        self, tmp_path: Path, web: FileServer, cache: IndexCache, storage: Storage
     ) -> None:
         """With HEAD, and nothing is downloaded."""
         make_files(tmp_path)
         serve_folder(web, tmp_path)
         source: Any = SOURCES["webdataset"](Path(web.url))
-        first = scan_source(source, nothing, cache)
+        first = scan_source(source, nothing, cache, storage)
         web.asked.clear()
 
-        again = scan_source(source, nothing, cache)
+        again = scan_source(source, nothing, cache, storage)
         assert (again.digest, again.place) == (first.digest, first.place)
         assert {one.method for one in web.asked} == {"HEAD"}
         web.files["shards/s-1.tar"] = web.files["shards/s-1.tar"].replace(b"1.jpg", b"x.jpg")
         web.asked.clear()
         with pytest.raises(SourceInvalid):
-            scan_source(source, nothing, cache)
+            scan_source(source, nothing, cache, storage)
         assert "GET" in {one.method for one in web.asked}
 
-    def test_without_etags_and_times_nothing_is_kept(self, tmp_path: Path, web: FileServer, cache: IndexCache) -> None:
+    def test_without_etags_and_times_nothing_is_kept(
+        self, tmp_path: Path, web: FileServer, cache: IndexCache, storage: Storage
+    ) -> None:
         """Nobody could tell whether it has changed."""
         make_files(tmp_path)
         serve_folder(web, tmp_path)
@@ -465,19 +480,21 @@ class TestKeptIndexes:
         source: Any = SOURCES["raw"](Path(web.url))
         for _ in range(2):
             web.asked.clear()
-            scan_source(source, nothing, cache)
+            scan_source(source, nothing, cache, storage)
             assert "GET" in {one.method for one in web.asked}
 
-    def test_in_a_bucket_folders_are_listed_again(self, bucket: Any, cache: IndexCache, scans: list[str]) -> None:
+    def test_in_a_bucket_folders_are_listed_again(
+        self, bucket: Any, cache: IndexCache, scans: list[str], storage: Storage
+    ) -> None:
         """What has come is found."""
         bucket.put({"d/1.jpg": b"1", "d/e/2.jpg": b"2"})
         source = GlobSource(root=Path("s3://bucket/d"), patterns=("**/*.jpg",))
         for _ in range(2):
-            assert len(scan_source(source, nothing, cache)) == 2
+            assert len(scan_source(source, nothing, cache, storage)) == 2
         assert scans == ["glob"]
 
         bucket.put({"d/e/3.jpg": b"3"})
-        assert len(scan_source(source, nothing, cache)) == 3
+        assert len(scan_source(source, nothing, cache, storage)) == 3
         assert scans == ["glob", "glob"]
 
     @pytest.fixture
@@ -485,14 +502,9 @@ class TestKeptIndexes:
         """The kinds of source that were scanned, one for each scan."""
         done: list[str] = []
 
-        def watched(source: Any) -> kinds.SourceKind:
+        def watched(source: Any) -> kinds.BuiltInKind:
             kind = kind_of(source)
-            return kinds.SourceKind(
-                kind.problems,
-                kind.columns,
-                lambda one, survey: done.append(one.type) or kind.scan(one, survey),
-                kind.open,
-            )
+            return replace(kind, scan=lambda one, survey: done.append(one.type) or kind.scan(one, survey))
 
         monkeypatch.setattr("batchd.sources.scan.kind_of", watched)
         return done

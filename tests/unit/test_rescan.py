@@ -12,25 +12,26 @@ import pytest
 
 from batchd import __version__
 from batchd.config.load import load_config
-from batchd.daemon.memory import RESERVE_BYTES
-from batchd.daemon.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
-from batchd.daemon.rings import plan_rings
+from batchd.daemon.memory.available import RESERVE_BYTES
+from batchd.daemon.memory.rings import plan_rings
+from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, Errand
 from batchd.errors import ExitCode
 from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed
+from batchd.storage.access import Storage
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.producers import push_stream
 from support.settings import folder_stream, write_settings
 
 LITTLE_MEMORY = """
 import sys
-from batchd.daemon import rescan
+from batchd.daemon.reload import rescan
 
 rescan.available_bytes = lambda: {available}
 sys.exit(rescan.main())
 """
 EAGER = """
 import sys
-from batchd.daemon import rescan
+from batchd.daemon.reload import rescan
 
 rescan.PROGRESS_EVERY_S = 0.0
 sys.exit(rescan.main())
@@ -38,9 +39,9 @@ sys.exit(rescan.main())
 UNPRINTABLE = """
 import os, sys
 import structlog
-from batchd.daemon import rescan
+from batchd.daemon.reload import rescan
 
-def check(reading, file):
+def check(reading, file, storage):
     structlog.get_logger().warning("odd", file=os.fsdecode(b"\\xff"), long="x" * 1_000_000)
     raise OSError("enough")
 
@@ -51,17 +52,16 @@ sys.exit(rescan.main())
 
 def run(program, errand):
     """Everything that the process sends, and the document in the end."""
-    memory = os.memfd_create("errand")
-    os.pwrite(memory, json.dumps(errand).encode(), 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptors = theirs.fileno(), memory
+    command = [sys.executable, "-c", program, str(theirs.fileno())]
     messages, document = [], None
     with (
         ours,
-        subprocess.Popen([sys.executable, "-c", program, *map(str, descriptors)], pass_fds=descriptors) as reader,
+        subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as reader,
     ):
         theirs.close()
-        os.close(memory)
+        with reader.stdin as given:
+            given.write(json.dumps(errand).encode())
         try:
             while True:
                 message, given = receive_message(ours, TO_DAEMON_FROM_RESCAN)
@@ -87,7 +87,7 @@ class Served:
         settings = {"memory": "64MiB", "workers": 1, "runtime_dir": str(tmp_path / "run"), "http": "off", **daemon}
         self.file = write_settings(tmp_path / "batchd.toml", streams, settings)
         self.config = load_config(self.file, {})
-        rings = plan_rings(self.config)
+        rings = plan_rings(self.config, Storage())
         self.slots = {name: ring.slots_max for name, ring in rings.items()}
         self.ring = next(iter(rings.values()))
         self.ring_bytes = self.ring.ring_bytes

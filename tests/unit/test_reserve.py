@@ -13,9 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.config.tree import Config
-from batchd.daemon import reserve
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.reserve import (
+from batchd.daemon.doors import DaemonSide
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.local.sessions import LocalDoor
+from batchd.daemon.memory import held_descriptors as reserve
+from batchd.daemon.memory.held_descriptors import (
     MAPPING_DESCRIPTORS,
     OWN_DESCRIPTORS,
     SLOT_DESCRIPTORS,
@@ -24,11 +27,9 @@ from batchd.daemon.reserve import (
     DescriptorPlan,
     plan_descriptors,
 )
-from batchd.daemon.rings import SLOTS_MIN, plan_rings
-from batchd.daemon.sessions import Sessions
-from batchd.daemon.slot_memory import SlotMemory
-from batchd.daemon.speech import Desk, Numbers
-from batchd_wire.messages import Refused
+from batchd.daemon.memory.rings import SLOTS_MIN, plan_rings
+from batchd.daemon.memory.slots import SlotPool
+from batchd.storage.access import Storage
 
 SLOT_BYTES = 1 << 16
 
@@ -77,7 +78,7 @@ def open_descriptors() -> set[str]:
 def test_slots_are_made_where_no_descriptor_is_free_as_many_as_there_are_blanks() -> None:
     """The next one is refused with what helps, and nothing of it is left."""
     before = open_descriptors()
-    memory = SlotMemory(BlankSlots(3))
+    memory = SlotPool(BlankSlots(3))
     with no_free_descriptors():
         for slot in range(3):
             memory.create(slot, SLOT_BYTES)
@@ -92,7 +93,7 @@ def test_slots_are_made_where_no_descriptor_is_free_as_many_as_there_are_blanks(
 def test_a_slot_for_which_there_is_no_memory_leaves_its_blank() -> None:
     """Empty again, for the next try."""
     blanks = BlankSlots(1)
-    memory = SlotMemory(blanks)
+    memory = SlotPool(blanks)
     with no_free_descriptors():
         with no_large_files(SLOT_BYTES - 1), pytest.raises(OSError, match="File too large"):
             memory.create(0, SLOT_BYTES)
@@ -106,7 +107,7 @@ def test_blanks_take_no_memory_and_end_with_the_slots() -> None:
     """They are made ahead, as many as slots may come and not endlessly many."""
     before = open_descriptors()
     blanks = BlankSlots(10)
-    memory = SlotMemory(blanks)
+    memory = SlotPool(blanks)
     assert len(open_descriptors()) == len(before) + 10 * SLOT_DESCRIPTORS
     assert all(os.fstat(blank.writable).st_blocks == 0 for blank in blanks._blanks)
     for slot in range(4):
@@ -136,7 +137,7 @@ def test_blanks_are_made_when_there_are_descriptors_again() -> None:
         assert len(blanks) == 0
         for _ in range(SLOT_DESCRIPTORS + 1):
             os.close(taken.pop())
-        memory = SlotMemory(blanks)
+        memory = SlotPool(blanks)
         memory.create(0, SLOT_BYTES)
         assert len(blanks) == 0
     memory.create(1, SLOT_BYTES)
@@ -148,7 +149,7 @@ def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None
     """They were before they had memory; a slot that is smaller than others shows no more than its own."""
     before = open_descriptors()
     blanks = BlankSlots(2, 2 * SLOT_BYTES)
-    memory = SlotMemory(blanks)
+    memory = SlotPool(blanks)
     assert len(open_descriptors()) == len(before) + 2 * (SLOT_DESCRIPTORS + MAPPING_DESCRIPTORS)
     assert all(os.fstat(blank.writable).st_blocks == 0 for blank in blanks._blanks)
     with no_free_descriptors():
@@ -166,7 +167,7 @@ def test_slots_that_go_over_tcp_are_mapped_where_no_descriptor_is_free() -> None
 def test_a_slot_that_cannot_be_mapped_is_refused_with_the_kernels_reason() -> None:
     """Here it has no room among the addresses, against which no more descriptors help; nothing of it is left."""
     before = open_descriptors()
-    memory = SlotMemory(BlankSlots(1, 1 << 52))
+    memory = SlotPool(BlankSlots(1, 1 << 52))
     with pytest.raises(OSError, match=r"Cannot allocate memory$"):
         memory.create(0, SLOT_BYTES)
     assert open_descriptors() == before
@@ -188,7 +189,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
     plans = []
     for tcp in ({}, {"tcp": "127.0.0.1:7070"}):
         config = Config.model_validate({"daemon": daemon | tcp, "streams": {"a": stream, "b": stream}}, strict=False)
-        rings = plan_rings(config)
+        rings = plan_rings(config, Storage())
         plans.append(plan_descriptors(config, rings))
     slots = sum(ring.slots_max for ring in rings.values())
 
@@ -244,16 +245,12 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
 # --- accepting local trainers ----------------------------------------------------------------------------------------
 
 
-def _never(_question: object) -> Refused:
-    raise AssertionError("nobody asks")
-
-
 def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awake(tmp_path: Path) -> None:
     """He is tried again with the next tick, and comes in when there are descriptors."""
     watch = Watch()
     with ExitStack() as stack:
         stack.callback(watch.close)
-        sessions = Sessions(watch, Desk(lambda _event: None, _never, Numbers()), 4)
+        sessions = LocalDoor(DaemonSide(watch, print, SlotPool()), SessionLimits(4, 4))
         stack.callback(sessions.close)
         sessions.bind(tmp_path / "l", tmp_path / "z")
         trainer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from batchd.config.file_sources import FolderSource
-from batchd.config.image_steps import Decode, RandomFlip, RandomResizedCrop
-from batchd.config.shape_steps import PadBatch
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.rings import SLOTS_MAX, plan_rings
+from batchd.daemon.memory.rings import SLOTS_MAX, plan_rings
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
+from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
+from batchd.pipeline.shapes.options import PadBatch
+from batchd.sources.files.options import FolderSource
+from batchd.storage.access import Storage
 
 MEBIBYTE = 1 << 20
 
@@ -28,7 +29,9 @@ def stream_of(batch_size: int = 4, memory: int | None = None, **options: Any) ->
 
 def test_streams_share_what_those_with_their_own_memory_leave() -> None:
     """Own memory first, the rest in equal parts, never more than there is."""
-    rings = plan_rings(config_of(10 * MEBIBYTE, a=stream_of(memory=4 * MEBIBYTE), b=stream_of(), c=stream_of(32)))
+    rings = plan_rings(
+        config_of(10 * MEBIBYTE, a=stream_of(memory=4 * MEBIBYTE), b=stream_of(), c=stream_of(32)), Storage()
+    )
 
     assert rings["a"].slot_bytes == rings["b"].slot_bytes == 4096 + 49_152 + 4096
     assert rings["a"].slots_max == 4 * MEBIBYTE // rings["a"].slot_bytes
@@ -39,12 +42,12 @@ def test_streams_share_what_those_with_their_own_memory_leave() -> None:
 
 def test_a_ring_is_never_longer_than_its_limit() -> None:
     """More slots would cost descriptors and win nothing."""
-    assert plan_rings(config_of(4 << 30, a=stream_of()))["a"].slots_max == SLOTS_MAX
+    assert plan_rings(config_of(4 << 30, a=stream_of()), Storage())["a"].slots_max == SLOTS_MAX
 
 
 def test_masked_streams_have_a_field_for_it() -> None:
     """The layout follows the stream's policy."""
-    layout = plan_rings(config_of(4 << 30, a=stream_of(on_error="mask")))["a"].layout
+    layout = plan_rings(config_of(4 << 30, a=stream_of(on_error="mask")), Storage())["a"].layout
 
     assert [field.name for field in layout.fields] == ["image", "label", "index", "valid"]
 
@@ -54,9 +57,9 @@ def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() 
     stream = stream_of(256, pipeline=(Decode(), PadBatch(max_shape=(512, 512, 3))))
     rows_bytes = 256 * (512 * 512 * 3 + 8 + 8 + 8)
 
-    assert plan_rings(config_of(1 << 30, a=stream))["a"].slot_bytes == 4096 + rows_bytes + 2048
+    assert plan_rings(config_of(1 << 30, a=stream), Storage())["a"].slot_bytes == 4096 + rows_bytes + 2048
     with pytest.raises(MemoryTooSmall) as caught:
-        plan_rings(config_of(300 * MEBIBYTE, a=stream))
+        plan_rings(config_of(300 * MEBIBYTE, a=stream), Storage())
 
     (problem,) = caught.value.problems
     assert "need 384.1 MiB for 2 slots of 256 samples, have 300.0 MiB" in problem.message
@@ -68,7 +71,10 @@ def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() 
 def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:
     """The message says what is needed, what there is, and which key in which table to set to what."""
     with pytest.raises(MemoryTooSmall) as caught:
-        plan_rings(config_of(3 * MEBIBYTE, big=stream_of(256), small=stream_of(4), own=stream_of(256, memory=MEBIBYTE)))
+        plan_rings(
+            config_of(3 * MEBIBYTE, big=stream_of(256), small=stream_of(4), own=stream_of(256, memory=MEBIBYTE)),
+            Storage(),
+        )
 
     found = {problem.path: problem.message for problem in caught.value.problems}
     assert found.keys() == {"streams.big.memory", "streams.own.memory"}
@@ -82,21 +88,23 @@ def test_the_memory_that_the_message_asks_for_is_enough_and_not_too_much() -> No
     """Who follows the advice is not sent round again, and with a MiB less it would not do."""
     streams = {"big": stream_of(256), "small": stream_of(4), "own": stream_of(4, memory=MEBIBYTE)}
 
-    assert plan_rings(config_of(14 * MEBIBYTE, **streams))["big"].slots_max == 2
+    assert plan_rings(config_of(14 * MEBIBYTE, **streams), Storage())["big"].slots_max == 2
     with pytest.raises(MemoryTooSmall, match=r"need 6.1 MiB .* have 6.0 MiB"):
-        plan_rings(config_of(13 * MEBIBYTE, **streams))
+        plan_rings(config_of(13 * MEBIBYTE, **streams), Storage())
 
 
 def test_own_memory_beyond_the_daemons_is_refused() -> None:
     """The sum counts, not each stream by itself."""
     with pytest.raises(MemoryTooSmall, match=r'daemon.memory: need 6.0 MiB.*have 5.0 MiB.*"6MiB"'):
-        plan_rings(config_of(5 * MEBIBYTE, a=stream_of(memory=3 * MEBIBYTE), b=stream_of(memory=3 * MEBIBYTE)))
+        plan_rings(
+            config_of(5 * MEBIBYTE, a=stream_of(memory=3 * MEBIBYTE), b=stream_of(memory=3 * MEBIBYTE)), Storage()
+        )
 
 
 def test_steps_that_make_no_sense_are_refused_before_memory_is_counted() -> None:
     """Both are said, and the exit code is that of the configuration."""
     with pytest.raises(ConfigInvalid) as caught:
-        plan_rings(config_of(MEBIBYTE, a=stream_of(pipeline=(RandomFlip(),)), b=stream_of(256)))
+        plan_rings(config_of(MEBIBYTE, a=stream_of(pipeline=(RandomFlip(),)), b=stream_of(256)), Storage())
 
     assert {problem.path for problem in caught.value.problems} == {"streams.a.pipeline[0]", "streams.b.memory"}
     assert caught.value.exit_code == ExitCode.USAGE

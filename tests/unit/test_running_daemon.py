@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 import zmq
 
-from batchd.attach import threads
+from batchd import threads
 from batchd.config import runtime as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import preview
-from batchd.daemon.cache_folder import folder_problem
+from batchd.daemon.memory.cache_folder import folder_problem
+from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.preview import preview as looked_at
-from batchd.daemon.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
-from batchd.sources.places import file_problems, folder_problems
+from batchd.storage.access import Storage
+from batchd.storage.local_files import LocalFiles
 from batchd_wire import runtime
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -70,7 +71,7 @@ def is_running(folder: Path, daemon: str = "") -> bool:
     source = 'source = { type = "push", fields = { x = "int64" } }'
     file.write_text(f'[daemon]\nhttp = "off"\n{daemon}\n[streams.a]\n{source}\nbatch_size = 1\n')
     config = load_config(file)
-    return "[daemon]" in dict(looked_at(config, plan_rings(config)).unseen)
+    return "[daemon]" in dict(looked_at(config, plan_rings(config, Storage()), Storage()).unseen)
 
 
 def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
@@ -187,9 +188,9 @@ def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.Monk
 @as_root
 def test_places_behind_a_folder_that_is_closed_to_us_are_refused(tmp_path: Path) -> None:
     """Those of a source and of a cache: no more can be known of them."""
-    place = tmp_path / "x"
+    place, files = tmp_path / "x", LocalFiles()
     with stranger():
-        problems = [*folder_problems(place), *file_problems(place, "the list"), folder_problem(place)]
+        problems = [*files.folder_problems(place), *files.file_problems(place, "the list"), folder_problem(place)]
     assert [
         problem for problem in problems if f"{place} cannot be reached: Permission denied" in str(problem)
     ] == problems

@@ -7,12 +7,12 @@ import os
 import numpy as np
 import pytest
 
-from batchd.daemon.cache_memory import CacheMemory, CacheSpec, allow_caches
-from batchd.daemon.memory import RESERVE_BYTES
-from batchd.sources import sample_cache
-from batchd.sources.cached_reader import CachedReader, pack, rewritten, unpack
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.sample_cache import CacheForm, SampleCache
+from batchd.daemon.memory.available import RESERVE_BYTES
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, allow_caches
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.cache import memory as sample_cache
+from batchd.sources.cache.memory import CacheForm, SampleCache
+from batchd.sources.cache.reader import CachedReader, pack, rewritten, unpack
 from support.kernel import descriptors_of
 
 SAMPLES = 1000

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from batchd.sources import reader as reader_module
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.reader import SampleReader
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.files.reader import SampleReader
+from batchd.storage import reader as reader_module
+from batchd.storage.access import Storage
 from support.source_files import make, scan_list
 
 
 def reader_of(folder: Path, *names: str, max_bytes: int = 1000) -> SampleReader:
     text = "".join(f"{name} 0\n" for name in names)
-    return SampleReader(scan_list(folder / "list.txt", text), max_bytes)
+    return SampleReader(scan_list(folder / "list.txt", text), max_bytes, Storage())
 
 
 def reason(reader: SampleReader, sample: int = 0) -> str:

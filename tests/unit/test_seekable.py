@@ -11,10 +11,10 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline import jpeg_box
-from batchd.pipeline.errors import SampleUndecodable
-from batchd.pipeline.geometry import Cut
-from batchd.pipeline.probe import probe_image
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.probe import probe_image
+from batchd.samples.errors import SampleUndecodable
 from support.good_trainers import private_bytes
 from support.images import (
     JPEG_END,
@@ -35,7 +35,7 @@ from support.jpeg_boxes import PRIVATE_GROWTH_BYTES_MAX, SUBSAMPLINGS, decoder, 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
     from batchd.pipeline import _jpeg
-    from batchd.pipeline.seekable import made_seekable, seekable
+    from batchd.pipeline.image.seekable import made_seekable, seekable
 
 WIDE = photo(150, 320)
 UNDER_THE_MIDDLE = Cut(70, 140, 20, 40)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import Decode, Layout, Normalize, RandomFlip, Resize
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.pipeline import shape_stage
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import is_random, sample_fields
+from batchd.pipeline.image.options import Decode, Layout, Normalize, RandomFlip, Resize
+from batchd.pipeline.sample_fields import is_random, sample_fields
+from batchd.pipeline.shapes import stages as shape_stage
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
 from batchd_wire.fields import Field, Varying
 from support.images import encode, jpeg, jpeg_with_exif, photo
 from support.steps import check_steps

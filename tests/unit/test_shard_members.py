@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.members import is_label
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.prepare import members as members_module
 from batchd.prepare.members import MemberEncoder, is_image, main_image
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.sources.webdataset.options import is_label
 from support.images import encode, jpeg, photo
 
 PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))

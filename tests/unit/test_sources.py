@@ -11,21 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.file_sources import FolderSource, GlobSource, ListSource
-from batchd.config.sources import Source
 from batchd.errors import SourceInvalid
-from batchd.sources.cache import IndexCache
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.files import PROGRESS_EVERY, FilesIndex
-from batchd.sources.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
-from batchd.sources.kinds import kind_of
-from batchd.sources.reader import FilesReader, SampleReader
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.files.index import PROGRESS_EVERY, FilesIndex
+from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.files.reader import FilesReader, SampleReader
+from batchd.sources.interface import kind_of
+from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
+from batchd.storage.index_cache import IndexCache
 from support.source_files import make, nothing, scan_files, scan_folder, scan_list
 
 
-def problems(source: Source) -> list[str]:
-    return kind_of(source).problems(source)
+def problems(source: SourceOptions) -> list[str]:
+    return kind_of(source).problems(source, Storage())
 
 
 def names_of(index: FilesIndex) -> list[str]:
@@ -110,7 +111,7 @@ def test_links_within_the_root_are_followed_without_being_asked(tmp_path: Path) 
     index = scan_folder(tmp_path / "link")
 
     assert names_of(index) == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg"]
-    reader = FilesReader.of(FolderSource(path=tmp_path / "link"), index.index, 100)
+    reader = FilesReader.of(FolderSource(path=tmp_path / "link"), index.index, 100, Storage())
     assert [bytes(reader.read(sample)["image"]) for sample in range(4)] == [b"bytes of cat/1.jpg"] * 4
 
 
@@ -140,9 +141,9 @@ def test_a_file_that_becomes_a_link_out_of_the_root_is_a_bad_sample(tmp_path: Pa
     with pytest.raises(
         SampleUnreadable, match=r"a link that leads out of the root, to .*/secret\.jpg; set allow_outside_root"
     ):
-        FilesReader.of(source, index, 100).read(0)
+        FilesReader.of(source, index, 100, Storage()).read(0)
     free = replace(source, allow_outside_root=True)
-    assert bytes(FilesReader.of(free, index, 100).read(0)["image"]) == b"bytes of secret.jpg"
+    assert bytes(FilesReader.of(free, index, 100, Storage()).read(0)["image"]) == b"bytes of secret.jpg"
 
 
 def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_link_that_a_list_names_is_a_bad_sample_where_it_leads_out(tmp_path: P
     (tmp_path / "root/2.jpg").symlink_to(tmp_path / "secret.jpg")
     (tmp_path / "list.txt").write_text("1.jpg 0\n2.jpg 1\n")
     source = ListSource(path=tmp_path / "list.txt", root=tmp_path / "root")
-    reader = FilesReader.of(source, scan_files(source).index, 100)
+    reader = FilesReader.of(source, scan_files(source).index, 100, Storage())
 
     assert bytes(reader.read(0)["image"]) == b"bytes of 1.jpg"
     with pytest.raises(SampleUnreadable, match="leads out of the root"):
@@ -177,7 +178,7 @@ def test_names_that_are_no_text_survive(tmp_path: Path) -> None:
 
     assert index.file(0) == os.fsencode(tmp_path) + b"/" + name
     assert index.path(0) == rf"{tmp_path}/\xff\x1b[31m\n.jpg"
-    assert bytes(SampleReader(index, max_bytes=100).read(0)) == b"here"
+    assert bytes(SampleReader(index, 100, Storage()).read(0)) == b"here"
 
 
 def test_progress_is_told_while_the_scan_goes_on(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_progress_is_told_while_the_scan_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("a.jpg 1\n" * (2 * PROGRESS_EVERY + 5))
 
-    scan_source(ListSource(path=path), told.append, IndexCache(None))
+    scan_source(ListSource(path=path), told.append, IndexCache(None), Storage())
 
     assert told == [PROGRESS_EVERY, 2 * PROGRESS_EVERY, 2 * PROGRESS_EVERY + 5]
 
@@ -240,7 +241,7 @@ def test_paths_of_a_list_are_relative_to_its_root(tmp_path: Path) -> None:
 
     index = scan_list(tmp_path / "list.txt", "a.jpg 0\n", root=tmp_path / "data")
 
-    assert bytes(SampleReader(index, max_bytes=100).read(0)) == b"bytes of a.jpg"
+    assert bytes(SampleReader(index, 100, Storage()).read(0)) == b"bytes of a.jpg"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_a_list_may_lead_out_of_its_root_where_that_is_allowed(tmp_path: Path) -
 
     index = scan_list(tmp_path / "lists/l.txt", f"{tmp_path}/a.jpg 1\n../a.jpg 2\n", allow_outside_root=True)
 
-    reader = SampleReader(index, max_bytes=100)
+    reader = SampleReader(index, 100, Storage())
     assert bytes(reader.read(0)) == bytes(reader.read(1)) == b"bytes of a.jpg"
 
 
@@ -293,11 +294,11 @@ def test_a_list_that_is_no_file_is_refused_without_waiting(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "fifo")
 
     with pytest.raises(SourceInvalid, match="fifo is no regular file"):
-        scan_source(ListSource(path=tmp_path / "fifo"), nothing, IndexCache(None))
+        scan_source(ListSource(path=tmp_path / "fifo"), nothing, IndexCache(None), Storage())
     with pytest.raises(SourceInvalid, match="is no regular file"):
-        scan_source(ListSource(path=tmp_path), nothing, IndexCache(None))
+        scan_source(ListSource(path=tmp_path), nothing, IndexCache(None), Storage())
     with pytest.raises(SourceInvalid, match="none cannot be read: No such file"):
-        scan_source(ListSource(path=tmp_path / "none"), nothing, IndexCache(None))
+        scan_source(ListSource(path=tmp_path / "none"), nothing, IndexCache(None), Storage())
 
 
 def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
@@ -445,8 +446,8 @@ def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 PRIVATE_BYTES_OF_A_WORKER = """
 import os, sys
-from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
+from batchd.sources.files.index import FilesIndex
+from batchd.storage.index import SourceIndex
 
 def private_bytes():
     fields = (line.split() for line in open("/proc/self/smaps_rollup"))
@@ -493,7 +494,8 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
 def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     """The likes of pydantic and click cost each worker memory and start time."""
     code = (
-        "import sys, batchd.sources.kinds, batchd.sources.folder, batchd.sources.webdataset, batchd.config.steps\n"
+        "import sys, batchd.sources.interface, batchd.sources.files.folder, batchd.sources.webdataset.scan\n"
+        "import batchd.pipeline.kinds\n"
         "print(*sorted({'pydantic', 'click', 'structlog', 'rich', 'zmq'} & sys.modules.keys()))"
     )
 

@@ -7,18 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import FolderSource
+from batchd.config.functions import StreamCode
 from batchd.config.load import load_config
-from batchd.config.sources import source_to_plain
-from batchd.config.steps import step_to_plain
-from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.config.tree import StreamConfig
+from batchd.daemon.stream_plan import StreamPlan
 from batchd.orders.worker import NOTE_BYTES, FillChunk, ServeStream
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.sample_fields import sample_fields
 from batchd.pipeline.step_files import changed_file, digest_of
-from batchd.sources.index import SourceIndex
-from batchd.worker import chunk
-from batchd.worker.note import Note
+from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.samples.columns import Column
+from batchd.sources.files.options import FolderSource
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.worker import chunk, sample_maker
+from batchd.worker.note import NoteMemory
 from batchd_wire.fields import place_fields
 from support.steps import check_steps
 from support.texts import save, word_level, word_table
@@ -120,7 +123,7 @@ def test_a_file_that_changes_is_found_by_its_content(tmp_path):
 class TextsKind:
     """A kind of source whose samples are ``TEXTS``."""
 
-    def open(self, _source, _index, _max_bytes):
+    def open(self, _source, _index, _max_bytes, _storage):
         return self
 
     def read(self, sample):
@@ -132,39 +135,40 @@ class TextsKind:
     def name(self, sample):
         return f"text {sample}"
 
+    def close(self):
+        pass
+
 
 @pytest.fixture
 def worker(monkeypatch):
     """A function that makes what a worker has of a stream with these steps, as the daemon told it of them."""
-    monkeypatch.setattr(chunk, "kind_of", lambda _source: TextsKind())
+    monkeypatch.setattr(sample_maker, "kind_of", lambda _source: TextsKind())
     descriptor = os.memfd_create("note")
     os.truncate(descriptor, NOTE_BYTES)
-    note = Note(descriptor)
+    note = NoteMemory(descriptor)
     index = SourceIndex.build(len(TEXTS), {}, {}, {})
 
     def start(steps, digests):
+        config = StreamConfig(source=FolderSource(path=Path("/texts")), pipeline=tuple(steps), batch_size=ROWS)
+        files = {Path(path): digest for path, digest in digests}
+        pipeline = plan_pipeline(config.pipeline)
+        plan = StreamPlan("texts", config, tuple(TEXT), pipeline, files, StreamCode(), runs_own_code=False)
         layout = place_fields(sample_fields(TEXT, steps, "fail"), ROWS)
         told = ServeStream(
             stream=1,
             name="texts",
-            seed=0,
+            recipe=plan.recipe(),
             samples=len(TEXTS),
             batch_size=ROWS,
             shuffle=False,
             on_error="fail",
-            source=source_to_plain(FolderSource(path=Path("/texts"))),
-            columns=[("text", "text")],
-            steps=[step_to_plain(step) for step in steps],
-            files=digests,
             storage=(5000, 3, 24000),
             layout=layout.to_wire(),
-            python_path=[],
-            modules={},
             cache="off",
         )
         descriptor = index.to_memfd()
         try:
-            return chunk.ServedStream(told, descriptor, [], note)
+            return chunk.WorkerStream(told, descriptor, [], note, Storage())
         finally:
             os.close(descriptor)
 

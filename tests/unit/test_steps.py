@@ -9,19 +9,35 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, Discriminator, ValidationError
 
-from batchd.config.call_steps import Call
-from batchd.config.columns import Column, parse_column
-from batchd.config.field_steps import Drop, Rename
-from batchd.config.geometry_steps import Follow, Pad, RandomCrop, Rotate
-from batchd.config.image_steps import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.config.number_steps import Cast, Clip, OneHot, Scale
-from batchd.config.pixel_steps import ColorJitter, Cutout, Gray, SubtractMean, To
 from batchd.config.schema import json_schema
-from batchd.config.shape_steps import PadBatch, Ragged
-from batchd.config.steps import STEP_KINDS, Step, step_from_plain, step_to_plain
-from batchd.config.text_steps import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.pipeline.fields import columns_after, is_random, sample_fields
-from batchd.sources.reader import image_columns
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.fields.options import Drop, Rename
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.sample_fields import columns_after, is_random, sample_fields
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.samples.columns import Column, parse_column
+from batchd.sources.files.reader import image_columns
 from batchd_wire.fields import Field
 from support.steps import check_steps
 
@@ -67,7 +83,7 @@ EVERY_STEP = [
 class Document(BaseModel):
     """A file that holds steps, as the configuration does."""
 
-    steps: list[Annotated[Step, Discriminator("op")]]
+    steps: list[Annotated[StepOptions, Discriminator("op")]]
 
 
 @pytest.mark.parametrize("step", EVERY_STEP, ids=lambda step: step.op)
@@ -173,7 +189,7 @@ def test_every_option_is_described_in_the_schema():
 def test_steps_and_fields_load_without_pydantic_and_without_decoders():
     """A worker has no pydantic, the daemon has no cv2."""
     code = (
-        "import sys, batchd.config.steps, batchd.pipeline.fields;"
+        "import sys, batchd.pipeline.kinds, batchd.pipeline.sample_fields;"
         "print(*sorted({'pydantic', 'cv2', 'simplejpeg', 'numpy'} & sys.modules.keys()))"
     )
 

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.columns import Column
-from batchd.config.image_steps import CenterCrop, Decode, Normalize, RandomFlip, RandomResizedCrop
-from batchd.config.pixel_steps import ColorJitter
 from batchd.orders.worker import BAD_PART, SLOW_LISTED_MAX
-from batchd.pipeline import laps
+from batchd.pipeline import timings as laps
 from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.image.options import CenterCrop, ColorJitter, Decode, Normalize, RandomFlip, RandomResizedCrop
+from batchd.samples.columns import Column
 from batchd.worker import stopwatch
-from batchd.worker.run_queue import RunQueue
-from batchd.worker.stopwatch import SLOW_FACTOR, Stopwatch
+from batchd.worker.stopwatch import SLOW_FACTOR, RunQueue, Stopwatch
 from support.images import jpeg, photo
 from support.pipelines import image_row
 

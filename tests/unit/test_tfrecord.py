@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.tfrecord_sources import TFRecordSource
 from batchd.errors import SourceInvalid
-from batchd.sources import kinds, tfrecord
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.survey import Survey
-from batchd.sources.tfrecord import BLOCK_BYTES, KIND
-from batchd.sources.tfrecord_reader import TFRecordReader
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources import interface as kinds
+from batchd.sources.tfrecord import scan as tfrecord
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.sources.tfrecord.reader import TFRecordReader
+from batchd.sources.tfrecord.scan import BLOCK_BYTES, KIND
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.source_files import nothing
 from support.tfrecords import example, framed, sequence_example, write_records
 
@@ -49,7 +51,7 @@ def open_reader(of: TFRecordSource, max_bytes: int = 1 << 20) -> TFRecordReader:
     finally:
         os.close(descriptor)
     assert (shared.digest, len(shared)) == (index.digest, len(index))
-    return KIND.open(of, shared, max_bytes)
+    return KIND.open(of, shared, max_bytes, Storage())
 
 
 def read_one(root: Path, fields: dict[str, str], record: bytes, **changes: object) -> dict[str, object]:
@@ -146,7 +148,7 @@ def test_the_bytes_of_an_image_come_as_they_are(tmp_path) -> None:
     assert bytes(values["image"]) == b"\xff\xd8 image"
     assert bytes(values["again"]) == b"\xff\xd8 image"
     assert values["label"] == 3
-    assert KIND.columns(source(tmp_path, {"image": "image", "x": "float32[?,4]"})) == (
+    assert KIND.columns(source(tmp_path, {"image": "image", "x": "float32[?,4]"}), Storage()) == (
         Column("image", "encoded"),
         Column("x", dtype="float32", shape=(None, 4)),
     )
@@ -367,7 +369,7 @@ def test_a_file_that_changes_after_the_scan_makes_bad_samples(tmp_path) -> None:
     assert reader.read(1)["label"] == 1
     reader.close()
 
-    reader = TFRecordReader(source(tmp_path), reader._index, 1 << 20)
+    reader = TFRecordReader(source(tmp_path), reader._index, 1 << 20, Storage())
     file.unlink()
     with pytest.raises(SampleUnreadable, match="No such file"):
         reader.read(0)
@@ -619,10 +621,10 @@ def test_settings_that_cannot_be_are_refused(changes, message) -> None:
 
 def test_patterns_are_checked_without_looking_at_any_file(tmp_path) -> None:
     """By `batchd check`; and the folder has to be there."""
-    assert KIND.problems(source(tmp_path, shards=("a-{9..1}",))) == [
+    assert KIND.problems(source(tmp_path, shards=("a-{9..1}",)), Storage()) == [
         "shards: {9..1} goes down; write the smaller number first"
     ]
-    assert KIND.problems(source(tmp_path / "b")) == [f"there is no folder {tmp_path / 'b'}"]
+    assert KIND.problems(source(tmp_path / "b"), Storage()) == [f"there is no folder {tmp_path / 'b'}"]
 
 
 @pytest.mark.parametrize("missing", ["google_crc32c", "google.protobuf"])

@@ -4,11 +4,9 @@ import threading
 
 import pytest
 
-from batchd.attach import threads
-from batchd.attach.session import Attachment
-from batchd.attach.threads import check_threads
+from batchd import threads
 from batchd.errors import BatchdError
-from batchd_wire.runtime import RuntimeDirectory
+from batchd.threads import check_threads
 
 
 def test_threads_that_can_be_had_end_again() -> None:
@@ -40,10 +38,3 @@ def test_threads_that_cannot_be_had_are_said_with_what_helps() -> None:
     with pytest.raises(BatchdError, match="can't start new thread, of 3 that are needed: raise the limit"):
         check_threads(3)
     assert threading.active_count() == before
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_session_without_threads_is_an_error_and_no_abort(tmp_path) -> None:
-    """Of commands and the observer."""
-    with pytest.raises(BatchdError, match="can't start new thread"):
-        Attachment(RuntimeDirectory(tmp_path))

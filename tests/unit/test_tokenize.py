@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.shape_steps import Ragged
-from batchd.config.text_steps import Tokenize
-from batchd.pipeline.errors import SampleUndecodable
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields import sample_fields
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.pipeline.shapes.options import Ragged
+from batchd.pipeline.text.options import Tokenize
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
 from support.steps import check_steps
 from support.texts import BPE_MERGES, BPE_VOCABULARY, WORDS, byte_pairs, save, with_special, word_level
 
@@ -253,7 +253,7 @@ def test_padding_that_int32_cannot_hold_is_named(tmp_path):
 
 def test_without_the_library_the_extra_is_named(files, monkeypatch):
     """By ``batchd check`` already."""
-    monkeypatch.delitem(sys.modules, "batchd.pipeline.tokenizer_file", raising=False)
+    monkeypatch.delitem(sys.modules, "batchd.pipeline.text.tokenizer_file", raising=False)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
 
     problems = check_steps(TEXT[:1], [Tokenize(file=files["words"], max_length=4)])
@@ -265,8 +265,8 @@ def test_no_thread_is_started(files):
     program = f"""
 import os
 from pathlib import Path
-from batchd.config.columns import Column
-from batchd.config.text_steps import Tokenize
+from batchd.samples.columns import Column
+from batchd.pipeline.text.options import Tokenize
 from batchd.pipeline.execute import Pipeline
 import numpy as np
 before = len(os.listdir("/proc/self/task"))

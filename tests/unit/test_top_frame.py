@@ -95,7 +95,7 @@ def test_names_that_a_terminal_would_obey_are_written_out():
     """A trainer may call itself anything."""
     before, after = two_looks(stream={"stopped": "\x1b]0;owned\x07"})
     for status in (before, after):
-        status["trainers"][0]["name"] = "\x1b[2Jevil[bold]"
+        status.trainers[0].name = "\x1b[2Jevil[bold]"
 
     text = drawn(see(before, after))
 
@@ -106,7 +106,7 @@ def test_names_that_a_terminal_would_obey_are_written_out():
 def test_nothing_to_show_is_said():
     """No trainer, no worker, no rates."""
     _before, status = two_looks(workers=0)
-    status["streams"][0]["subscriptions"] = []
+    status.streams[0].subscriptions = ()
 
     text = drawn(see(status, status), notice="the daemon has gone")
 

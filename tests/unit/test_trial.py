@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from batchd.config.arrow_sources import ParquetSource
-from batchd.config.lmdb_sources import LmdbSource
 from batchd.failpoints import VARIABLE
 from batchd.sources import trial
-from batchd.sources.apart import scan_apart
-from batchd.sources.lmdb import SCAN_MODULE
-from batchd.sources.survey import Survey
+from batchd.sources.isolated_scan import scan_apart
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.lmdb.reader import SCAN_MODULE
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.trial import try_source
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from support.lmdb_files import write_lmdb
 from support.parquet_files import write_parquet
 from support.source_files import nothing
@@ -25,7 +26,7 @@ def test_a_trial_ends_within_a_row_group(tmp_path: Path, kind: str, value: objec
     source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": kind if kind == "int64" else "uint8[10]"})
     clock = count(0, trial.SECONDS_MAX / 6)
 
-    left = try_source(source, (), samples_max=1 << 30, clock=lambda: next(clock))
+    left = try_source(source, (), Storage(), samples_max=1 << 30, clock=lambda: next(clock))
 
     assert left == (None, (), ("everything behind the first 0 samples",))
 

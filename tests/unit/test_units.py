@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.opening import WORKERS_END_S
-from batchd.daemon.workers import KILL_TIMEOUT_S
+from batchd.daemon.assembly import WORKERS_END_S
+from batchd.daemon.workers.local import KILL_TIMEOUT_S
 from batchd.errors import ExitCode
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

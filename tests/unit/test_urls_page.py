@@ -9,16 +9,15 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from batchd.config.file_sources import ListSource
-from batchd.config.lmdb_sources import LmdbSource
-from batchd.config.sources import SOURCE_KINDS
-from batchd.config.steps import STEP_KINDS
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.config.video_sources import VideoSource
-from batchd.sources.kinds import kind_of
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.sources.files.options import ListSource
+from batchd.sources.interface import kind_of
+from batchd.sources.kinds import SOURCE_KINDS
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.sources.video.options import VideoSource
+from batchd.storage.access import Storage
 from support.s3_server import CREDENTIALS
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 PAGE = Path(__file__).parents[2] / "docs/sources.md"
 NOT_HERE = "must be a path on this machine, not a URL"
@@ -66,7 +65,7 @@ def options_with_paths() -> Iterator[tuple[str, str, Any]]:
         yield from ((name, one.name, kind) for one in fields(kind) if is_path(hints[one.name]))
 
 
-def answer(name: str, key: str, kind: Any, url: str) -> str:
+def answer(name: str, key: str, kind: Any, url: str, storage: Storage) -> str:
     """What the code says to a URL: as the table does."""
     besides = BESIDES[name, key]
     try:
@@ -74,7 +73,7 @@ def answer(name: str, key: str, kind: Any, url: str) -> str:
     except ValueError as refusal:
         return "no" if NOT_HERE in str(refusal) else str(refusal)
     assert name in SOURCE_KINDS, "a step reads no URL"
-    cannot_list = any(CANNOT_LIST in str(problem) for problem in kind_of(source).problems(source))
+    cannot_list = any(CANNOT_LIST in str(problem) for problem in kind_of(source).problems(source, storage))
     if not cannot_list:
         return "yes"
     return "named files" if any(value == ("*",) for value in besides.values()) else "no"
@@ -92,7 +91,7 @@ def refused_by(branch: type[BaseModel]) -> Iterator[str]:
         yield key
 
 
-def test_the_table_of_urls_is_what_the_code_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_urls_is_what_the_code_takes(monkeypatch: pytest.MonkeyPatch, storage: Storage) -> None:
     """Every key that is a path, and no other."""
     for variable, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{NOBODY}"}.items():
         monkeypatch.setenv(variable, value)
@@ -102,7 +101,7 @@ def test_the_table_of_urls_is_what_the_code_takes(monkeypatch: pytest.MonkeyPatc
         for key in re.findall(r"\w+", keys)
     }
     found = {
-        (name, key): (answer(name, key, kind, f"http://{NOBODY}/x"), answer(name, key, kind, "s3://bucket/x"))
+        (name, key): tuple(answer(name, key, kind, url, storage) for url in (f"http://{NOBODY}/x", "s3://bucket/x"))
         for name, key, kind in options_with_paths()
     }
     for name, branch in (("[daemon]", DaemonConfig), ("[streams.NAME]", StreamConfig)):

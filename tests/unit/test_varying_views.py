@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.shape_steps import PadBatch, Ragged
 from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.samples.columns import Column
 from batchd_client.ragged import ragged_view
 from batchd_wire.fields import Varying
 from batchd_wire.views import checked_sizes, cut_to_largest, row_views

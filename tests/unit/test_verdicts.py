@@ -1,13 +1,15 @@
 """Why a trainer waits: each verdict from numbers that prove it, and none from numbers that do not."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from batchd.diagnosis.readings import compare
 from batchd.diagnosis.verdicts import OTHER_REMEDIES, Kind, Verdict, judge, worst
-from support.statuses import Status, later, two_looks
+from batchd_wire.status import CacheStatistics, DaemonStatus, WaitStatistics
+from support.statuses import later, two_looks
 
 
 def verdict(**changes: object) -> Verdict:
@@ -24,10 +26,10 @@ WAITING = {"workers_s": 4.0}
 """Four of the ten seconds."""
 
 
-def replace_workers(status: Status) -> None:
+def replace_workers(status: DaemonStatus) -> None:
     """Others have their places, and have worked for half a second each."""
-    for worker in status["workers"]:
-        worker.update(number=worker["number"] + 100, chunks=1, busy_s=0.5)
+    for worker in status.workers:
+        worker.number, worker.chunks, worker.busy_s = worker.number + 100, 1, 0.5
 
 
 def test_a_full_ring_is_the_trainers_own_pace() -> None:
@@ -48,9 +50,9 @@ def test_a_ring_that_is_shared_is_full_with_each_ones_share() -> None:
     """Four trainers have eight slots, so none of them ever has four batches ahead."""
     before, after = two_looks(work=BUSY, trainer={"ready_ahead": 1})
     for status in (before, after):
-        (one,) = status["streams"][0]["subscriptions"]
-        status["streams"][0]["subscriptions"] = [dict(one, number=n, session=n) for n in range(1, 5)]
-        status["trainers"] = [dict(status["trainers"][0], session=n) for n in range(1, 5)]
+        (one,) = status.streams[0].subscriptions
+        status.streams[0].subscriptions = tuple(replace(one, number=n, session=n) for n in range(1, 5))
+        status.trainers = tuple(replace(status.trainers[0], session=n) for n in range(1, 5))
     reading = compare(before, after)
     assert reading is not None
 
@@ -113,7 +115,7 @@ def test_time_for_servers_of_files_is_time_of_a_core_more() -> None:
 def test_cores_that_are_not_there_are_not_advised(cpus: int, remedy: str) -> None:
     """More workers than CPUs would only share them."""
     before, after = two_looks(work=BUSY, waits=WAITING)
-    after["daemon"]["cpus"] = cpus
+    after.daemon.cpus = cpus
     reading = compare(before, after)
     assert reading is not None
 
@@ -134,12 +136,11 @@ def test_the_cores_that_several_streams_want_are_added_up(wait_s: float, remedy:
     """They share the workers: what would be enough for one is taken by the other, too."""
     before, after = two_looks(work=BUSY, waits=WAITING)
     for status in (before, after):
-        other = deepcopy(status["streams"][0]) | {"number": 2, "name": "other"}
-        other["subscriptions"] = [dict(status["streams"][0]["subscriptions"][0], number=2, session=2)]
-        if status is after:
-            other["subscriptions"][0]["waits"] = {"workers_s": wait_s, "memory_s": 0.0}
-        status["streams"].append(other)
-        status["trainers"].append(dict(status["trainers"][0], session=2, name="train-02"))
+        (photos,), (trainer,) = status.streams, status.trainers
+        waits = WaitStatistics(workers_s=wait_s if status is after else 0.0)
+        claim = replace(photos.subscriptions[0], number=2, session=2, waits=waits)
+        status.streams = (photos, replace(photos, number=2, name="other", subscriptions=(claim,)))
+        status.trainers = (trainer, replace(trainer, session=2, name="train-02"))
     reading = compare(before, after)
     assert reading is not None
 
@@ -178,9 +179,7 @@ def remedy_with_a_cache(before: int, after: int, budget_bytes: int, hits: int = 
     slow["work"]["read_bytes"] = (10_000 - hits) * 100_000
     looks = two_looks(**slow)
     for status, held in zip(looks, (before, after), strict=True):
-        cache = {"held_samples": held, "used_bytes": held * 100_000, "budget_bytes": budget_bytes, "folder": folder}
-        cache["kind"] = "encoded"
-        status["streams"][0]["cache"] = cache
+        status.streams[0].cache = CacheStatistics("encoded", held, held * 100_000, budget_bytes, 1, folder)
     reading = compare(*looks)
     assert reading is not None
     (found,) = judge(reading)
@@ -239,7 +238,7 @@ def test_workers_that_finish_nothing_are_not_idle() -> None:
     """Their storage hangs, or their chunks take longer than anybody looks: what is in hand is not counted yet."""
     before, _after = two_looks()
     after = later(before)
-    after["streams"][0]["subscriptions"][0]["waits"]["workers_s"] = 10.0
+    after.streams[0].subscriptions[0].waits.workers_s = 10.0
     reading = compare(before, after)
     assert reading is not None
 
@@ -254,7 +253,7 @@ def test_workers_that_die_are_told_of_before_anything_else() -> None:
     """What they had in hand is counted nowhere, so all numbers of work are too low."""
     before, after = two_looks(waits=WAITING, work={"busy_s": 0.0, "cpu_s": 0.0})
     replace_workers(after)
-    after["daemon"]["worker_deaths"] = 7
+    after.daemon.worker_deaths = 7
     reading = compare(before, after)
     assert reading is not None
 
@@ -268,8 +267,8 @@ def test_workers_that_die_are_told_of_before_anything_else() -> None:
 def test_workers_that_die_while_none_takes_orders_are_told_of() -> None:
     """At the moment of the second look their successors are still starting."""
     before, after = two_looks(waits=WAITING)
-    after["workers"] = []
-    after["daemon"]["worker_deaths"] = 2
+    after.workers = ()
+    after.daemon.worker_deaths = 2
     reading = compare(before, after)
     assert reading is not None
 
@@ -280,7 +279,7 @@ def test_workers_that_died_over_their_orders_did_not_idle() -> None:
     """Their successors have other numbers, and have done a little."""
     before, after = two_looks(work={"busy_s": 1.0, "cpu_s": 1.0})
     replace_workers(after)
-    after["daemon"]["worker_deaths"] = 2
+    after.daemon.worker_deaths = 2
     reading = compare(before, after)
     assert reading is not None
 
@@ -353,7 +352,7 @@ def test_slow_samples_of_former_times_are_not_named() -> None:
         slowest={"/data/before.png": 0.9, "/data/huge.png": 0.2},
         waits=WAITING,
     )
-    before["streams"][0]["work"]["slow_rows"] = 1
+    before.streams[0].work.slow_rows = 1
     reading = compare(before, after)
     assert reading is not None
 
@@ -467,12 +466,10 @@ def test_who_waits_most_comes_first() -> None:
     """And the first that is wrong is the worst."""
     before, after = two_looks(work=BUSY, waits=WAITING)
     for status in (before, after):
-        stream = status["streams"][0]
-        other = dict(stream["subscriptions"][0], number=2, session=2)
-        if status is after:
-            other["waits"] = dict(other["waits"], workers_s=0.0)
-        stream["subscriptions"] = [other, *stream["subscriptions"]]
-        status["trainers"].append(dict(status["trainers"][0], session=2, name="train-02"))
+        stream = status.streams[0]
+        (claim,), (trainer,) = stream.subscriptions, status.trainers
+        stream.subscriptions = (replace(claim, number=2, session=2, waits=WaitStatistics()), claim)
+        status.trainers = (trainer, replace(trainer, session=2, name="train-02"))
     reading = compare(before, after)
     assert reading is not None
 
@@ -484,7 +481,7 @@ def test_who_waits_most_comes_first() -> None:
 def test_numbers_of_another_daemon_are_not_compared() -> None:
     """It was started anew in between."""
     before, after = two_looks()
-    after["daemon"]["pid"] += 1
+    after.daemon.pid += 1
 
     assert compare(before, after) is None
     assert compare(before, before) is None
@@ -493,7 +490,7 @@ def test_numbers_of_another_daemon_are_not_compared() -> None:
 def test_a_trainer_that_came_in_between_is_left_out() -> None:
     """Its totals are of less time than the two looks are apart."""
     before, after = two_looks()
-    before["streams"][0]["subscriptions"] = []
+    before.streams[0].subscriptions = ()
     reading = compare(before, after)
     assert reading is not None
 
@@ -503,12 +500,11 @@ def test_a_trainer_that_came_in_between_is_left_out() -> None:
 def test_a_stream_that_a_reload_has_replaced_is_another_one_and_its_work_is_work() -> None:
     """What it counts began anew, under the same name; the workers were busy with it all the same."""
     before, after = two_looks(work=BUSY, waits=WAITING)
-    replaced = deepcopy(before["streams"][0]) | {"number": 2, "name": "other", "subscriptions": []}
-    replaced["work"]["busy_s"] = 500.0
-    before["streams"].append(replaced)
-    after["streams"].append(deepcopy(replaced) | {"number": 3})
-    after["streams"][1]["work"]["busy_s"] = 12.0
-    after["streams"][0]["work"]["busy_s"] = 7.0
+    (photos,) = before.streams
+    replaced = replace(photos, number=2, name="other", subscriptions=(), work=replace(photos.work, busy_s=500.0))
+    before.streams = (photos, replaced)
+    after.streams = (*after.streams, replace(replaced, number=3, work=replace(photos.work, busy_s=12.0)))
+    after.streams[0].work.busy_s = 7.0
     reading = compare(before, after)
     assert reading is not None
 

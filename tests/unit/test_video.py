@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.video_sources import VideoSource
 from batchd.errors import SourceInvalid
-from batchd.sources import video, video_scan
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.kinds import kind_of
-from batchd.sources.survey import Survey
-from batchd.sources.video_files import READ_BYTES, open_video, packets_of
-from batchd.sources.video_frames import VideoFrames
-from batchd.sources.video_pixels import Pixels
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.interface import kind_of
+from batchd.sources.video import kind as video
+from batchd.sources.video import scan as video_scan
+from batchd.sources.video.files import READ_BYTES, open_video, packets_of
+from batchd.sources.video.frames import VideoFrames
+from batchd.sources.video.options import VideoSource
+from batchd.sources.video.reader import Pixels
+from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import nothing
 from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, picture, write_video
@@ -266,7 +268,7 @@ def test_samples_are_frames_or_clips_of_one_file(classes, options, expected) -> 
 def test_the_columns_are_what_the_samples_are(classes, options, text) -> None:
     """Without looking at any file."""
     source = VideoSource(root=classes, files=("cats/a.mp4",), **options)
-    image, label, time = kind_of(source).columns(source)
+    image, label, time = kind_of(source).columns(source, Storage())
     assert (image.text, label) == (text, Column("label", dtype="int64"))
     values = read_samples(source)[0]
     assert values["image"].dtype == np.uint8

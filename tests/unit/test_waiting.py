@@ -11,8 +11,9 @@ from batchd.cli import peephole
 from batchd.cli.main import cli
 from batchd.errors import BatchdError
 from batchd_client.errors import BatchTimeout
+from batchd_client.hints import missing_samples
 from batchd_wire.messages import AskStatus, Status, Subscribe
-from batchd_wire.waiting import missing_samples
+from batchd_wire.status import read_status
 from support.fake_daemon import FakeDaemon
 
 NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 samples"
@@ -21,8 +22,7 @@ NONE_YET = "stream 'photos' has no producers yet, and its next batch has 0 of 4 
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch):
     """Nobody waits for a whole second before he is told."""
-    for module in (peephole, batchd_client.reader):
-        monkeypatch.setattr(module, "SILENCE_MAX_S", 0.05)
+    monkeypatch.setattr(batchd_client.reader, "SILENCE_MAX_S", 0.05)
 
 
 def status(**live):
@@ -63,7 +63,7 @@ def fake(tmp_path):
 )
 def test_what_is_missing_is_counted(live, text) -> None:
     """With what to do."""
-    told = missing_samples(status(**live), "photos")
+    told = missing_samples(read_status(status(**live)), "photos")
 
     assert told is not None
     assert text in told
@@ -79,13 +79,12 @@ def test_what_is_missing_is_counted(live, text) -> None:
         {"streams": [{"name": "photos", "batch_size": 4, "live": None}]},
         {"streams": [{"name": "photos", "batch_size": "4", "live": {"producers": 0}}]},
         status(queued_samples=4),
-        status(queued_samples=None),
         {"streams": [{**status()["streams"][0], "name": "other"}]},
     ],
 )
 def test_nothing_is_said_where_samples_are_not_what_is_missing(said) -> None:
     """Nor where a daemon talks nonsense."""
-    assert missing_samples(said, "photos") is None
+    assert missing_samples(read_status(said), "photos") is None
 
 
 def test_peek_says_what_it_waits_for(fake, tmp_path) -> None:
@@ -107,7 +106,8 @@ def test_peek_says_at_last_what_never_came(fake, monkeypatch) -> None:
     result = CliRunner().invoke(cli, ["peek", "photos", "--address", fake.address])
 
     assert isinstance(result.exception, BatchdError)
-    assert str(result.exception).startswith(f"no batch came within 0.2 s: {NONE_YET}")
+    assert "within 0.2 s: the daemon" in str(result.exception)
+    assert f"holds 0 batches of the stream; {NONE_YET}" in str(result.exception)
 
 
 def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> None:

@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.file_sources import WebDatasetSource
 from batchd.errors import SourceInvalid
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.files import FilesIndex
-from batchd.sources.index import SourceIndex
-from batchd.sources.reader import SampleReader
-from batchd.sources.shards import SHARDS_MAX
-from batchd.sources.survey import Survey
-from batchd.sources.webdataset import KIND
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.files.index import FilesIndex
+from batchd.sources.files.options import WebDatasetSource
+from batchd.sources.files.reader import SampleReader
+from batchd.sources.webdataset.scan import KIND
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.open_files import SHARDS_MAX
+from batchd.storage.survey import Survey
 from support.shards import write_shard
 from support.source_files import nothing
 
@@ -48,7 +49,7 @@ def test_a_shard_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) -> No
     index = scan(tmp_path / "root", allow_outside_root=True)
     assert read_all(index) == [b"one"]
     with pytest.raises(SampleUnreadable, match="leads out of the root"):
-        SampleReader(index, 100, bytes(tmp_path / "root")).read(0)
+        SampleReader(index, 100, Storage(), bytes(tmp_path / "root")).read(0)
 
 
 @pytest.mark.parametrize("name", ["BZh/1.jpg", "BZh91AY&SY/1.jpg", "\x04\x22\x4d\x18/1.jpg"])
@@ -70,7 +71,7 @@ def test_what_begins_with_a_part_of_the_magic_of_bzip2_is_not_taken_for_it(tmp_p
 
 def read_all(index: FilesIndex, max_bytes: int = 1 << 20) -> list[bytes]:
     """The bytes of every sample, the last one first: any order will do."""
-    reader = SampleReader(index, max_bytes)
+    reader = SampleReader(index, max_bytes, Storage())
     try:
         return [bytes(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
     finally:
@@ -259,7 +260,7 @@ def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
 def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
     """Those behind the cut say where the shard ends; the others, that it is not what it was."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000)])
-    reader = SampleReader(scan(tmp_path, label=""), 1 << 20)
+    reader = SampleReader(scan(tmp_path, label=""), 1 << 20, Storage())
     os.truncate(shard, 512 + 1024 + 512 + 1000)
 
     with pytest.raises(
@@ -276,7 +277,7 @@ def test_a_shard_that_is_written_anew_makes_bad_samples(tmp_path) -> None:
     images = [bytes([number]) * 600 for number in range(3)]
     write_shard(tmp_path / "a.tar", [(f"{number}.jpg", image) for number, image in enumerate(images)])
     index = scan(tmp_path, label="")
-    reader, late = SampleReader(index, 1 << 20), SampleReader(index, 1 << 20)
+    reader, late = SampleReader(index, 1 << 20, Storage()), SampleReader(index, 1 << 20, Storage())
     assert bytes(reader.read(0)) == images[0]
     status = (tmp_path / "a.tar").stat()
     write_shard(tmp_path / "a.tar", [(f"{number}.jpg", image) for number, image in enumerate(reversed(images))])
@@ -292,7 +293,7 @@ def test_a_shard_in_the_place_of_another_is_read_by_nobody(tmp_path) -> None:
     """Who has the old one open reads that; who opens the new one finds that it is another."""
     write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600)])
     index = scan(tmp_path, label="")
-    reader, late = SampleReader(index, 1 << 20), SampleReader(index, 1 << 20)
+    reader, late = SampleReader(index, 1 << 20, Storage()), SampleReader(index, 1 << 20, Storage())
     reader.read(0)
     write_shard(tmp_path / "b.tar", [("a.jpg", b"b" * 600)]).rename(tmp_path / "a.tar")
 
@@ -306,7 +307,7 @@ def test_a_shard_in_the_place_of_another_is_read_by_nobody(tmp_path) -> None:
 def test_samples_that_are_empty_or_too_large_are_bad_ones(tmp_path) -> None:
     """By their sizes, before anything is read."""
     write_shard(tmp_path / "a.tar", [("a.jpg", b""), ("b.jpg", b"b" * 100)])
-    reader = SampleReader(scan(tmp_path, label=""), 99)
+    reader = SampleReader(scan(tmp_path, label=""), 99, Storage())
 
     with pytest.raises(SampleUnreadable, match="is empty"):
         reader.read(0)
@@ -319,7 +320,7 @@ def test_a_shard_that_vanishes_makes_bad_samples_and_no_other_ones(tmp_path) -> 
     """What is open stays readable."""
     for name in "ab":
         write_shard(tmp_path / f"{name}.tar", pair(name, 1))
-    reader = SampleReader(scan(tmp_path), 1 << 20)
+    reader = SampleReader(scan(tmp_path), 1 << 20, Storage())
     reader.read(0)
     for name in "ab":
         (tmp_path / f"{name}.tar").unlink()
@@ -335,7 +336,7 @@ def test_a_worker_keeps_a_bounded_number_of_shards_open(tmp_path) -> None:
     count = SHARDS_MAX + 5
     for number in range(count):
         write_shard(tmp_path / f"{number:03}.tar", pair(f"{number}", number))
-    reader = SampleReader(scan(tmp_path), 1 << 20)
+    reader = SampleReader(scan(tmp_path), 1 << 20, Storage())
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  names are enough
 
     for sample in [*range(count), *range(count)]:
@@ -388,7 +389,7 @@ def test_settings_that_cannot_be_are_refused(changes) -> None:
 
 def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None:
     """By `batchd check`."""
-    (problem,) = KIND.problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)))
+    (problem,) = KIND.problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)), Storage())
     assert problem == "shards: {9..1} goes down; write the smaller number first"
 
 

@@ -14,18 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.columns import Column
-from batchd.config.file_sources import WebDatasetSource
-from batchd.config.members import Member, usual_member
-from batchd.config.sources import source_from_plain, source_to_plain
 from batchd.errors import SourceInvalid
 from batchd.prepare.members import MemberEncoder
 from batchd.prepare.source_table import source_table
-from batchd.sources.errors import SampleUnreadable
-from batchd.sources.index import SourceIndex
-from batchd.sources.kinds import Reader
-from batchd.sources.survey import Survey
-from batchd.sources.webdataset import KIND
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.files.options import WebDatasetSource
+from batchd.sources.interface import Reader
+from batchd.sources.kinds import source_from_plain, source_to_plain
+from batchd.sources.webdataset.options import Member, usual_member
+from batchd.sources.webdataset.scan import KIND
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
 from support.images import encode, jpeg, photo
 from support.shards import write_shard
 from support.source_files import nothing
@@ -64,7 +65,7 @@ def open_reader(of: WebDatasetSource, max_bytes: int = 1 << 20) -> Reader:
     finally:
         os.close(descriptor)
     assert (shared.digest, len(shared)) == (index.digest, len(index))
-    return KIND.open(of, shared, max_bytes)
+    return KIND.open(of, shared, max_bytes, Storage())
 
 
 def write(root: Path, *samples: dict[str, bytes]) -> Path:
@@ -156,7 +157,7 @@ def test_the_name_that_members_share_may_be_a_field(tmp_path: Path) -> None:
 
     assert reader.read(0)["path"].tobytes() == b"v1.0/cat\0\0\0\0"
     assert reader.known(0)["path"].tobytes() == b"v1.0/cat\0\0\0\0"
-    assert [column.text for column in KIND.columns(source(tmp_path, {"label": "int64"}, path_bytes=12))] == [
+    assert [column.text for column in KIND.columns(source(tmp_path, {"label": "int64"}, path_bytes=12), Storage())] == [
         "int64",
         "uint8[12]",
     ]
@@ -197,7 +198,7 @@ def test_a_member_is_read_by_its_ending_and_its_field(
     if isinstance(value, str):
         assert found == value
         return
-    column = KIND.columns(source(tmp_path, {"x": kind}, names={"x": ending}))[0]
+    column = KIND.columns(source(tmp_path, {"x": kind}, names={"x": ending}), Storage())[0]
     assert (found.dtype, found.ndim) == (column.dtype, len(column.shape))
     assert all(length in (None, there) for length, there in zip(column.shape, found.shape, strict=True))
     assert found.tolist() == value
@@ -371,7 +372,7 @@ def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
     index = KIND.scan(old, Survey(nothing))
 
     assert index.digest == "e2b6f8ab1432e407e275ade8f55a8e3647a8f6d75ef2c0484d9ccccdf6c495f2"
-    assert [column.text for column in KIND.columns(old)] == ["image", "int64"]
+    assert [column.text for column in KIND.columns(old, Storage())] == ["image", "int64"]
     assert source_to_plain(old)["fields"] is None
 
 

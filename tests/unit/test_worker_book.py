@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchd.daemon.worker_interface import WorkerBook
+from batchd.daemon.workers.interface import WorkerBook
 
 
 @pytest.fixture

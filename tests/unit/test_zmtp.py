@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.speech import MESSAGE_BYTES_MAX, UNREAD_MAX
-from batchd.daemon.zmtp import (
+from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.daemon.local.zmtp import (
     COMMANDS_MAX,
     FRAMES_MAX,
     GREETING,

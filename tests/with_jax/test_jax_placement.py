@@ -6,7 +6,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 from batchd_client.batch import Room  # noqa: E402
-from batchd_client.jax.placement import JaxTarget, Placement  # noqa: E402
+from batchd_client.jax.placement import JaxPlacement, JaxTarget  # noqa: E402
 
 
 class Batch:
@@ -68,7 +68,7 @@ class Device:
 
 def placed(device):
     """A placement, and a batch that it has begun to bring."""
-    placement, batch = Placement(["image", "label"], device), Batch()
+    placement, batch = JaxPlacement(["image", "label"], device), Batch()
     return placement, batch, placement.begin(batch)
 
 
@@ -120,7 +120,7 @@ def test_where_an_array_keeps_host_memory_it_gets_its_own():
 def test_a_batch_that_is_cut_off_is_let_go_of_and_not_given_back(fail_at):
     """What is under way reads it still, and holds it by itself."""
     device = Device(fail_at=fail_at)
-    placement, batch = Placement(["image", "label"], device), Batch()
+    placement, batch = JaxPlacement(["image", "label"], device), Batch()
     with pytest.raises(KeyboardInterrupt):
         placement.begin(batch)
     placement.sweep()

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 from batchd_client.stream import FieldSchema  # noqa: E402
-from batchd_client.torch.tensors import Look, Recipe, cut, over  # noqa: E402
+from batchd_client.torch.tensors import ImageLayout, Recipe, cut, over  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPES = {
@@ -22,11 +22,11 @@ SHAPES = {
     "small numbers": ("uint16", (6,), 4),
 }
 LOOKS = {
-    "plain": Look(),
-    "channels last": Look(channels_last=True),
-    "float32": Look(dtype=torch.float32),
-    "normalised": Look(normalize=((0.5,) * 3, (0.2,) * 3)),
-    "normalised, channels last, halves": Look(
+    "plain": ImageLayout(),
+    "channels last": ImageLayout(channels_last=True),
+    "float32": ImageLayout(dtype=torch.float32),
+    "normalised": ImageLayout(normalize=((0.5,) * 3, (0.2,) * 3)),
+    "normalised, channels last, halves": ImageLayout(
         normalize=((0.5,) * 3, (0.2,) * 3), channels_last=True, dtype=torch.float16
     ),
 }
@@ -72,7 +72,7 @@ def test_tensors_are_dense_and_as_the_schema_says(name, look, owned):
 @pytest.mark.parametrize("name", [name for name, (_dtype, _shape, length) in SHAPES.items() if length])
 def test_a_batch_whose_samples_are_all_empty_is_one_of_no_elements(name, owned):
     """Images without boxes, texts without words: there are such batches."""
-    recipe, tensor, array = made(name, Look(), owned, length=0)
+    recipe, tensor, array = made(name, ImageLayout(), owned, length=0)
     assert tensor.numel() == 0
     assert tensor.dtype == recipe.schema.dtype
     assert sorted(tensor.shape) == sorted(array.shape)
@@ -82,7 +82,7 @@ def test_what_comes_from_the_slot_is_a_copy():
     """Of every type and shape; what came from the device may be given out as it is."""
     for name, (dtype, shape, _) in SHAPES.items():
         array = np.ones((4, *shape), dtype)
-        recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), Look(), CPU)
+        recipe = Recipe(name, FieldSchema(np.dtype(dtype), shape, None), ImageLayout(), CPU)
         tensor = recipe.look(over(array), owned=False)
         array[...] = 0
         assert bool((tensor.to(torch.float64) == 1).all())

@@ -4,6 +4,7 @@ Invariant: what ``state_dict`` says is what the loop has got, whatever is under 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Unpack
 from weakref import WeakSet
@@ -14,9 +15,9 @@ from batchd_client.daemon import Connecting, Daemon, connect
 from batchd_client.errors import StreamTaken
 from batchd_client.feed import Feed
 from batchd_client.jax.arrays import specs_for
-from batchd_client.jax.placement import JaxTarget, Placement
-from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
-from batchd_client.ranks import Share, find_share
+from batchd_client.jax.placement import JaxPlacement, JaxTarget
+from batchd_client.loader import PREFETCH, Loader, LoaderConnection, check_prefetch
+from batchd_client.ranks import RankShare, find_share
 from batchd_client.stream import Stream
 
 _taken: WeakSet[Stream] = WeakSet()
@@ -42,10 +43,10 @@ class Batches(Loader[dict[str, jax.Array]]):
             raise StreamTaken(f"the batches of stream {stream.name!r} are brought to JAX already")
         self._specs = specs_for(stream, fields, sharding)
         target = JaxTarget(sharding, stream.batch_size, stream.world_size)
-        super().__init__(stream.name, Share(stream.rank, stream.world_size), f"platform={target.platform}")
+        super().__init__(stream.name, RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
         ahead = 0 if target.keeps_host_memory() else prefetch
-        self._feed = Feed(stream, Placement(tuple(self._specs), target), ahead)
-        self._opened = Opened(self, self._feed, daemon)
+        self._feed = Feed(stream, JaxPlacement(tuple(self._specs), target), ahead)
+        self._opened = LoaderConnection(self, self._feed, daemon)
         _taken.add(stream)
 
     @property
@@ -112,16 +113,15 @@ class BatchdLoader(Batches):
         check_prefetch(prefetch)
         share = _share(rank, world_size)
         daemon = connect(address, **connecting)
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(daemon.close)
             opened = daemon.stream(stream, *share, window=window, epochs=epochs, state=state)
             super().__init__(opened, sharding, fields, prefetch, daemon)
-        except BaseException:
-            daemon.close()
-            raise
+            where_it_fails.pop_all()
         self._restart = restart
 
 
-def _share(rank: int | None, world_size: int | None) -> Share:
+def _share(rank: int | None, world_size: int | None) -> RankShare:
     if rank is None and world_size is None:
-        return Share(jax.process_index(), jax.process_count())
+        return RankShare(jax.process_index(), jax.process_count())
     return find_share({}, rank, world_size)

@@ -26,7 +26,7 @@ HAVE_MEMORY = frozenset({"gpu", "cuda", "rocm", "tpu"})
 """The platforms whose devices read the host's memory once, into their own."""
 
 
-class Target(Protocol):
+class ArrayTarget(Protocol):
     """Where arrays go; tests have another one than ``JaxTarget``."""
 
     def keeps_host_memory(self) -> bool:
@@ -54,12 +54,12 @@ class JaxTarget:
         return str(next(iter(devices)).platform)
 
     def keeps_host_memory(self) -> bool:
-        """See ``Target``."""
+        """See ``ArrayTarget``."""
         kind = None if self._sharding is None else self._sharding.memory_kind
         return self.platform not in HAVE_MEMORY or kind not in {None, "device"}
 
     def put(self, local: npt.NDArray[Any]) -> jax.Array:
-        """See ``Target``."""
+        """See ``ArrayTarget``."""
         if self._sharding is None or self._sharding.is_fully_addressable:
             return jax.device_put(local, self._sharding)
         if len(local) != self._batch_size:
@@ -71,7 +71,7 @@ class JaxTarget:
         return jax.make_array_from_process_local_data(self._sharding, local, shape)
 
 
-class _OnItsWay:
+class _JaxTransfer:
     """A batch on its way; see ``feed.Transfer``."""
 
     __slots__ = ("_arrays", "_batch")
@@ -99,22 +99,22 @@ class _OnItsWay:
         self._batch.release()
 
 
-class Placement:
+class JaxPlacement:
     """See above."""
 
-    def __init__(self, fields: Sequence[str], target: Target) -> None:
+    def __init__(self, fields: Sequence[str], target: ArrayTarget) -> None:
         self._fields = fields
         self._target = target
-        self._under_way: list[_OnItsWay] = []
+        self._under_way: list[_JaxTransfer] = []
 
-    def begin(self, batch: Batch) -> _OnItsWay:
+    def begin(self, batch: Batch) -> _JaxTransfer:
         """See ``feed.Placement``. Raises ``TensorsInvalid``, and what JAX raises."""
         if self._target.keeps_host_memory():
             with batch:
                 local = self._local(batch, own=True)
         else:
             local = self._local(batch, own=False)
-        transfer = _OnItsWay(batch, {name: self._target.put(array) for name, array in local.items()})
+        transfer = _JaxTransfer(batch, {name: self._target.put(array) for name, array in local.items()})
         self._under_way.append(transfer)
         return transfer
 

@@ -155,7 +155,7 @@ def _read_only_page() -> SlotMemory:
         os.close(descriptor)
 
 
-class Register:
+class RegisteredMemory:
     """The memory that has been registered with a device, each piece once.
 
     What an interrupt has cut off may have happened or not. So memory is held from before it is registered until after it is
@@ -228,7 +228,7 @@ class _Copying:
         self.event: Event | None = None
 
 
-class _OnItsWay:
+class _CudaTransfer:
     """A batch on its way to the device; see ``feed.Transfer``."""
 
     def __init__(
@@ -255,12 +255,12 @@ class CudaPlacement:
         """Read by whichever stream the loop has, so it adopts them with every batch."""
         self._give = give
         self._runtime = runtime
-        self._register = Register(runtime, present)
+        self._register = RegisteredMemory(runtime, present)
         self._copying: list[_Copying] = []
         self._steps: deque[Event] = deque()
         """Where the loop's stream stood when the last batches were handed over."""
 
-    def begin(self, batch: Batch) -> _OnItsWay:
+    def begin(self, batch: Batch) -> _CudaTransfer:
         """See ``feed.Placement``."""
         memory = batch.memory
         is_direct = self._register.has(memory, [one.memory for one in self._copying])
@@ -276,7 +276,7 @@ class CudaPlacement:
                 raw, event = self._copied(rooms, self._copy_staged)
             finally:
                 batch.release()
-        return _OnItsWay(self, lengths, raw, event)
+        return _CudaTransfer(self, lengths, raw, event)
 
     def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> Any:
         """What the loop gets of a batch, ready in its own stream."""
@@ -306,7 +306,7 @@ class CudaPlacement:
         try:
             self._wait_for_all()
             self._register.close()
-        except Exception:
+        except Exception:  # whatever the driver raises; an interrupt is none of it: then ``close`` is called again
             self._register.abandon()
             for one in self._copying:
                 one.batch.release()

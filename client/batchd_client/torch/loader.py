@@ -5,7 +5,7 @@ Invariant: what ``state_dict`` says is what the loop has got, whatever is under 
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Unpack
@@ -18,11 +18,11 @@ from batchd_client.columns import wanted
 from batchd_client.daemon import Connecting, connect
 from batchd_client.errors import LoaderInWorker
 from batchd_client.feed import Feed
-from batchd_client.loader import PREFETCH, Loader, Opened, check_prefetch
-from batchd_client.ranks import Share, find_share
+from batchd_client.loader import PREFETCH, Loader, LoaderConnection, check_prefetch
+from batchd_client.ranks import RankShare, find_share
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.placements import HostPlacement
-from batchd_client.torch.tensors import Look, Tensors, TensorSchema, recipes_for
+from batchd_client.torch.tensors import ImageLayout, Tensors, TensorSchema, recipes_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class _Wish:
     stream: str
     address: str | None
     connecting: Connecting
-    share: Share
+    share: RankShare
     window: int | None
     epochs: int | None
     state: Mapping[str, object] | None
     device: torch.device
     fields: Sequence[str] | None
-    look: Look
+    look: ImageLayout
     as_dict: bool
     transform: Callable[[Any], Any] | None
     prefetch: int
@@ -96,7 +96,7 @@ class BatchdLoader(Loader[Any]):
             state,
             torch.device(device),
             fields,
-            Look(images, dtype, normalize, channels_last),
+            ImageLayout(images, dtype, normalize, channels_last),
             as_dict,
             transform,
             prefetch,
@@ -149,12 +149,13 @@ class BatchdLoader(Loader[Any]):
             self._opened = self._connect(self._wish)
         return self._opened.feed
 
-    def _connect(self, wish: _Wish) -> Opened[Any]:
+    def _connect(self, wish: _Wish) -> LoaderConnection[Any]:
         runtime = CudaRuntime(wish.device) if wish.device.type == "cuda" else None
         self._device = wish.device if runtime is None else runtime.device
         writable_slots = runtime is not None and needs_writable(runtime)
         daemon = connect(wish.address, **wish.connecting, writable_slots=writable_slots)
-        try:
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(daemon.close)
             stream = daemon.stream(wish.stream, *wish.share, window=wish.window, epochs=wish.epochs, state=wish.state)
             names = wanted(stream.schema, wish.fields, as_dict=wish.as_dict)
             with nullcontext() if runtime is None else runtime.aside():  # a batch's event is behind it
@@ -164,10 +165,8 @@ class BatchdLoader(Loader[Any]):
                 feed = Feed[Any](stream, CudaPlacement(self._recipes, give, runtime, stream.memories), wish.prefetch)
             else:
                 feed = Feed[Any](stream, HostPlacement(self._recipes, give, self._device), 0)
-        except BaseException:
-            daemon.close()
-            raise
-        return Opened(self, feed, daemon)
+            where_it_fails.pop_all()
+        return LoaderConnection(self, feed, daemon)
 
 
 class _Given:
@@ -182,8 +181,8 @@ class _Given:
         return given if self._transform is None else self._transform(given)
 
 
-def _share(rank: int | None, world_size: int | None) -> Share:
+def _share(rank: int | None, world_size: int | None) -> RankShare:
     distributed = torch.distributed
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
-        return Share(distributed.get_rank(), distributed.get_world_size())
+        return RankShare(distributed.get_rank(), distributed.get_world_size())
     return find_share(os.environ, rank, world_size)

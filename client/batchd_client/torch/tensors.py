@@ -42,7 +42,7 @@ class TensorSchema(NamedTuple):
     varying: Varying | None
 
 
-class Look(NamedTuple):
+class ImageLayout(NamedTuple):
     """What the user wants images to be like; see ``BatchdLoader``."""
 
     images: Sequence[str] | None = None
@@ -95,7 +95,7 @@ class Rows(NamedTuple):
 class Recipe:
     """How one field becomes a tensor. Belongs to one device."""
 
-    def __init__(self, name: str, field: FieldSchema, look: Look, device: torch.device) -> None:
+    def __init__(self, name: str, field: FieldSchema, look: ImageLayout, device: torch.device) -> None:
         """Raises ``TensorsInvalid`` where the field cannot look like that."""
         self.name = name
         self.is_image = name in look.images if look.images is not None else _is_image(field)
@@ -149,7 +149,7 @@ class Recipe:
 
 
 def recipes_for(
-    schema: Mapping[str, FieldSchema], fields: Sequence[str], look: Look, device: torch.device
+    schema: Mapping[str, FieldSchema], fields: Sequence[str], look: ImageLayout, device: torch.device
 ) -> tuple[Recipe, ...]:
     """The recipes of the fields that are wanted, in their order. Raises ``TensorsInvalid``."""
     for option, names in (("fields", fields), ("images", look.images)):

@@ -1,0 +1,288 @@
+"""Child processes: start, watch, end and reap them. Every process that starts another one.
+
+Standard library only.
+
+    start --> Child --> pidfd is readable: the process has ended --> reap: its exit status
+                |              ^
+                +--- kill -----+          end: wait a while, kill, reap
+
+A child has its standard streams and the descriptors that are passed by name. It leads a process
+group of its own, so Ctrl-C in a terminal reaches its parent only.
+
+Invariant: a process counts as ended when its pidfd is readable, never because some time has passed.
+Invariant: where ``start`` raises, there is no process.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from time import monotonic
+from types import TracebackType
+from typing import IO, NamedTuple, Self, TypedDict, Unpack
+
+DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+PR_SET_PDEATHSIG = 1
+"""From sys/prctl.h."""
+READ_BYTES = 64 << 10
+"""What a pipe holds: one read takes all that there is."""
+STAT_BYTES_MAX = 4096
+EXIT_CODE = 49
+"""Index of field 52 among those behind the name in a process's ``stat``: proc_pid_stat(5)."""
+
+SERVICE_MANAGER = dict.fromkeys(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
+"""Variables of the service manager, which no child gets: only the daemon itself reports to it."""
+
+
+class How(TypedDict, total=False):
+    """Options of ``start``."""
+
+    descriptors: Sequence[int]
+    """They are passed under their own numbers, which the arguments name."""
+    environment: Mapping[str, str | None]
+    """Changes of this process's environment; None removes a variable."""
+    given: bytes
+    """What the child reads from its standard input; without it, the input is empty."""
+    stdout: int
+    """A descriptor, or ``PIPE`` for ``Child.output``; without it, this process's."""
+    stderr: int
+    nicer_by: int
+    """Added to this process's niceness, where a sandbox does not refuse that."""
+    own_session: bool
+    """Start a session instead of a process group."""
+
+
+class ProcessHandle:
+    """A process that is known by its pidfd, which never means another process, as a number may."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        """``pidfd`` belongs to this object from now on."""
+        self.pid = pid
+        self.pidfd = pidfd
+
+    def has_ended(self, within_s: float | None = 0.0) -> bool:
+        """Has it ended, or does it end within so many seconds? None waits until it has."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(None if within_s is None else max(0.0, within_s * 1000)))
+
+    def kill(self) -> None:
+        """Have the kernel end it; no matter if it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the descriptors; no matter if that was done before."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Child(ProcessHandle):
+    """A process that this one has started. The end of its context kills and reaps it."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+        """Raises ``OSError`` where there is no descriptor; the process stays the caller's."""
+        super().__init__(popen.pid, os.pidfd_open(popen.pid))
+        self._popen = popen
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What it prints, where it was started with ``stdout=PIPE``."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def read(self, within_s: float, bytes_max: int) -> bytes:
+        """The last ``bytes_max`` of its output, read until it ends or ``within_s`` have passed.
+
+        ``has_ended`` tells which. Processes that it has started may hold the pipe open for longer.
+        """
+        deadline = monotonic() + within_s
+        output, said, is_over = self.output.fileno(), b"", False
+        os.set_blocking(output, False)
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        poll.register(output, select.POLLIN)
+        while not is_over:
+            ready = [number for number, _event in poll.poll(max(0.0, (deadline - monotonic()) * 1000))]
+            with suppress(BlockingIOError):
+                part = os.read(output, READ_BYTES)
+                said = (said + part)[-bytes_max:]
+                if not part and output in ready:
+                    poll.unregister(output)
+            is_over = not ready or self.pidfd in ready
+        return said
+
+    def kill(self) -> None:
+        """Have the kernel end it and its process group."""
+        super().kill()
+        with suppress(ProcessLookupError, PermissionError):
+            # until it is reaped, no other group has its number
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Wait until it has ended. Its exit status, or minus the signal; see ``describe``."""
+        status = self._popen.wait()
+        self.close()
+        return status
+
+    def end(self, patience_s: float = 0.0, kill_timeout_s: float | None = None) -> int | None:
+        """Wait ``patience_s`` for its end, kill it, and reap it; its status, see ``reap``.
+
+        None where it lives on for ``kill_timeout_s`` in a call of the kernel that does not return.
+        A second call does nothing.
+        """
+        if self.pidfd < 0:
+            return self._popen.returncode
+        try:
+            self.has_ended(patience_s)
+        finally:  # also where the wait is interrupted
+            self.kill()
+        if self.has_ended(kill_timeout_s):
+            return self.reap()
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Let go of it without waiting for its end."""
+        super().close()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+
+class Linked(NamedTuple):
+    """A child, and this side's end of its channel."""
+
+    child: Child
+    channel: socket.socket
+    """Its end of file says that the child has ended, and to the child that this process is gone."""
+
+
+class Grandchild(ProcessHandle):
+    """A child of a child. Until its parent reaps it, this process can read how it ended."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        super().__init__(pid, pidfd)
+        self._stat = -1
+        with suppress(OSError):  # opened now, as there may be no descriptor left later
+            self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def status(self) -> int | None:
+        """The exit status of one that has ended, or minus the signal; None where it is unknown.
+
+        Where its parent has ended too, the init process has reaped it, which may be this process:
+        then it is our child by now.
+        """
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            if ended is not None:
+                return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        if self._stat < 0:
+            return None
+        try:
+            facts = os.pread(self._stat, STAT_BYTES_MAX, 0).rpartition(b")")[2].split()
+        except ProcessLookupError:
+            return None
+        return os.waitstatus_to_exitcode(int(facts[EXIT_CODE]))
+
+    def close(self) -> None:
+        """See ``ProcessHandle``."""
+        super().close()
+        if self._stat >= 0:
+            os.close(self._stat)
+            self._stat = -1
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module. ``-P``: nothing of the working directory is imported."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
+    """Run a module as a child. Raises ``OSError``, and then there is none."""
+    own_session = how.get("own_session", False)
+    with ExitStack() as until_started, ExitStack() as where_it_fails:
+        stdin: int | IO[bytes] = subprocess.DEVNULL
+        if "given" in how:  # in memory, so nobody waits for the child to read it
+            stdin = until_started.enter_context(os.fdopen(os.memfd_create("batchd-given", os.MFD_CLOEXEC), "w+b"))
+            stdin.write(how["given"])
+            stdin.seek(0)
+        popen = subprocess.Popen(
+            command(module, *arguments),
+            pass_fds=how.get("descriptors", ()),
+            stdin=stdin,
+            stdout=how.get("stdout"),
+            stderr=how.get("stderr"),
+            env=_environment(how.get("environment", {})),
+            process_group=None if own_session else 0,
+            start_new_session=own_session,
+        )
+        where_it_fails.enter_context(popen)
+        where_it_fails.callback(popen.kill)
+        child = Child(popen)
+        where_it_fails.callback(child.close)
+        if "nicer_by" in how:
+            with suppress(PermissionError):  # a sandbox may refuse it; it is a courtesy
+                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + how["nicer_by"])
+        where_it_fails.pop_all()
+    return child
+
+
+def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
+    """Run a module as a child; its last argument names its channel. Raises ``OSError``: see ``start``."""
+    with ExitStack() as where_it_fails:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        where_it_fails.enter_context(ours)
+        with theirs:
+            how["descriptors"] = (*how.get("descriptors", ()), theirs.fileno())
+            child = where_it_fails.enter_context(start(module, *arguments, str(theirs.fileno()), **how))
+        where_it_fails.pop_all()
+    return Linked(child, ours)
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**os.environ, **SERVICE_MANAGER, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def fork() -> int:
+    """Fork this process, which has one thread; 0 in the child, else its id. Raises ``OSError``.
+
+    The child leads a process group of its own, and ends when this process ends.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        die_with_parent()
+        if os.getppid() != parent:  # it was gone before that
+            os._exit(1)
+    return pid
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone, whatever holds it then."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def describe(status: int) -> str:
+    """Say how a process ended, for people: by its exit status, or minus the signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,59 @@
+"""Questions of the commands to a running daemon of this host. Runs in the user's shell.
+
+Invariant: whatever goes wrong is a ``BatchdError`` with the exit code of its kind.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from batchd.errors import BatchdError, DaemonUnreachable
+from batchd_client.asking import ANSWER_TIMEOUT_S, asking
+from batchd_client.connection import first_line
+from batchd_client.errors import (
+    AddressInvalid,
+    BatchdClientError,
+    ConnectTimeout,
+    DaemonNotFound,
+    PermissionDenied,
+    ReconnectTimeout,
+)
+from batchd_client.lifeline import SessionLost
+from batchd_client.session import Session
+from batchd_wire.runtime import ADDRESS_VARIABLE
+
+STUCK = "its machine is overloaded or it is stuck: look at its log"
+
+
+@contextmanager
+def running_daemon(address: str | None, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[Session]:
+    """Open a session with the daemon at ``address``, or with the first that answers, for as long as the context lasts.
+
+    Raises ``DaemonUnreachable`` where none answers, and ``BatchdError`` with what the daemon refuses, here and in the context.
+    """
+    try:
+        with asking(address, timeout_s) as session, client_errors():
+            yield session
+    except DaemonNotFound as error:
+        remedy = f"start one with `batchd serve`, or name its address with --address or {ADDRESS_VARIABLE}"
+        raise DaemonUnreachable(f"{first_line(error)}: {remedy}") from None
+    except ConnectTimeout as error:
+        raise DaemonUnreachable(f"{first_line(error)}; {STUCK}") from None
+    except (PermissionDenied, AddressInvalid) as error:
+        raise DaemonUnreachable(str(error).removeprefix("connect(): ")) from None
+    except BatchdClientError as error:
+        raise BatchdError(str(error)) from None
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Say in the command's words what goes wrong in an open session."""
+    try:
+        yield
+    except SessionLost as lost:
+        raise DaemonUnreachable(f"the daemon ended before it answered: {lost}") from None
+    except ConnectTimeout as error:
+        raise DaemonUnreachable(f"{first_line(error)}; {STUCK}") from None
+    except ReconnectTimeout as error:
+        raise DaemonUnreachable(first_line(error)) from None
+    except BatchdClientError as error:
+        raise BatchdError(first_line(error).removeprefix("the daemon says: ")) from None

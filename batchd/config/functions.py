@@ -1,0 +1,73 @@
+"""The functions of their own that people name in a stream: are they there, and what is in their modules?
+
+The daemon at its start, ``batchd check`` and ``batchd prepare``; imports none of them. Nor may workers import this module, which
+needs pydantic.
+
+Invariant: what workers import has the digests that are in the stream's fingerprint.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from batchd.config.tree import StreamConfig
+from batchd.errors import KeyPath, SourceInvalid
+from batchd.functions.find import ModuleNotFound, find_module, function_problems
+from batchd.functions.names import parse_function
+from batchd.functions.signature import Given
+from batchd.pipeline.call.effects import call_given
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.options import StepOptions
+from batchd.sources.code.declared import source_given
+from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.sources.composed.options import sources_in
+from batchd.sources.options import SourceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCode:
+    """The modules of one stream: digests of their sources by name, and where workers look first. Both empty where it has none."""
+
+    python_path: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
+    """Find the modules of a stream. Raises ``SourceInvalid`` where one is not there."""
+    named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
+    functions = [one.function for one in named if isinstance(one, (PythonSource, GeneratorSource, Call))]
+    if not functions:
+        return StreamCode()
+    try:
+        modules = {parse_function(function).module for function in functions}
+        digests = {module: find_module(module, python_path).digest for module in sorted(modules)}
+    except ModuleNotFound as error:
+        raise SourceInvalid(str(error)) from None
+    return StreamCode(tuple(map(str, python_path)), digests)
+
+
+def runs_own_code(whole: SourceOptions) -> bool:
+    """Is the source, or a part of it, somebody's own code, of which nobody here knows what it does?"""
+    kinds = (PythonSource, GeneratorSource, PluginSource)
+    return any(isinstance(source, kinds) for _key, source in sources_in(whole))
+
+
+def code_problems(
+    sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, StepOptions], python_path: Sequence[Path]
+) -> list[tuple[KeyPath, str]]:
+    """What is wrong with the functions that a stream names, each with its key in the stream.
+
+    ``sources``: with their keys in the stream's source. ``steps``: by their places in its pipeline.
+    """
+    named: list[tuple[KeyPath, str, Given]] = [
+        (("source", *key, *inner, "function"), source.function, source_given(source))
+        for key, whole in sources
+        for inner, source in sources_in(whole)
+        if isinstance(source, (PythonSource, GeneratorSource))
+    ]
+    named += [
+        (("pipeline", place, "function"), step.function, call_given())
+        for place, step in steps.items()
+        if isinstance(step, Call)
+    ]
+    return [(key, text) for key, name, given in named for text in function_problems(name, python_path, given)]

@@ -1,0 +1,273 @@
+"""Which subscription of a stream may claim one more slot, and which slot it is. Pure code.
+
+    next position of a trainer -> claim -> slot: one that holds it, or one that is taken for it
+
+A claim is a promise of memory, so it is made only if the ring can keep it whatever other trainers
+do. With U(i) the leases and claims of subscription i, each claim and each admission keeps
+
+    sum over i of max(2, U(i))  <=  slots of the ring
+
+A slot that several trainers share counts once for each of them. So the slots in use are never more
+than that sum, and every claim finds a slot: an idle one, or one that becomes idle when the present
+orders of the workers end. A subscription below its two slots may always claim. So each admitted
+subscription goes on even if all others stand still: no deadlock.
+"""
+
+from collections.abc import Callable, Mapping
+
+from batchd.core.actions import Action, CreateSlot, ReserveSlot
+from batchd.core.measure import WaitCause
+from batchd.core.pace import Pace
+from batchd.core.readers import Readers
+from batchd.core.ring import Ring, Slot
+from batchd.core.spec import StreamSpec
+from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
+from batchd.core.supply import LiveSupply, Supply
+from batchd_wire.position import Position
+
+
+class Claims:
+    """See the module. ``subscriptions``: all that are admitted, by number, now and later."""
+
+    def __init__(
+        self, spec: StreamSpec, subscriptions: Mapping[int, Subscription], new_slot: Callable[[], int]
+    ) -> None:
+        self._spec = spec
+        self._subscriptions = subscriptions
+        self._new_slot = new_slot
+        self._readers = Readers(spec.plan, repeats=spec.repeats)
+        self.ring = Ring(spec.slots_max, self._readers)
+        self.pace = Pace(spec.max_skew, spec.slots_max)
+        self.supply = Supply(spec, self.ring)
+        if spec.live is not None:
+            self.supply = LiveSupply(spec, self.ring, self._readers, self.pace)
+        self.committed = 0
+        """The sum above, kept as it changes."""
+
+    # --- the account of memory --------------------------------------------------------------------
+
+    def recount(self, subscription: Subscription) -> None:
+        """Keep the sum after the leases or claims of a subscription have changed."""
+        self.committed += subscription.committed - subscription.counted
+        subscription.counted = subscription.committed
+
+    def has_room(self, slots: int) -> bool:
+        """Return whether the ring can promise ``slots`` more."""
+        return self.committed + slots <= self.ring.slots_max
+
+    @property
+    def promised(self) -> int:
+        """Slots that cannot be taken back: all entitlements, and the leases beyond them."""
+        return sum(one.promised for one in self._subscriptions.values())
+
+    @property
+    def fair_slots(self) -> int:
+        """Slots for each subscription where all of them want as many as they can get."""
+        return max(ENTITLEMENT_SLOTS, self.ring.slots_max // max(1, len(self._subscriptions)))
+
+    @property
+    def newcomer_finds_room(self) -> bool:
+        """Whether a newcomer would be admitted even after one more lease."""
+        return self.promised + 1 + ENTITLEMENT_SLOTS <= self.ring.slots_max
+
+    def may_read_ahead(self, leases: int) -> bool:
+        """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
+
+        A lease cannot be taken back, so it must stay within a share that is fair with one more
+        trainer, and leave that trainer two slots. So a newcomer is admitted however far others have
+        read ahead.
+        """
+        return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
+
+    def _may_claim(self, subscription: Subscription) -> bool:
+        """Return whether a slot can be promised that no trainer below its fair share wants."""
+        if subscription.usage < ENTITLEMENT_SLOTS:
+            return True
+        if not self.has_room(1):
+            return False
+        fair_slots = self.fair_slots
+        return subscription.usage < fair_slots or all(
+            one.usage >= fair_slots or Blocked.NO_MEMORY not in one.blocked for one in self._subscriptions.values()
+        )
+
+    # --- making claims and taking them back -------------------------------------------------------
+
+    def next_is(self, subscription: Subscription) -> None:
+        """Record what a trainer (no spectator) reads next, whenever its claims change."""
+        if not subscription.is_spectator:
+            self._readers.move(subscription.number, subscription.course, subscription.next_sequence)
+
+    def extend(self, subscription: Subscription, actions: list[Action]) -> None:
+        """Claim all positions of the window, or note what blocks the next claim."""
+        limit = subscription.consumed + subscription.window
+        while subscription.next_sequence < limit:
+            share = subscription.course.at(subscription.next_sequence)
+            if share is None:
+                return
+            if not self._is_near(subscription, share.position):
+                subscription.blocked.add(Blocked.AHEAD)
+                return
+            if not self._may_claim(subscription):
+                subscription.blocked.add(Blocked.NO_MEMORY)
+                return
+            claim = Claim(subscription.next_sequence, share)
+            if not subscription.is_spectator:
+                self.supply.claimed(share.position)
+            subscription.claims.append(claim)
+            self.next_is(subscription)
+            self.recount(subscription)
+            self._place(subscription, claim, actions)
+
+    def place_open(self, subscription: Subscription, actions: list[Action]) -> None:
+        """Find slots for the claims that have none."""
+        for claim in subscription.claims:
+            if claim.slot is None:
+                self._place(subscription, claim, actions)
+
+    def move(self, slot: Slot) -> None:
+        """Take all claims off ``slot``, whose batch no trainer will get: they need another."""
+        for number in slot.claims:
+            subscription = self._subscriptions[number]
+            for claim in subscription.claims:
+                if claim.slot is slot:
+                    claim.slot = None
+            subscription.blocked.add(Blocked.NO_SLOT)
+        slot.claims.clear()
+
+    def withdraw(self, subscription: Subscription, keep: int) -> None:
+        """Withdraw the farthest claims until ``keep`` are left."""
+        while len(subscription.claims) > keep:
+            claim = subscription.claims.pop()
+            self.next_is(subscription)
+            if claim.slot is not None:
+                claim.slot.unclaim(subscription.number)
+                self.supply.let_go(claim.slot)
+        self.recount(subscription)
+
+    def make_room(self, slots: int) -> None:
+        """Withdraw claims of those that use most, until the ring can promise ``slots`` more."""
+        while not self.has_room(slots):
+            active = (one for one in self._subscriptions.values() if not one.ended)
+            richest = max((one for one in active if one.claims), key=lambda one: one.usage)
+            assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
+            self.withdraw(richest, len(richest.claims) - 1)
+            richest.blocked.add(Blocked.NO_MEMORY)
+            self.account(richest)
+
+    def reclaim_samples(self) -> None:
+        """Make room in a live stream's mailbox for the batch that a trainer waits for.
+
+        It takes the samples of batches that no trainer waits for: the trainer that did is gone, or
+        was a spectator. The claims on these batches are placed again.
+        """
+        if self.supply.has_room:
+            return
+        active = [one for one in self._subscriptions.values() if not one.ended]
+        if not any(self.cause(one) is WaitCause.PRODUCERS for one in active if not one.is_spectator):
+            return
+        first_claims = [one.claims[0].slot for one in active if one.waiting and one.claims]
+        awaited = {slot.number for slot in first_claims if slot is not None}
+        while (slot := self.supply.reclaimable(awaited)) is not None:
+            self.move(slot)
+            self.supply.take_back(slot)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Forget where a trainer stands and what it reads next: it wants no more."""
+        self.pace.forget(subscription.number)
+        self._readers.forget(subscription.number)
+        self.ring.idle.forget(subscription.number)
+
+    def find(self, position: Position) -> Slot | None:
+        """Return the slot that holds, or will hold, ``position``."""
+        return self.ring.find(self._key(position))
+
+    def _key(self, position: Position) -> Position:
+        """Return what names the bytes: the step alone where every epoch has the same ones."""
+        return Position(0, position.step) if self._spec.repeats else position
+
+    def _is_near(self, subscription: Subscription, position: Position) -> bool:
+        """Return whether slower trainers are near enough; a spectator ignores them."""
+        is_in_step = subscription.is_spectator or self.pace.allows(subscription.course, position)
+        return is_in_step and self.supply.may_claim(subscription, position)
+
+    def _place(self, subscription: Subscription, claim: Claim, actions: list[Action]) -> None:
+        """Find the slot that holds the claimed position, or take one for it."""
+        position = self._key(claim.share.position)
+        slot = self.ring.find(position)
+        if slot is None:
+            slot = self.ring.choose()
+            if slot is None and self.ring.can_grow:
+                slot = self.ring.add(self._new_slot())
+                actions.append(CreateSlot(self._spec.number, slot.number))
+            if slot is None:
+                subscription.blocked.add(Blocked.NO_SLOT)
+                return
+            self.supply.replaced(slot)
+            self.ring.take(slot, position, self._spec.plan.rows(position.step))
+            actions.append(ReserveSlot(slot.number))
+        claim.slot = slot
+        subscription.has_rows(claim.sequence)
+        self.ring.claim(slot, subscription.number)
+
+    # --- what is filled next, and what trainers wait for ------------------------------------------
+
+    def wanted(self, least_served_s: float) -> tuple[tuple[int, float], Subscription, Slot] | None:
+        """Return the most urgent filling: (distance, worker time), its subscription and slot.
+
+        The batch that a trainer waits for comes first, then the nearest to its trainer, then that
+        of the subscription with the least worker time. No subscription counts as having had less
+        than ``least_served_s``: a trainer that wanted nothing for long has saved nothing up.
+        """
+        if not self.ring.pending:
+            return None
+        best = None
+        for subscription in self._subscriptions.values():
+            found = self._first_fillable(subscription)
+            if found is None:
+                continue
+            ahead, slot = found
+            waits = subscription.waiting and ahead == 0
+            distance = 0 if waits else 1 + subscription.granted + ahead - subscription.consumed
+            need = (distance, max(subscription.served_s, least_served_s))
+            if best is None or need < best[0]:
+                best = (need, subscription, slot)
+        return best
+
+    def cut(self, slot: Slot, order: int, rows_max: int) -> tuple[int, int, tuple[int, ...]]:
+        """Cut rows of ``slot`` for an order: (first row, rows, their places in the mailbox)."""
+        assert slot.position is not None
+        if self.supply.bind(slot):
+            for number in slot.claims:
+                self.account(self._subscriptions[number])
+        first, rows = self.ring.cut(slot, order, rows_max)
+        return first, rows, self.supply.mailbox.places(slot.position, first, rows)
+
+    def account(self, subscription: Subscription) -> None:
+        """Count time from now on for what a trainer waits for; call it when that changes."""
+        subscription.waits.turn(self.cause(subscription))
+        subscription.short_of_memory.turn(on=subscription.is_short_of_memory)
+
+    def cause(self, subscription: Subscription) -> WaitCause | None:
+        """Return what a trainer waits for; None while it does not wait."""
+        if subscription.awaited is not None:
+            return WaitCause.NETWORK
+        if not subscription.waiting:
+            return None
+        if not subscription.claims:
+            return WaitCause.TRAINERS if Blocked.AHEAD in subscription.blocked else WaitCause.MEMORY
+        slot = subscription.claims[0].slot
+        if slot is None:
+            return WaitCause.MEMORY
+        if slot.is_ready:  # two batches before it are being sent
+            return WaitCause.NETWORK
+        return WaitCause.WORKERS if self.supply.has_samples(slot) else WaitCause.PRODUCERS
+
+    def _first_fillable(self, subscription: Subscription) -> tuple[int, Slot] | None:
+        """Return the nearest claim that a worker can fill now: (claims before it, its slot)."""
+        for ahead, slot in subscription.unfilled(self.ring.pending):
+            waits = subscription.waiting and ahead == 0
+            if waits and subscription.is_spectator:
+                waits = all(one.ended or one.is_spectator for one in self._subscriptions.values())
+            if self.supply.may_fill(slot, waits=waits):
+                return ahead, slot
+        return None

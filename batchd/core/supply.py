@@ -1,0 +1,226 @@
+"""How a stream's batches get their samples: a policy object of the ring's rules. Pure code.
+
+``Supply`` is for stored samples: every batch can be filled at any time, and again. ``LiveSupply``
+is for samples that producers push. A live position has no content until its samples are in the
+mailbox (see ``mailbox``), and an evicted one is lost. What trainers can still read is a stretch of
+positions that moves forward, counted in the batches of the stream:
+
+    lost | in the ring, or filled from the next samples ...
+         ^ kept_from        ^ slowest        ^ claimed_to
+
+Invariant of a live stream: the ring can hold all positions from the slowest trainer to the farthest
+claim, beside the slots that are in use elsewhere (leases behind the slowest trainer, and the
+batches that spectators look at). Claims that would break it are refused, and a new subscription
+begins behind all lost positions, near enough to the others.
+"""
+
+from batchd.core.actions import Action
+from batchd.core.events import SubscriptionAsked
+from batchd.core.mailbox import LiveSpec, Mailbox
+from batchd.core.pace import Pace, place_of
+from batchd.core.readers import Readers
+from batchd.core.ring import Ring, Slot
+from batchd.core.spec import StreamSpec
+from batchd.core.subscription import Subscription
+from batchd_wire.position import Position
+from batchd_wire.status import LiveStatistics
+
+NO_PLACES = LiveSpec(0, "block")
+"""The mailbox of a stored stream: no place, and no producer is ever admitted to it."""
+
+
+class Supply:
+    """Stored samples. A subclass overrides the rules that differ."""
+
+    can_refill = True
+    """Whether a batch that a trainer got can be filled again."""
+
+    def __init__(self, spec: StreamSpec, ring: Ring) -> None:
+        self._plan = spec.plan
+        self._ring = ring
+        self.mailbox = Mailbox(spec.number, spec.live or NO_PLACES, spec.plan.batch_size)
+
+    def beginning(self, asked: SubscriptionAsked) -> Position:
+        """Return the position where a subscription begins."""
+        return Position(asked.epoch, asked.step)
+
+    def may_claim(self, _subscription: Subscription, _position: Position) -> bool:
+        """Return whether the ring can hold ``position`` beside what slower trainers still need."""
+        return True
+
+    def claimed(self, position: Position) -> None:
+        """Note that a trainer (not a spectator) claims ``position``."""
+
+    def replaced(self, slot: Slot) -> None:
+        """Note that the ring evicts what is in ``slot``."""
+
+    def has_samples(self, _slot: Slot) -> bool:
+        """Return whether the batch of ``slot`` has its samples."""
+        return True
+
+    def may_fill(self, _slot: Slot, *, waits: bool) -> bool:  # noqa: ARG002  a live stream's rule needs it
+        """Return whether a worker can fill the batch now; ``waits``: a trainer waits for it."""
+        return True
+
+    def bind(self, _slot: Slot) -> bool:
+        """Give the batch of ``slot`` its samples, if it needs any; return whether that was done."""
+        return False
+
+    def handed_over(self, position: Position, actions: list[Action]) -> None:
+        """Note that the first trainer got the batch at ``position``."""
+
+    def let_go(self, slot: Slot) -> None:
+        """Note that a lease, a claim, an order or the filling of ``slot`` has ended."""
+        self._ring.let_go(slot)
+
+    def take_back(self, slot: Slot) -> None:
+        """Drop the batch of ``slot``, which has no claims: its samples come next again."""
+        assert slot.position is not None
+        self.mailbox.unbind(slot.position)
+        if slot.is_idle:
+            self._ring.empty(slot)
+        else:
+            self._ring.spoil(slot)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch can get its samples beside all that have theirs."""
+        return True
+
+    def reclaimable(self, _awaited: set[int]) -> Slot | None:
+        """Return the slot whose samples another batch may take; ``awaited``: slots that stay."""
+        return None
+
+    def has_changed(self) -> bool:
+        """Return whether ``may_claim`` may say yes now where it said no before the last call."""
+        return False
+
+    def statistics(self) -> LiveStatistics | None:
+        """Return the mailbox's counters; None for stored samples."""
+        return None
+
+
+class LiveSupply(Supply):
+    """Pushed samples. ``pace`` knows where the slowest trainer stands."""
+
+    can_refill = False
+
+    def __init__(self, spec: StreamSpec, ring: Ring, readers: Readers, pace: Pace) -> None:
+        super().__init__(spec, ring)
+        self._readers = readers
+        self._pace = pace
+        self._kept_from = self._claimed_to = 0
+        self._has_changed = False
+        self._lost_batches = 0
+
+    def beginning(self, asked: SubscriptionAsked) -> Position:
+        """Return the position asked for, or one behind all lost ones in the same rounds."""
+        start, steps = super().beginning(asked), self._plan.steps
+        if not 0 < asked.world_size <= steps:
+            return start
+        nearest = self._claimed_to - self._ring.slots_max
+        first = max(self._kept_from, nearest + self._used_beside(nearest))
+        if place_of(self._plan, start) >= first:
+            return start
+        epoch, first_step = divmod(first, steps)
+        base = asked.step if asked.epoch == epoch else 0
+        step = base + -(-(first_step - base) // asked.world_size) * asked.world_size
+        return Position(epoch, step) if step <= steps - asked.world_size else Position(epoch + 1, 0)
+
+    def may_claim(self, subscription: Subscription, position: Position) -> bool:
+        """Return whether the ring can hold ``position``. A spectator gets one look at the stream.
+
+        A look at a position that no trainer will read takes a slot which the ring must be able to
+        spare.
+        """
+        slowest = self._pace.slowest
+        if slowest is not None:
+            ahead = place_of(self._plan, position) - slowest
+            if ahead > 0 and ahead + self._used_beside(slowest) >= self._ring.slots_max:
+                return False
+        if not subscription.is_spectator:
+            return True
+        is_passed = slowest is not None and place_of(self._plan, position) < slowest
+        is_needless = is_passed and self._ring.find(position) is None
+        return not subscription.next_sequence and (not is_needless or self._spares_one())
+
+    def claimed(self, position: Position) -> None:
+        """Move the end of the stretch."""
+        self._claimed_to = max(self._claimed_to, place_of(self._plan, position) + 1)
+
+    def replaced(self, slot: Slot) -> None:
+        """Move the beginning of the stretch; count a batch that a trainer still wants as lost."""
+        if slot.grants and slot.position is not None:
+            self._kept_from = max(self._kept_from, place_of(self._plan, slot.position) + 1)
+            self._lost_batches += self._readers.nearest(slot.position) is not None
+
+    def has_samples(self, slot: Slot) -> bool:
+        """Return whether samples are bound to the batch."""
+        return slot.position is not None and self.mailbox.is_bound(slot.position)
+
+    def may_fill(self, slot: Slot, *, waits: bool) -> bool:
+        """Return whether the batch has its samples, or can get them from the queue now."""
+        assert slot.position is not None
+        rows = self._plan.rows(slot.position.step)
+        return self.has_samples(slot) or self.mailbox.may_bind(rows, waits=waits)
+
+    def bind(self, slot: Slot) -> bool:
+        """Bind the oldest samples of the queue to the batch, unless it has some."""
+        assert slot.position is not None
+        if self.mailbox.is_bound(slot.position):
+            return False
+        self.mailbox.bind(slot.position, self._plan.rows(slot.position.step))
+        return True
+
+    def handed_over(self, position: Position, actions: list[Action]) -> None:
+        """Free the places of the batch's samples: the slot has their content."""
+        self.mailbox.release(position, actions)
+
+    def let_go(self, slot: Slot) -> None:
+        """Take back a batch that no trainer got and none claims.
+
+        Its samples come next again. A spectator may look at it while the ring can spare its slot.
+        """
+        super().let_go(slot)
+        self._has_changed = True
+        if slot.position is None or slot.grants or slot.is_awaited:
+            return
+        if slot.is_idle or self._spares_one():
+            self.take_back(slot)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the places that are not bound suffice for one batch."""
+        return self.mailbox.has_room_for_one()
+
+    def reclaimable(self, awaited: set[int]) -> Slot | None:
+        """Return the farthest batch with samples that is neither being written nor ``awaited``."""
+        bound = (
+            (slot.position, slot)
+            for slot in self._ring.slots.values()
+            if slot.position is not None
+            and slot.number not in awaited
+            and self.mailbox.is_bound(slot.position)
+            and not (slot.fill is not None and slot.fill.under_way)
+        )
+        return None if self.has_room else max(bound, key=lambda one: one[0], default=(None, None))[1]
+
+    def has_changed(self) -> bool:
+        """Return whether a slot was let go since the last call."""
+        changed, self._has_changed = self._has_changed, False
+        return changed
+
+    def statistics(self) -> LiveStatistics:
+        """Return the mailbox's counters and the lost batches."""
+        return self.mailbox.statistics(self._lost_batches)
+
+    def _spares_one(self) -> bool:
+        """Return whether the ring could keep all claimed positions with one slot less."""
+        slowest = self._pace.slowest
+        return slowest is None or self._claimed_to - slowest + self._used_beside(slowest) < self._ring.slots_max
+
+    def _used_beside(self, first: int) -> int:
+        """Count the used slots of positions outside one ring's length from ``first`` on."""
+        used = [slot.position for slot in self._ring.slots.values() if slot.leases or slot.claims]
+        stretch = range(first, first + self._ring.slots_max)
+        return sum(position is None or place_of(self._plan, position) not in stretch for position in used)

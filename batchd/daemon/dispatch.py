@@ -1,0 +1,122 @@
+"""What trainers say, as items of the daemon's queue; the same on this host and over TCP. DAEMON process.
+
+    message of an open session -> event, for the core | ``Asked``, for ``clerk``
+
+Each message becomes one item; nothing is answered here.
+"""
+
+from collections.abc import Iterator
+
+from batchd import failpoints
+from batchd.core.events import (
+    BatchMismatched,
+    Event,
+    PlaceAsked,
+    PlaceWithdrawn,
+    ProducerAsked,
+    Pulled,
+    SamplePushed,
+    SubscriptionAsked,
+    SubscriptionEnded,
+)
+from batchd.daemon.doors import Asked
+from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
+from batchd_wire.codec import Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.messages import (
+    AskBad,
+    AskPlace,
+    AskReload,
+    AskStatus,
+    Mismatched,
+    Produce,
+    Pull,
+    Pushed,
+    Refused,
+    Subscribe,
+    Unsubscribe,
+    WithdrawAsk,
+)
+
+NAME_CHARACTERS_MAX = 64
+UNREAD_MAX = 4_096
+"""Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
+MESSAGE_BYTES_MAX = 64 * 1024
+"""Longest message from a trainer that ZeroMQ lets through."""
+HANDSHAKE_TIMEOUT_MS = 5_000
+MESSAGES_AT_ONCE = 64
+
+
+def event_of(
+    session: int, message: Message, numbers: Iterator[int], *, is_remote: bool = False
+) -> Event | Asked | None:
+    """What a trainer's message means to the daemon; None where it is no message of an open session.
+
+    ``numbers`` gives a number to each subscription.
+    """
+    match message:
+        case Pull():
+            return _pulled(session, message, is_remote=is_remote)
+        case Subscribe():
+            return _asked(session, next(numbers), message, is_remote=is_remote)
+        case Mismatched():
+            return BatchMismatched(session, message.subscription, message.sequence, message.generation)
+        case Unsubscribe():
+            return SubscriptionEnded(session, message.subscription, message.consumed)
+        case AskPlace():
+            return PlaceAsked(session, message.request, message.stream)
+        case Pushed():
+            return SamplePushed(session, message.request, message.stream, message.place)
+        case WithdrawAsk():
+            return PlaceWithdrawn(session, message.stream)
+        case Produce():
+            return ProducerAsked(session, message.request, message.stream)
+        case AskStatus() | AskBad() | AskReload():
+            return Asked(session, message)
+        case _:
+            return None
+
+
+def _pulled(session: int, message: Pull, *, is_remote: bool) -> Pulled:
+    if message.released:
+        failpoints.passing("daemon.release.received")
+    # What is sent as bytes is given back by the daemon itself.
+    released = [] if is_remote else [(sequence, generation) for sequence, generation in message.released]
+    return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
+
+
+def _asked(session: int, subscription: int, message: Subscribe, *, is_remote: bool) -> SubscriptionAsked:
+    return SubscriptionAsked(
+        session=session,
+        subscription=subscription,
+        request=message.request,
+        stream=message.stream,
+        rank=message.rank,
+        world_size=message.world_size,
+        window=message.window,
+        epoch=message.epoch,
+        step=message.step,
+        end_epoch=message.end_epoch,
+        fingerprint=message.fingerprint,
+        is_spectator=message.is_spectator,
+        is_remote=is_remote,
+    )
+
+
+def is_served(version: int) -> bool:
+    """Tell whether clients that speak this version of the protocol are served."""
+    return OLDEST_VERSION <= version <= PROTOCOL_VERSION
+
+
+def wrong_version(theirs: int) -> Refused:
+    """Refuse a version that is not served, with the numbers and the command that upgrades the older side."""
+    is_old = theirs < OLDEST_VERSION
+    older = "client (pip install --upgrade batchd-client)" if is_old else "daemon (pip install --upgrade batchd)"
+    served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
+    text = f"the daemon serves {served}, and this client speaks version {theirs}: upgrade the {older}"
+    return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
+
+
+def printable(name: str) -> str:
+    """A trainer's name for itself, fit to be shown."""
+    return "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])

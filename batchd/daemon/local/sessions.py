@@ -1,0 +1,519 @@
+"""The door for trainers on this host: who is there, and what they say. DAEMON process.
+
+    lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file: the trainer is gone
+    batchd.sock     Open (secret) ties a connection to the session; from then on its messages speak for that session alone
+
+A connection to `batchd.sock` proves nothing: without a session's secret, which went over the lifeline alone, no message has any
+effect.
+
+Invariant: a session lives exactly as long as its lifeline.
+"""
+
+import os
+import secrets
+import socket
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+
+import structlog
+
+from batchd import __version__, failpoints
+from batchd.core.actions import GrantLease
+from batchd.core.events import SessionCutOff, SessionEnded
+from batchd.daemon.dispatch import MESSAGES_AT_ONCE, UNREAD_MAX, event_of, is_served, printable, wrong_version
+from batchd.daemon.doors import DaemonSide
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.local.listener import Listener, LocalConnections, Strangers
+from batchd.daemon.local.peers import Peer, is_ours, may_connect, peer_of, why_not
+from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, ZmtpConnection
+from batchd.daemon.log_limits import Seldom
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.runtime import unusable
+from batchd.daemon.session_log import Guest
+from batchd_wire import OLDEST_VERSION
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.fields import SlotLayout
+from batchd_wire.messages import (
+    TO_DAEMON,
+    TO_DAEMON_LIFELINE,
+    AskReload,
+    AskWritable,
+    Handle,
+    Hello,
+    MailboxShared,
+    Open,
+    Opened,
+    Refused,
+    SlotsGone,
+    SlotShared,
+    Welcome,
+)
+from batchd_wire.status import LocalCounts, TrainerStatistics
+
+_log = structlog.get_logger()
+
+SECRET_BYTES = 16
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One trainer, from its lifeline's first byte to its end. ``connection`` is set once it has opened the ZeroMQ side."""
+
+    number: int
+    lifeline: socket.socket
+    pid: int | None
+    user: int
+    name: str = ""
+    secret: bytes | None = None
+    connection: ZmtpConnection | None = None
+    slots: set[int] = field(default_factory=set)
+    """Slots whose memory it was handed."""
+    mailboxes: set[int] = field(default_factory=set)
+    """Streams whose mailbox it was handed."""
+    wants_writable: bool = False
+    """It has asked for slots that it can map writable."""
+    is_cut_off: bool = False
+    """It was sent away, and has not gone yet."""
+    version: int = OLDEST_VERSION
+    """Of the protocol, as it said in ``Hello``."""
+    is_ours: bool = False
+    """It is the daemon's own observer, which is no trainer."""
+
+    def statistics(self) -> TrainerStatistics:
+        """Who it is, for people."""
+        return TrainerStatistics(self.number, self.name, self.pid, self.user, "shared memory")
+
+
+class LocalDoor:
+    """Owns both sockets. ``writable_slots``: trainers that ask for it get slots that they can map writable."""
+
+    name = "local"
+    sockets = ()
+    patience_s = inf
+
+    def __init__(self, daemon: DaemonSide, limits: SessionLimits, *, writable_slots: bool = False) -> None:
+        self._watch = watch = daemon.watch
+        self._enqueue = daemon.enqueue
+        self._numbers = daemon.session_numbers
+        self._subscription_numbers = daemon.subscription_numbers
+        self._memory = daemon.memory
+        self._limits = limits
+        self._writable_slots = writable_slots
+        self._lifelines = Listener(watch, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
+        self._zeromq = Listener(watch, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
+        self._connections = LocalConnections(watch, self._connection_gone)
+        self._silent: Strangers[Session] = Strangers()
+        """Sessions that have not opened the ZeroMQ side."""
+        self._unknown: Strangers[ZmtpConnection] = Strangers()
+        """Connections to ZeroMQ that no session has opened."""
+        self._by_number: dict[int, Session] = {}
+        self._by_connection: dict[ZmtpConnection, Session] = {}
+        self._by_secret: dict[bytes, Session] = {}
+        self._seldom = Seldom()
+        self._directory = -1
+        """The runtime directory: whose mode and group say who may connect, also when its name is gone."""
+        self._is_found = True
+        """The runtime directory has our sockets."""
+        self.closed = 0
+        """Connections that were closed because no session came of them."""
+
+    def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
+        """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed.
+
+        Raises ``BatchdError`` where the directory cannot be used, and ``OSError`` where something else is lacking.
+        """
+        listeners = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
+        try:
+            for path, listener in listeners:
+                path.unlink(missing_ok=True)
+                listener.open(path)
+        except OSError as error:
+            raise unusable(lifeline_path.parent, error) from None
+        self._directory = os.open(lifeline_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for path, listener in listeners:
+            self._open_to_group(path)
+            listener.begin()
+
+    def tick(self) -> None:
+        """Time has passed: close those of which no session came, make room, and accept again where that had to stop."""
+        self._turn_out(self._silent.tick(), self._unknown.tick(), "no session came of it")
+        if self._lifelines.is_short or self._zeromq.is_short:
+            silent = [one for one in self._silent.in_the_way() if one.secret is None]
+            self._turn_out(silent, self._unknown.in_the_way(), "others wait for descriptors")
+        self._lifelines.tick()
+        self._zeromq.tick()
+        is_found = self._lifelines.is_found and self._zeromq.is_found
+        if self._is_found and not is_found:
+            advice = "restart the daemon; trainers that are connected go on until then"
+            _log.error(
+                "sockets are gone from the runtime directory", reason="new trainers cannot connect", advice=advice
+            )
+        self._is_found = is_found
+
+    def counts(self) -> LocalCounts:
+        """Connections of both kinds, for people."""
+        strangers = len(self._silent) + len(self._unknown)
+        return LocalCounts(len(self._by_number) + len(self._connections), strangers, self.closed)
+
+    def _open_to_group(self, path: Path) -> None:
+        """Let the directory's group connect; a socket has the daemon's own group at first."""
+        try:
+            group = os.fstat(self._directory).st_gid
+            if path.stat().st_gid != group:
+                os.chown(path, -1, group)
+        except OSError as error:
+            advice = (
+                "put the daemon's user into the group of the runtime directory, or give the directory the setgid bit"
+            )
+            _log.warning(
+                "socket is not open to the directory's group", path=str(path), reason=error.strerror, advice=advice
+            )
+        try:
+            path.chmod(0o660)
+        except OSError as error:
+            raise unusable(path.parent, error) from None
+
+    def close(self) -> None:
+        """End every session and close both sockets; trainers see the end of their lifelines."""
+        for session in list(self._by_number.values()):
+            session.lifeline.close()
+        self._connections.close_all()
+        self._lifelines.close()
+        self._zeromq.close()
+        if self._directory >= 0:
+            os.close(self._directory)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._by_number
+
+    def guest(self, number: int) -> Guest:
+        """Who the session's trainer is, for the log."""
+        session = self._by_number[number]
+        return Guest(session.name, session.pid, f"user {session.user}")
+
+    def everybody(self) -> list[Session]:
+        """All trainers that said who they are."""
+        return [
+            session
+            for session in self._by_number.values()
+            if session.secret is not None and not session.is_cut_off and not session.is_ours
+        ]
+
+    def statistics(self, _now: float) -> list[TrainerStatistics]:
+        """All trainers, for people."""
+        return [session.statistics() for session in self.everybody()]
+
+    def may_read(self, _number: int, _stream: str) -> bool:
+        """Trainers of this host may read every stream."""
+        return True
+
+    def adopt(self, lifeline: socket.socket, pid: int) -> None:
+        """Begin a session over a lifeline that we made, for a process that we started."""
+        self._begin(Session(next(self._numbers), lifeline, pid, os.geteuid(), is_ours=True))
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, number: int, message: Message) -> None:
+        """Send over ZeroMQ. Nothing is sent to trainers that are gone; one that never reads is cut off."""
+        session = self._by_number.get(number)
+        if session is not None and session.connection is not None and not session.is_cut_off:
+            self._send_to(session.connection, message, session)
+
+    answer = send
+
+    def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:  # noqa: ARG002  its trainer knows it
+        """Send the handle of a lease, behind the memory of its slot where the trainer has not got that yet."""
+        session = self._by_number.get(grant.session)
+        if session is not None and not session.is_cut_off and grant.slot not in session.slots:
+            self._share_slot(session, grant.slot)
+        handle = Handle(
+            grant.subscription,
+            grant.sequence,
+            grant.epoch,
+            grant.step,
+            grant.slot,
+            grant.generation,
+            grant.first,
+            grant.count,
+        )
+        self.send(grant.session, handle)
+        failpoints.passing("daemon.handle.sent")
+
+    def _share_slot(self, session: Session, slot: int) -> None:
+        session.slots.add(slot)
+        message = SlotShared(slot, self._memory.slot_bytes(slot))
+        writable = self._writable(session, slot)
+        if writable is None:
+            self._hand_over(session, message, self._memory.readable(slot))
+        else:
+            self._hand_over(session, message, writable)
+            os.close(writable)
+
+    def withdraw_slots(self, slots: Sequence[int]) -> None:
+        """Have trainers unmap slots whose memory is given back. Who does not read its lifeline is not held to it."""
+        for session in self._by_number.values():
+            known = session.slots.intersection(slots)
+            session.slots -= known
+            if known and not session.is_cut_off:
+                with suppress(ChannelClosed, BlockingIOError):
+                    send_message(session.lifeline, SlotsGone(sorted(known)), version=session.version)
+
+    def limit(self, limits: SessionLimits) -> None:
+        """Admit new sessions within these limits; nobody is sent away."""
+        self._limits = limits
+
+    def _writable(self, session: Session, slot: int) -> int | None:
+        """A descriptor to hand over and to close; None where the trainer shall get the one that only reads."""
+        if not (session.wants_writable and self._writable_slots):
+            return None
+        try:
+            return self._memory.writable_anew(slot)
+        except OSError as error:
+            if self._seldom.now("writable"):
+                _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
+            return None
+
+    def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
+        """Hand a producer a stream's mailbox, once. It is on this host, and may connect, so it may write."""
+        session = self._by_number.get(number)
+        if session is None or session.is_cut_off or stream in session.mailboxes:
+            return
+        session.mailboxes.add(stream)
+        try:
+            descriptor = mailbox.writable_anew()
+        except OSError as error:
+            self._cut_off(session, f"cannot be given a mailbox: {error.strerror}")
+            return
+        self._hand_over(session, MailboxShared(stream, mailbox.mailbox_bytes), descriptor)
+        os.close(descriptor)
+
+    def _hand_over(self, session: Session, message: Message, descriptor: int) -> None:
+        try:
+            send_message(session.lifeline, message, (descriptor,), session.version)
+        except ChannelClosed:
+            return
+        except BlockingIOError:
+            self._cut_off(session, "does not read its lifeline")
+
+    def _send_to(self, connection: ZmtpConnection, message: Message, session: Session | None) -> None:
+        version = OLDEST_VERSION if session is None else session.version
+        if not connection.send(message.encode(version)) and session is not None:
+            self._cut_off(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
+
+    # --- the lifeline -------------------------------------------------------------------------------------------------
+
+    def _lifeline_needs(self) -> int:
+        """How many descriptors have to be left for one more: its connection to ZeroMQ needs one, and those of others."""
+        return 2 + len(self._silent)
+
+    def _admit_lifeline(self, lifeline: socket.socket) -> None:
+        peer = peer_of(lifeline)
+        directory = os.fstat(self._directory)
+        if not may_connect(lifeline, peer, directory):
+            self._turn_away(lifeline, peer, ErrorCode.NOT_ALLOWED, why_not(peer, directory))
+            lifeline.close()
+            return
+        session = Session(next(self._numbers), lifeline, peer.pid, peer.user)
+        self._begin(session)
+        self._silent.came(session, peer.user)
+        self._turn_out(self._silent.too_many(self._limits.strangers_max), [], self._too_many)
+
+    @property
+    def _too_many(self) -> str:
+        return f"more than {self._limits.strangers_max} connections that are no sessions"
+
+    def _turn_out(self, silent: Sequence[Session], unknown: Sequence[ZmtpConnection], reason: str) -> None:
+        """Close those of which no session came."""
+        if not silent and not unknown:
+            return
+        self.closed += len(silent) + len(unknown)
+        for session in silent:
+            self._end(session)
+        self._connections.close_all(unknown)
+        if self._seldom.now("turned out"):
+            _log.warning("local connections closed", reason=reason, closed=self.closed)
+
+    def _begin(self, session: Session) -> None:
+        """Hear it from now on. Paired with ``_end``."""
+        self._watch.add(session.lifeline.fileno(), lambda: self._hear(session))
+        self._by_number[session.number] = session
+
+    def _turn_away(self, lifeline: socket.socket, peer: Peer, error: ErrorCode, text: str) -> None:
+        """Tell somebody why he is not let in."""
+        if self._seldom.now(f"turned away {peer.user}"):
+            _log.warning("trainer refused", pid=peer.pid, user=peer.user, reason=text)
+        _say_last_word(lifeline, Refused(0, 0, error, text))
+
+    def _hear(self, session: Session) -> None:
+        """The lifeline has something to read: a Hello once, then perhaps a wish for its slots, and then nothing but its end."""
+        try:
+            message, descriptors = receive_message(session.lifeline, TO_DAEMON_LIFELINE)
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            self._end(session)
+            return
+        except MalformedMessage as error:
+            self._cut_off(session, f"talks nonsense: {error}")
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if session.is_cut_off:
+            return
+        if isinstance(message, AskWritable):
+            self._hear_wish(session)
+            return
+        assert isinstance(message, Hello)
+        if session.secret is not None:
+            self._cut_off(session, "said Hello twice")
+        elif not is_served(message.version):
+            _say_last_word(session.lifeline, wrong_version(message.version))
+            self._cut_off(session, f"speaks version {message.version} of the protocol")
+        elif not session.is_ours and self._welcomed() >= self._limits.sessions_max:
+            most = self._limits.sessions_max
+            text = f"as many trainers are connected as may be ({most}); raise sessions_max in [daemon]"
+            self._turn_away(session.lifeline, peer_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
+            self._end(session)
+        else:
+            self._welcome(session, message)
+
+    def _hear_wish(self, session: Session) -> None:
+        if session.secret is None:
+            self._cut_off(session, "asked for writable slots before it said Hello")
+        elif session.wants_writable:
+            self._cut_off(session, "asked for writable slots twice")
+        elif session.connection is not None:
+            self._cut_off(session, "asked for writable slots after it was open")
+        else:
+            session.wants_writable = True
+
+    def _welcomed(self) -> int:
+        """Trainers that have said who they are, and have not gone."""
+        return sum(one.secret is not None and not one.is_ours for one in self._by_number.values())
+
+    def _welcome(self, session: Session, hello: Hello) -> None:
+        session.name, session.version = printable(hello.name), hello.version
+        session.secret = secrets.token_bytes(SECRET_BYTES)
+        self._by_secret[session.secret] = session
+        try:
+            send_message(session.lifeline, Welcome(session.version, session.secret), version=session.version)
+        except ChannelClosed:
+            return  # its end of file is the next thing to hear
+
+    def _cut_off(self, session: Session, fault: str) -> None:
+        """Send a trainer away. It lives and may still read its slots: only the end of its lifeline ends its leases."""
+        if session.is_cut_off:
+            return
+        if self._seldom.now(f"cut off {session.pid}"):
+            _log.warning("trainer cut off", session=session.number, pid=session.pid, reason=f"it {fault}")
+        self._forget_names(session)
+        session.is_cut_off = True
+        try:
+            session.lifeline.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # its end of file is the next thing to hear
+        self._enqueue(SessionCutOff(session.number))
+
+    def _end(self, session: Session) -> None:
+        """The kernel says that the trainer is gone. Paired with ``_begin``."""
+        self._watch.remove(session.lifeline.fileno())
+        session.lifeline.close()
+        self._forget_names(session)
+        self._silent.went(session)
+        del self._by_number[session.number]
+        self._enqueue(SessionEnded(session.number))
+
+    def _forget_names(self, session: Session) -> None:
+        if session.secret is not None:
+            self._by_secret.pop(session.secret, None)
+        if session.connection is not None and self._by_connection.pop(session.connection, None) is not None:
+            self._unknown.came(session.connection, session.user)
+
+    # --- ZeroMQ -------------------------------------------------------------------------------------------------------
+
+    def receive(self, ready: Container[object]) -> bool:  # noqa: ARG002  ``Watch`` has its descriptors
+        """Read what trainers say, a bounded portion at a time; true where there may be more."""
+        for _ in range(MESSAGES_AT_ONCE):
+            heard = self._connections.hear()
+            if heard is None:
+                return False
+            self._take(*heard)
+        return True
+
+    def _admit_connection(self, wire: socket.socket) -> None:
+        user = peer_of(wire).user
+        self._unknown.came(self._connections.admit(wire), user)
+        self._turn_out([], self._unknown.too_many(self._limits.strangers_max), self._too_many)
+
+    def _connection_gone(self, connection: ZmtpConnection) -> None:
+        self._unknown.went(connection)
+        self._by_connection.pop(connection, None)
+
+    def _take(self, connection: ZmtpConnection, frames: list[bytes]) -> None:
+        session = self._by_connection.get(connection)
+        try:
+            if len(frames) != 1:
+                raise MalformedMessage(f"{len(frames)} frames instead of one")
+            message = TO_DAEMON.decode(frames[0])
+        except MalformedMessage as error:
+            self._reject(connection, session, ErrorCode.MALFORMED_MESSAGE, str(error))
+            return
+        if session is None:
+            self._open(connection, message)
+        else:
+            self._understand(session, message)
+
+    def _open(self, connection: ZmtpConnection, message: Message) -> None:
+        if not isinstance(message, Open):
+            # A trainer's last words may come behind the end of its lifeline, so this is no news.
+            self._send_to(connection, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
+            return
+        if not is_served(message.version):
+            self._send_to(connection, wrong_version(message.version), None)
+            return
+        if message.secret in self._by_secret:
+            self._hear(self._by_secret[message.secret])  # what it said on its lifeline before this
+        session = self._by_secret.get(message.secret)
+        if session is None or session.connection is not None:
+            self._reject(
+                connection, None, ErrorCode.UNKNOWN_SESSION, "no session has this secret, or it is open already"
+            )
+            return
+        session.connection = connection
+        self._by_connection[connection] = session
+        self._silent.went(session)
+        self._unknown.went(connection)
+        self._send_to(connection, Opened(__version__), session)
+
+    def _understand(self, session: Session, message: Message) -> None:
+        event = event_of(session.number, message, self._subscription_numbers)
+        if isinstance(message, AskReload) and not is_ours(session.user):  # a reader may not say what is served
+            text = (
+                f"only root and the daemon's own user (number {os.geteuid()}) may have it read its configuration again"
+            )
+            self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
+        elif event is not None:
+            self._enqueue(event)
+        else:
+            text = f"{type(message).__name__} is not expected in an open session"
+            self._reject(session.connection, session, ErrorCode.UNEXPECTED_MESSAGE, text)
+
+    def _reject(self, connection: ZmtpConnection | None, session: Session | None, error: ErrorCode, text: str) -> None:
+        """Answer nonsense with its number; say so in the log, but not for each."""
+        if connection is not None:
+            self._send_to(connection, Refused(0, 0, error, text), session)
+        if self._seldom.now(f"reject {error}"):
+            _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
+
+
+def _say_last_word(lifeline: socket.socket, message: Message) -> None:
+    """Tell somebody why he is not let in; if he does not listen, it is his loss."""
+    try:
+        send_message(lifeline, message, version=OLDEST_VERSION)
+    except (ChannelClosed, BlockingIOError):
+        return

@@ -1,0 +1,237 @@
+"""The daemon's end of a local ZeroMQ connection: ZMTP 3 as a ROUTER speaks it, without encryption (NULL). DAEMON process.
+
+    both      greeting (64 bytes)  READY  message ...
+    message   frame ...            each frame but the last with MORE
+    frame     flags (1) | length (1, or 8 with LONG) | body
+
+libzmq speaks it in trainers, and over TCP; not here. Its listener on a Unix socket (libzmq 4.3.5) accepts in a thread of its
+own, as fast as others connect, and ends the process where accept(2) fails with EMFILE, ENOBUFS or ENOMEM. No guard beside that
+thread can keep a descriptor free in time. Here the loop accepts, so it decides how many connections there are.
+
+Source: RFC 23 and RFC 37 of rfc.zeromq.org (ZMTP 3.0 and 3.1).
+
+Invariant: of what the other side has said, one message and ``READ_BYTES`` are in memory at most; the rest waits in the kernel.
+"""
+
+import errno
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
+
+READ_BYTES = 16 * 1024
+FRAMES_MAX = 16
+"""Of one message. A trainer's has one; a few more are answered with what is wrong."""
+COMMANDS_MAX = 16
+"""Of one portion that is read. libzmq sends one at the beginning, and now and then a PING."""
+UNSENT_BYTES_MAX = 16 << 20
+"""What the other side may leave unread; an honest one never comes near."""
+MORE, LONG, COMMAND = 1, 2, 4
+SHORT_BYTES_MAX = 255
+_SHORT_HEADER_BYTES = 2
+_LONG_HEADER_BYTES = 9
+_GREETING_BYTES = 64
+_SIGNATURE_START, _SIGNATURE_END = 0xFF, 0x7F
+_MAJOR_AT, _SIGNATURE_END_AT, _MECHANISM = 10, 9, slice(12, 32)
+_MAJOR, _MINOR = 3, 1
+_NULL = b"NULL".ljust(20, b"\0")
+_PING, _PONG, _READY = b"\x04PING", b"\x04PONG", b"\x05READY"
+_PING_TTL_BYTES = 2
+_NO_MEMORY = {errno.ENOBUFS, errno.ENOMEM}
+
+
+def _command(body: bytes) -> bytes:
+    return bytes((COMMAND, len(body))) + body
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes((len(name),)) + name + len(value).to_bytes(4) + value
+
+
+GREETING = bytes((_SIGNATURE_START, *bytes(7), 1, _SIGNATURE_END, _MAJOR, _MINOR)) + _NULL + bytes(_GREETING_BYTES - 32)
+READY = _command(_READY + _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b""))
+
+
+class NotUnderstood(Exception):  # noqa: N818  it says what the peer is
+    """The peer does not speak ZMTP 3 without encryption, or says more at once than it may."""
+
+
+class ZmtpConnection:
+    """One connection. ``heard`` is called when there may be a message to take, or the other side has hung up (``is_over``)."""
+
+    def __init__(self, watch: Watch, wire: socket.socket, heard: Callable[["ZmtpConnection"], None]) -> None:
+        """Take the socket over. Raises ``OSError`` where it cannot be watched, and then it is still the caller's."""
+        self.is_over = False
+        self._watch = watch
+        self._wire = wire
+        self._heard = heard
+        self._said = bytearray()
+        self._frames: list[bytes] = []
+        self._frames_bytes = 0
+        self._commands = 0
+        """Of what was read last."""
+        self._is_greeted = False
+        self._is_ready = False
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._waits_to_write = False
+        watch.add(wire.fileno(), self._attend)
+        self._write(GREETING + READY)
+
+    @property
+    def is_closed(self) -> bool:
+        """Has ``close`` been called?"""
+        return self._wire.fileno() < 0
+
+    def close(self) -> None:
+        """Hang up."""
+        if not self.is_closed:
+            self._watch.remove(self._wire.fileno())
+            self._wire.close()
+            self._forget_unsent()
+
+    def send(self, message: bytes) -> bool:
+        """Send a message of one frame; false, and nothing is sent, where the other side leaves too many unread."""
+        if len(message) <= SHORT_BYTES_MAX:
+            return self._write(bytes((0, len(message))) + message)
+        return self._write(bytes((LONG,)) + len(message).to_bytes(8) + message)
+
+    def read(self) -> None:
+        """Read what is there, a bounded portion; ``take`` everything whole before reading more."""
+        try:
+            data = self._wire.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.is_over = error.errno not in _NO_MEMORY
+            return
+        self.is_over = not data
+        self._commands = 0
+        self._said += data
+
+    def take(self) -> list[bytes] | None:
+        """The frames of the next message, or None where none is whole. Raises ``NotUnderstood``; then it is to be closed."""
+        if not self._is_greeted and not self._take_greeting():
+            return None
+        while (frame := self._take_frame()) is not None:
+            flags, body = frame
+            if flags & COMMAND:
+                self._commands += 1
+                if self._commands > COMMANDS_MAX:
+                    raise NotUnderstood(f"more than {COMMANDS_MAX} commands at once")
+                self._obey(body)
+            elif not self._is_ready:
+                raise NotUnderstood("a message before READY")
+            else:
+                self._frames.append(body)
+                if len(self._frames) > FRAMES_MAX:
+                    raise NotUnderstood(f"a message of more than {FRAMES_MAX} frames")
+                if not flags & MORE:
+                    frames, self._frames, self._frames_bytes = self._frames, [], 0
+                    return frames
+        return None
+
+    def _take_greeting(self) -> bool:
+        said = self._said
+        if (said and said[0] != _SIGNATURE_START) or (
+            len(said) > _SIGNATURE_END_AT and not said[_SIGNATURE_END_AT] & 1
+        ):
+            raise NotUnderstood("no ZeroMQ, or of before version 3")
+        if len(said) > _MAJOR_AT and said[_MAJOR_AT] < _MAJOR:
+            raise NotUnderstood(f"version {said[_MAJOR_AT]} of ZMTP, not {_MAJOR}")
+        if len(said) < _GREETING_BYTES:
+            return False
+        if said[_MECHANISM] != _NULL:
+            raise NotUnderstood("another mechanism than NULL")
+        del said[:_GREETING_BYTES]
+        self._is_greeted = True
+        return True
+
+    def _take_frame(self) -> tuple[int, bytes] | None:
+        said = self._said
+        if len(said) < _SHORT_HEADER_BYTES:
+            return None
+        flags, length, start = said[0], said[1], _SHORT_HEADER_BYTES
+        if flags & LONG:
+            if len(said) < _LONG_HEADER_BYTES:
+                return None
+            length, start = int.from_bytes(said[1:_LONG_HEADER_BYTES]), _LONG_HEADER_BYTES
+        if flags > MORE | LONG | COMMAND or (flags & COMMAND and flags & MORE):
+            raise NotUnderstood(f"a frame with flags {flags}")
+        if self._frames_bytes + start + length > MESSAGE_BYTES_MAX + _LONG_HEADER_BYTES:
+            raise NotUnderstood(f"a message of more than {MESSAGE_BYTES_MAX} bytes")
+        if len(said) < start + length:
+            return None
+        body = bytes(said[start : start + length])
+        del said[: start + length]
+        self._frames_bytes += 0 if flags & COMMAND else start + length
+        return flags, body
+
+    def _obey(self, command: bytes) -> None:
+        if command.startswith(_READY):
+            self._is_ready = True
+        elif command.startswith(_PING) and self._is_ready:
+            self._write(_command(_PONG + command[len(_PING) + _PING_TTL_BYTES :][:16]))
+        elif not self._is_ready:
+            raise NotUnderstood("another command than READY")
+
+    def _write(self, data: bytes) -> bool:
+        if self.is_closed:
+            return True
+        if self._unsent:
+            if len(self._unsent) >= UNREAD_MAX or self._unsent_bytes + len(data) > UNSENT_BYTES_MAX:
+                return False
+            self._leave_unsent(data)
+            return True
+        sent = self._write_some(data)
+        if sent < len(data):
+            self._leave_unsent(data[sent:])
+            self._wait_to_write(wanted=True)
+        return True
+
+    def _leave_unsent(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+
+    def _forget_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    def _wait_to_write(self, *, wanted: bool) -> None:
+        """Hang up where the kernel has no room for that, since nothing would tell when to go on; not to wait is tried again."""
+        if wanted == self._waits_to_write:
+            return
+        try:
+            self._watch.wait_to_write(self._wire.fileno(), wanted=wanted)
+        except OSError:
+            if wanted:
+                self._forget_unsent()
+                with suppress(OSError):  # the other side has hung up already
+                    self._wire.shutdown(socket.SHUT_RDWR)  # the end of file is the next thing to hear
+        else:
+            self._waits_to_write = wanted
+
+    def _write_some(self, data: bytes) -> int:
+        """How much the kernel has taken; all where the other side is gone, since the end of file is the next thing to hear."""
+        try:
+            return self._wire.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            return 0 if error.errno in _NO_MEMORY else len(data)
+
+    def _attend(self) -> None:
+        """There is something to read, or room to write what was left."""
+        while self._unsent:
+            sent = self._write_some(self._unsent[0])
+            self._unsent_bytes -= sent
+            if sent < len(self._unsent[0]):
+                self._unsent[0] = self._unsent[0][sent:]
+                break
+            self._unsent.popleft()
+        if not self._unsent:
+            self._wait_to_write(wanted=False)
+        self._heard(self)

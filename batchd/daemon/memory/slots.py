@@ -1,0 +1,150 @@
+"""The memory of the slots. DAEMON process; it makes, hands out and marks slots.
+
+    create -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
+    free -> closed a little later, one by one
+    reserve -> header: unfinished          commit -> header: whole, under its generation
+    writable -> for a worker               readable -> the same memory opened read-only, for a trainer
+    writable_anew -> for a trainer with     mapped -> the same memory to read, for what goes over TCP
+                     a device
+
+A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot collide. Mode 0600 keeps a trainer of
+another user from opening its read-only descriptor again for writing.
+
+Invariant: the header is written by ``reserve`` and ``commit`` alone.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from collections import deque
+from collections.abc import Sequence
+
+from batchd.daemon.memory.available import UNLIMITED_BYTES, available_bytes, shortage
+from batchd.daemon.memory.held_descriptors import BlankSlots
+from batchd_wire.slot import UNFINISHED, SlotHeader
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SlotPool:
+    """Every slot of the daemon, by number. ``blanks`` are what they are made of."""
+
+    def __init__(self, blanks: BlankSlots | None = None) -> None:
+        self._blanks = BlankSlots() if blanks is None else blanks
+        self._writable: dict[int, int] = {}
+        self._readable: dict[int, int] = {}
+        self._mapped: dict[int, mmap.mmap] = {}
+        self._bytes: dict[int, int] = {}
+        self._freed: deque[tuple[int, int]] = deque()
+        """Descriptors that are still to be closed."""
+
+    def create(self, slot: int, slot_bytes: int) -> None:
+        """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made.
+
+        What was given back and is not closed yet is closed before that is said: a ring that lacks a slot stays smaller.
+        """
+        while (problem := shortage(slot_bytes, _available_bytes())) is not None and self._freed:
+            self.free_some()
+        if problem is not None:
+            raise MemoryError(problem)
+        blank = self._blanks.take()
+        try:
+            os.posix_fallocate(blank.writable, 0, slot_bytes)
+            fcntl.fcntl(blank.writable, fcntl.F_ADD_SEALS, SEALS)
+        except OSError:
+            self._blanks.give_back(blank)
+            raise
+        self._writable[slot], self._readable[slot] = blank.writable, blank.readable
+        if blank.mapped is not None:
+            assert len(blank.mapped) >= slot_bytes, "blanks are mapped for the largest slot"
+            self._mapped[slot] = blank.mapped
+        self._bytes[slot] = slot_bytes
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._writable
+
+    def reserve(self, slot: int) -> None:
+        """Mark the slot unfinished."""
+        self._write(slot, SlotHeader(UNFINISHED, slot, 0, 0, 0, 0))
+
+    def commit(self, slot: int, header: SlotHeader) -> None:
+        """Mark the slot whole."""
+        self._write(slot, header)
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Give slots back, in ``free_some``; one whose memory could not be had is nothing to give back."""
+        for slot in slots:
+            if slot in self._writable:
+                self._freed.append((self._writable.pop(slot), self._readable.pop(slot)))
+                self._mapped.pop(slot, None)
+                del self._bytes[slot]
+
+    def free_some(self) -> bool:
+        """Close one slot that was given back, which may take the kernel a while; true where there are more."""
+        if self._freed:
+            for descriptor in self._freed.popleft():
+                os.close(descriptor)
+        return bool(self._freed)
+
+    def expect(self, count: int, mapped_bytes: int) -> None:
+        """So many slots may still come; see ``BlankSlots``."""
+        self._blanks.expect(count, mapped_bytes)
+
+    def __len__(self) -> int:
+        return len(self._writable)
+
+    def writable(self, slot: int) -> int:
+        """The descriptor for a worker; it stays ours."""
+        return self._writable[slot]
+
+    def readable(self, slot: int) -> int:
+        """The descriptor for a trainer, opened read-only; it stays ours."""
+        return self._readable[slot]
+
+    def writable_anew(self, slot: int) -> int:
+        """A further descriptor that writes, for a trainer; it belongs to the caller. Raises ``OSError``.
+
+        Opened for each anew, since descriptors that are copies of each other share their flags: with ``O_APPEND`` set in one of
+        ours, the next header would be written behind the slot's end. The seals bind whoever has it.
+        """
+        return os.open(f"/proc/self/fd/{self._writable[slot]}", os.O_RDWR | os.O_CLOEXEC)
+
+    def mapped(self, slot: int) -> memoryview:
+        """The memory itself, read-only, where blanks are mapped. It may outlive us."""
+        return memoryview(self._mapped[slot])[: self._bytes[slot]]
+
+    def slot_bytes(self, slot: int) -> int:
+        """The size of one slot in bytes."""
+        return self._bytes[slot]
+
+    @property
+    def total_bytes(self) -> int:
+        """What all slots take."""
+        return sum(self._bytes.values())
+
+    def close(self) -> None:
+        """Let go of every slot. Who has one mapped keeps its pages until he unmaps them."""
+        self._blanks.close()
+        while self.free_some():
+            pass
+        for descriptor in (*self._writable.values(), *self._readable.values()):
+            os.close(descriptor)
+        self._writable.clear()
+        self._readable.clear()
+        self._mapped.clear()
+        self._bytes.clear()
+
+    def _write(self, slot: int, header: SlotHeader) -> None:
+        written = os.pwrite(self._writable[slot], header.pack(), 0)
+        assert written == len(header.pack()), "a header is shorter than a page, and the page is reserved"
+
+
+def _available_bytes() -> int:
+    """What may still be had. To find out takes a descriptor; where there is none, we rely on the daemon's look at its start."""
+    try:
+        return available_bytes()
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        return UNLIMITED_BYTES

@@ -1,0 +1,212 @@
+"""What a reload changes in a running daemon, all at once. DAEMON process.
+
+    document of ``rescan`` + descriptors -> streams under new numbers -> one event for the core; limits of sessions and storage
+
+A stream that has changed is another one under the same name: its number is new, so nothing of the old one can be taken for it.
+
+Invariant: either everything of a document is in force, or nothing, and its descriptors are closed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from batchd.core.events import Event, Reconfigured
+from batchd.core.mailbox import LiveSpec
+from batchd.core.plan import Plan
+from batchd.core.spec import StreamSpec
+from batchd.core.state import DaemonState
+from batchd.daemon.doors import Doors
+from batchd.daemon.limits import SessionLimits
+from batchd.daemon.memory.cache_memory import CacheSpec, different
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.reload.rescan import Errand
+from batchd.daemon.streams import ServedStream
+from batchd.daemon.workers.interface import Workers
+from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
+from batchd.storage.values import StorageLimits
+from batchd_wire.fields import layout_from_wire
+
+_log = structlog.get_logger()
+
+Code = dict[str, tuple[str, tuple[str, ...]]]
+"""By the module's name: its digest, and the folders in which it is looked for."""
+Descriptors = dict[str, list[int]]
+"""Of each stream that is new: its index and perhaps its mailbox."""
+
+
+@dataclass(slots=True)
+class Switch:
+    """Everything of the daemon that a reload changes. ``daemon``: [daemon] as it is in force."""
+
+    state: DaemonState
+    streams: dict[int, ServedStream]
+    memory: SlotPool
+    workers: Workers
+    doors: Doors
+    enqueue: Callable[[Event], None]
+    daemon: dict[str, Any]
+    workers_wanted: int
+    last_number: int
+    """Of any stream that there ever was."""
+    imported: Code
+    """Which version of which module workers may have imported."""
+    _numbers: dict[str, int] = field(init=False)
+    """Of the streams that are served once the core has come to the last event of ours: the next reload may begin before that."""
+
+    def __post_init__(self) -> None:
+        self._numbers = dict(self.state.numbers)
+
+    def errand(self, version: str, file: str, overrides: dict[str, str]) -> Errand:
+        """What ``rescan`` must know of what is served now.
+
+        A stream that has stopped is like none: whatever stopped it may be mended, and a new one begins without it.
+        """
+        served = [self.streams[number] for number in self._numbers.values()]
+        signatures = {stream.name: stream.signature for stream in served if not self._has_stopped(stream)}
+        slots = {stream.name: stream.spec.slots_max for stream in served}
+        made_bytes = sum(self._slots(stream) * stream.layout.slot_bytes + stream.mailbox_bytes for stream in served)
+        caches = different(stream.cache for stream in self.streams.values())
+        cached_bytes = {cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder}
+        return Errand(version, file, overrides, self.daemon, signatures, slots, made_bytes, cached_bytes)
+
+    def _has_stopped(self, stream: ServedStream) -> bool:
+        known = self.state.streams.get(stream.number)  # none where the core has not come to it yet
+        return known is not None and known.delivery.stopped is not None
+
+    def _slots(self, stream: ServedStream) -> int:
+        known = self.state.streams.get(stream.number)
+        return len(known.delivery.ring.slots) if known is not None else 0
+
+    def perform(self, document: dict[str, Any], descriptors: Descriptors) -> str:
+        """Put a document into force; what has changed, for people. Raises ``OSError``, and then nothing has."""
+        before = self._numbers
+        made = self._streams(document["streams"], descriptors)
+        code = code_in(made)
+        renews_workers = any(self.imported.get(name, one) != one for name, one in code.items())
+        self.imported.update(code)
+        self.last_number += len(made)
+        self.streams.update({stream.number: stream for stream in made})
+        keys = self._changed_keys(document)
+        self.daemon.update(document["daemon"])
+        workers_before, self.workers_wanted = self.workers_wanted, document["workers"]
+        names = {stream.name for stream in made}
+        replaced = [number for name, number in before.items() if name in names]
+        removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
+        self._numbers = {name: number for name, number in before.items() if name in document["same"]}
+        self._numbers |= {stream.name: stream.number for stream in made}
+        kept = [number for name, number in before.items() if name in document["same"]]
+        self._limit(document, sum(len(self.state.streams[number].delivery.ring.slots) for number in kept))
+        chunk_rows = self.daemon["chunk_rows"]
+        self.enqueue(
+            Reconfigured(
+                tuple(stream.spec for stream in made),
+                tuple(removed),
+                tuple(replaced),
+                self.workers_wanted,
+                self.daemon["sample_timeout_s"],
+                CHUNK_ROWS_MAX if chunk_rows == "auto" else chunk_rows,
+                renews_workers,
+            )
+        )
+        signatures = {name: self.streams[number].signature for name, number in before.items()}
+        revived = {stream.name for stream in made if signatures.get(stream.name) == stream.signature}
+        changes = {
+            "added": sorted(names - before.keys()),
+            "removed": sorted(self.streams[number].name for number in removed),
+            "changed": sorted(names & before.keys() - revived),
+            "revived": sorted(revived),
+        }
+        _log.info(
+            "configuration reloaded",
+            **{what: ", ".join(which) for what, which in changes.items()},
+            workers_before=workers_before,
+            workers=self.workers_wanted,
+            keys=", ".join(keys),
+        )
+        if document["restart"]:
+            _log.warning("restart needed", keys=", ".join(document["restart"]), advice="the old values stay until then")
+        workers = (workers_before, self.workers_wanted)
+        return _summary(changes, workers, keys, document["restart"])
+
+    def _changed_keys(self, document: dict[str, Any]) -> list[str]:
+        """Those of [daemon] that a document changes; how many workers there are is said by itself."""
+        keys = [key for key, value in document["daemon"].items() if self.daemon[key] != value]
+        return keys if document["workers"] == self.workers_wanted else [key for key in keys if key != "workers"]
+
+    def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
+        """Make all of them, or none. Descriptors are taken out of ``descriptors`` as they find an owner."""
+        made: list[ServedStream] = []
+        try:
+            for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
+                made.append(_stream(number, facts, descriptors.pop(name)))
+                made[-1].provide_cache([*self.streams.values(), *made])
+        except OSError:
+            for stream in made:
+                stream.close()
+            raise
+        return made
+
+    def _limit(self, document: dict[str, Any], slots_kept: int) -> None:
+        """What sessions, slots and servers of files are held to. ``slots_kept`` stay; all others are to be made."""
+        limits = StorageLimits(*document["storage"]).to_wire()
+        if any(stream.told.storage != limits for stream in self.streams.values()):
+            for stream in self.streams.values():
+                stream.told = replace(stream.told, storage=limits)
+            for worker in self.workers.pids():
+                self.workers.send(worker, UseStorage(limits))
+        for door in self.doors:
+            door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
+        sends_bytes = self.daemon["tcp"] is not None
+        mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values()) if sends_bytes else 0
+        self.memory.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
+
+
+def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> ServedStream:
+    """A stream of a document. Raises ``OSError``."""
+    spec = dict(facts["spec"])
+    plan, live = Plan(**spec.pop("plan")), spec.pop("live")
+    index, *mailbox = descriptors
+    told = ServeStream(**facts["told"])
+    stream = ServedStream(
+        spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),
+        told=replace(told, stream=number, recipe=SampleRecipe(*told.recipe)),
+        layout=layout_from_wire(told.layout),
+        signature=facts["signature"],
+        index_descriptor=index,
+        classes=facts["classes"],
+        place_layout=facts["place_layout"],
+        cache_spec=CacheSpec(**facts["cache"]) if facts["cache"] else None,
+    )
+    try:
+        if mailbox:
+            stream.mailbox = MailboxMemory.adopt(mailbox[0], facts["mailbox_bytes"])
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def code_in(streams: Iterable[ServedStream]) -> Code:
+    """The modules that workers import for these streams."""
+    return {
+        name: (digest, tuple(stream.told.recipe.python_path))
+        for stream in streams
+        for name, digest in stream.told.recipe.modules
+    }
+
+
+def _summary(changes: dict[str, list[str]], workers: tuple[int, int], keys: list[str], restart: list[str]) -> str:
+    """For people. ``workers``: before and after. ``keys`` of [daemon] count now, those in ``restart`` later."""
+    parts = [f"{what} {', '.join(which)}" for what, which in changes.items() if which]
+    before, after = workers
+    if after != before:
+        parts.append(f"workers {before} to {after}")
+    if keys:
+        parts.append(f"[daemon] {', '.join(keys)} changed")
+    if restart:
+        parts.append(f"[daemon] {', '.join(restart)} need a restart, and stay as they were until then")
+    return "; ".join(parts) or "nothing has changed"

@@ -1,0 +1,287 @@
+"""Reading the configuration again, while the daemon serves: SIGHUP, ``batchd reload``. DAEMON process.
+
+    asked -> process of ``rescan`` -> document -> ``switch``: all at once -> outcome: log, status, whoever asked
+                  |                      |
+                  +--- died -------------+--- problems: the old configuration stays, with everything that is wrong in the outcome
+                  +--- silent for too long: killed, and the same
+
+Who asks while a configuration is being read may mean a later version of it, so it is read once more afterwards, for all of them.
+
+A process that hangs in a call of the kernel lives on after it was killed. Nobody waits for it: it is buried when the kernel says
+that it has ended, and the next one may begin before that.
+
+Invariant: one process reads at a time; the loop never waits for one; every question is answered once.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+import structlog
+
+from batchd import __version__, failpoints
+from batchd.children import Child, start_linked
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.memory.held_descriptors import ADVICE
+from batchd.daemon.reload.apply import Descriptors, Switch
+from batchd.daemon.reload.rescan import SILENCE_MAX_S
+from batchd.errors import ExitCode
+from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, RescanLogged, ScanProgressed, StreamScanned
+from batchd_wire.channel import ChannelClosed, receive_message
+from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
+from batchd_wire.messages import Reloaded
+from batchd_wire.status import ReloadOutcome
+
+_log = structlog.get_logger()
+
+NO_FILE = (
+    "this daemon serves one script, which gave it its configuration and ends with it: end the script's `batchd.serve` and begin "
+    "another one"
+)
+NICENESS = 5
+"""Of the process that reads: workers and trainers come first, from its first moment on."""
+KILL_TIMEOUT_S = 2.0
+LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the configuration came from, so that it can be read again: the file, and what ``--set`` said over it."""
+
+    file: Path
+    overrides: Mapping[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """The process that reads, and what it has sent."""
+
+    child: Child
+    channel: socket.socket
+    heard_s: float
+    """When it last got on."""
+    patience_s: int = SILENCE_MAX_S
+    """By its own word: after so long without another one it hangs."""
+    stream: str = ""
+    """Which one it is scanning."""
+    descriptors: Descriptors = field(default_factory=dict)
+    document: dict[str, Any] | None = None
+    problem: str = ""
+    """Why nothing that it sends counts any more."""
+
+    def close(self) -> None:
+        """Let go of everything but the process that has found no other owner."""
+        self.channel.close()
+        for descriptors in self.descriptors.values():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.descriptors.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told how a reload goes: that it ``began``, ``progressed`` (stream, samples found so far) and ``ended``."""
+
+    began: Callable[[], None]
+    progressed: Callable[[str, int], None]
+    ended: Callable[[ReloadOutcome], None]
+
+
+@dataclass(slots=True)
+class Reloader:
+    """See the drawing above. ``send`` answers who asked. ``origin`` None: there is no file to read again."""
+
+    watch: Watch
+    switch: Switch
+    origin: Origin | None
+    send: Callable[[int, Message], None]
+    watcher: Watcher
+    outcome: ReloadOutcome | None = None
+    _reading: _Reading | None = None
+    _killed: list[_Reading] = field(default_factory=list)
+    """Those that have not ended yet."""
+    _is_wanted: bool = False
+    _is_over: bool = False
+    _askers: list[tuple[int, int]] = field(default_factory=list)
+    """Sessions and requests that the reading under way answers."""
+    _later: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_reading(self) -> bool:
+        """Is a configuration being read?"""
+        return self._reading is not None
+
+    def ask(self, session: int = 0, request: int = 0) -> None:
+        """Read the configuration again, once that is possible; a session is answered then."""
+        if request:
+            self._later.append((session, request))
+        self._is_wanted = True
+        if self._reading is None:
+            self._begin()
+
+    def round_ended(self) -> None:
+        """The loop has heard everybody: give a reading up that has made no progress for too long."""
+        reading = self._reading
+        if reading is None:
+            return
+        silent_s = monotonic() - reading.heard_s
+        if silent_s <= reading.patience_s:
+            return
+        self._kill(reading)
+        where = f"scanning stream {reading.stream!r}" if reading.stream else "reading the configuration"
+        self._conclude(
+            ExitCode.FAILED,
+            f"{where} has made no progress for {silent_s:.0f} s, and was given up: is its storage hung? Bring it back, and "
+            "reload again",
+        )
+        self._begin()
+
+    def abandon(self) -> None:
+        """The daemon is about to end: whatever was asked for comes to nothing."""
+        self._is_over = True
+        reading = self._reading
+        if reading is not None:
+            self._kill(reading)
+        if reading is not None or self._later:
+            self._askers += self._later
+            self._later = []
+            self._conclude(ExitCode.FAILED, "the daemon is shutting down")
+
+    def close(self) -> None:
+        """See that no process is left but one that the kernel does not let go."""
+        self.abandon()
+        for reading in list(self._killed):
+            if not reading.child.has_ended(KILL_TIMEOUT_S):
+                _log.error("reloading process cannot be killed", pid=reading.child.pid, advice="is its storage hung?")
+            self._bury(reading)
+
+    def _begin(self) -> None:
+        if self._is_over or not self._is_wanted:
+            return
+        self._is_wanted = False
+        self._askers, self._later = self._later, []
+        self.watcher.began()
+        failpoints.passing("daemon.reloading")
+        if self.origin is None:
+            self._conclude(ExitCode.FAILED, NO_FILE)
+            return
+        try:
+            reading = self._reading = self._start(self.origin)
+        except OSError as error:
+            self._conclude(ExitCode.FAILED, f"the process that reads the configuration cannot be started: {error}")
+            return
+        self.watch.add(reading.channel.fileno(), lambda: self._receive(reading))
+        self.watch.add(reading.child.pidfd, lambda: self._end(reading))
+
+    def _start(self, origin: Origin) -> _Reading:
+        errand = self.switch.errand(__version__, str(origin.file), dict(origin.overrides))
+        child, channel = start_linked(
+            "batchd.daemon.reload.rescan",
+            given=json.dumps(asdict(errand)).encode("ascii"),
+            stdout=2,  # ours is for the address alone
+            nicer_by=NICENESS,
+        )
+        channel.setblocking(False)
+        return _Reading(child, channel, monotonic())
+
+    def _receive(self, reading: _Reading) -> None:
+        """Take what the other process sends, until there is nothing."""
+        try:
+            while not reading.problem:
+                message, descriptors = receive_message(reading.channel, TO_DAEMON_FROM_RESCAN)
+                reading.heard_s = monotonic()
+                self._take(reading, message, descriptors)
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            self.watch.remove(reading.channel.fileno())
+        except MalformedMessage as error:
+            # What follows would be put into force without what was in this one.
+            reading.problem = f"what it sent cannot be read ({error}). If there are no descriptors left: {ADVICE}"
+            self.watch.remove(reading.channel.fileno())
+            reading.child.kill()
+
+    def _take(self, reading: _Reading, message: Message, descriptors: list[int]) -> None:
+        if isinstance(message, ScanProgressed):
+            reading.stream, reading.patience_s = message.name, message.patience_s
+            if message.name:
+                self.watcher.progressed(message.name, message.found)
+        elif isinstance(message, RescanLogged):
+            if message.level in LOG_LEVELS:
+                getattr(_log, message.level)(**{**message.facts, "event": message.event})
+        elif isinstance(message, StreamScanned):
+            reading.descriptors[message.name] = descriptors
+        else:
+            assert isinstance(message, ConfigRead)
+            (memory,) = descriptors
+            with os.fdopen(memory, "rb") as document:
+                reading.document = json.loads(document.read())
+
+    def _end(self, reading: _Reading) -> None:
+        """The other process has ended: with a document, or without one."""
+        self._receive(reading)
+        self.watch.remove(reading.channel.fileno())
+        status = self._forget(reading)
+        self._reading = None
+        failpoints.passing("daemon.reload.read")
+        document = reading.document
+        if reading.problem or document is None:
+            how = reading.problem or f"it ended without a word (status {status}); see the log"
+            self._conclude(ExitCode.FAILED, f"the process that reads the configuration failed: {how}")
+        elif document["exit_code"]:
+            self._conclude(document["exit_code"], document["problem"])
+        else:
+            self._put_into_force(document, reading.descriptors)
+        reading.close()
+        self._begin()
+
+    def _put_into_force(self, document: dict[str, Any], descriptors: Descriptors) -> None:
+        missing = document["streams"].keys() - descriptors.keys()
+        if missing:
+            self._conclude(
+                ExitCode.FAILED, f"what is new cannot be had: no index of {', '.join(sorted(missing))} has come"
+            )
+            return
+        try:
+            text = self.switch.perform(document, descriptors)
+        except OSError as error:
+            self._conclude(ExitCode.FAILED, f"what is new cannot be had: {error}")
+            return
+        failpoints.passing("daemon.reloaded")
+        self._conclude(ExitCode.FINE, text)
+
+    def _conclude(self, exit_code: int, text: str) -> None:
+        """Say how it ended, to everybody whom it concerns."""
+        if exit_code:
+            _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
+        shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."
+        self.outcome = ReloadOutcome(time(), exit_code, shown)
+        for session, request in self._askers:
+            self.send(session, Reloaded(request, exit_code, shown))
+        self._askers.clear()
+        self.watcher.ended(self.outcome)
+
+    def _kill(self, reading: _Reading) -> None:
+        """Have nothing to do with a process any more. It is buried when it has ended."""
+        self._reading = None
+        for descriptor in (reading.channel.fileno(), reading.child.pidfd):
+            self.watch.remove(descriptor)
+        reading.child.kill()
+        reading.close()
+        self._killed.append(reading)
+        self.watch.add(reading.child.pidfd, lambda: self._bury(reading))
+
+    def _bury(self, reading: _Reading) -> None:
+        """One that was killed has ended, or nobody waits for that any longer."""
+        self._killed.remove(reading)
+        self._forget(reading)
+
+    def _forget(self, reading: _Reading) -> int | None:
+        """Let go of a process; its exit status, where it has ended."""
+        self.watch.remove(reading.child.pidfd)
+        return reading.child.end(kill_timeout_s=0.0)

@@ -1,0 +1,300 @@
+"""The configuration, read and scanned again for a daemon that goes on serving. RESCAN, a process started by the daemon.
+
+    daemon   --- errand (JSON, stdin) --->  python -m batchd.daemon.reload.rescan CHANNEL_FD
+             <-- ScanProgressed ---------   now and then, as long as the scan gets on
+             <-- RescanLogged -----------   each line of log, which the daemon writes as it writes its own
+             <-- StreamScanned + index --   one for each stream that is new or other than before
+             <-- ConfigRead + document --   what is to be served, or everything that is wrong; then it ends
+
+A scan may take minutes, and validating a large configuration long enough to be noticed; in a thread both would hold the
+interpreter that serves trainers. Here they cost the daemon nothing, and what damages this process damages nothing else.
+
+Invariant: it changes nothing. Where its daemon is gone it ends.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import ceil, floor
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import Any, NoReturn
+
+import structlog
+
+from batchd import __version__, failpoints
+from batchd.config.load import LoadedConfig, read_config
+from batchd.config.runtime import default_cache_dir
+from batchd.config.schema import meaning_of
+from batchd.config.tree import Config, DaemonConfig
+from batchd.daemon.config_checks import check_reading
+from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.held_descriptors import plan_descriptors
+from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.streams import ServedStream, open_stream
+from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, Problem
+from batchd.orders.rescan import ConfigRead, RescanLogged, ScanProgressed, StreamScanned
+from batchd.samples.sizes import round_bytes
+from batchd.sources.composed.options import sources_in
+from batchd.sources.options import SourceOptions
+from batchd.sources.scan import scan_source
+from batchd.storage.access import Storage
+from batchd.storage.index import write_all
+from batchd.storage.index_cache import IndexCache
+from batchd.storage.values import CHECK_LIMITS
+from batchd_wire.channel import ChannelClosed, send_message
+
+PROGRESS_EVERY_S = 0.5
+SILENCE_MAX_S = 300
+"""What may pass without a word, besides what others may take: a scan reports after some thousand samples, but says nothing while
+it looks whether a large index of before still holds."""
+LOOK_MAX_S = 10
+"""More than ``CHECK_LIMITS`` allow for a stream."""
+FACT_CHARACTERS_MAX = 4_000
+"""As the log has it."""
+LIVE_KEYS = (
+    "workers",
+    "memory",
+    "python_path",
+    "sample_timeout_s",
+    "drain_timeout_s",
+    "storage_timeout_s",
+    "storage_retries",
+    "chunk_rows",
+    "sessions_max",
+    "sessions_per_peer",
+)
+"""What a running daemon changes of [daemon]. All other keys need a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What the daemon serves now, and where its configuration is.
+
+    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may go on as it is, by name. ``slots`` (the most
+    that a ring may have): of each stream by name. ``made_bytes``: memory that the rings and mailboxes of all of them have.
+    ``cached_bytes``: memory that each of their caches has, by its key.
+    """
+
+    version: str
+    file: str
+    overrides: dict[str, str]
+    daemon: dict[str, Any]
+    signatures: dict[str, str]
+    slots: dict[str, int]
+    made_bytes: int
+    cached_bytes: dict[str, int]
+
+
+class ScanProgress:
+    """Tells the daemon how far it is: when something begins, and then now and then."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._patience_s = SILENCE_MAX_S
+        self._told_s = float("-inf")
+
+    def looking(self, streams: int) -> None:
+        """So many streams are looked at, without a word from any of them."""
+        self._patience_s = SILENCE_MAX_S + LOOK_MAX_S * streams
+        self._tell("", 0)
+
+    def begun(self, stream: str, may_take_s: float) -> None:
+        """A source is scanned. ``may_take_s``: how long whoever is asked for it may say nothing."""
+        self._patience_s = SILENCE_MAX_S + ceil(may_take_s)
+        self._tell(stream, 0)
+
+    def found(self, stream: str, samples: int) -> None:
+        """So many samples of a stream so far."""
+        if monotonic() - self._told_s >= PROGRESS_EVERY_S:
+            self._tell(stream, samples)
+
+    def _tell(self, stream: str, samples: int) -> None:
+        self._told_s = monotonic()
+        send_message(self._channel, ScanProgressed(stream, samples, self._patience_s))
+
+
+def main() -> int:
+    """Do one errand; the exit status."""
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
+        structlog.configure(processors=[partial(_log_there, channel)])
+        try:
+            document = _do(_errand(json.load(sys.stdin)), channel)
+        except BatchdError as error:
+            document = {"exit_code": int(error.exit_code), "problem": str(error)}
+        except OSError as error:
+            document = {"exit_code": int(ExitCode.FAILED), "problem": f"what is new cannot be had: {error}"}
+        try:
+            _send_document(channel, document)
+        except ChannelClosed:
+            return 1
+    return 0
+
+
+def _end_with_daemon(channel: socket.socket) -> None:
+    """Nothing ever comes but the end of file: the daemon is gone, or has lost interest."""
+    channel.recv(1)
+    os._exit(1)
+
+
+def _log_there(channel: socket.socket, _logger: object, level: str, event: MutableMapping[str, Any]) -> NoReturn:
+    """A processor: the daemon writes the line. It knows the form of its log, and which levels are wanted."""
+    facts: dict[str, object] = {name: _printable(fact) for name, fact in event.items() if name != "event"}
+    with suppress(ChannelClosed):
+        send_message(channel, RescanLogged(level, _printable(event["event"]), facts))
+    raise structlog.DropEvent
+
+
+def _printable(fact: object) -> str:
+    """A name of a file need not be text, and a message takes text alone."""
+    return str(fact)[:FACT_CHARACTERS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def _errand(plain: dict[str, Any]) -> Errand:
+    """The errand of a daemon of our own version: no other's is known."""
+    if plain["version"] != __version__:
+        raise BatchdError(
+            f"batchd {__version__} is installed, and the daemon that runs is {plain['version']}: restart it, since it can start "
+            "no workers of its own version any more"
+        )
+    return Errand(**plain)
+
+
+def _do(errand: Errand, channel: socket.socket) -> dict[str, Any]:
+    failpoints.passing("rescan.starting")
+    storage = Storage(CHECK_LIMITS)  # this process ends with its errand, and its connections with it
+    file = Path(errand.file)
+    reading = read_config(file, errand.overrides)
+    progress = ScanProgress(channel)
+    progress.looking(len(reading.config.streams) if reading.config is not None else 0)
+    config, rings = check_reading(reading, file, storage)
+    storage.limits = config.daemon.storage_limits()
+    now = DaemonConfig.model_validate_json(json.dumps(errand.daemon))
+    streams = {name: _scan(name, config, rings[name], now, progress, storage) for name in config.streams}
+    same = [name for name, stream in streams.items() if errand.signatures.get(name) == stream.signature]
+    rings |= {name: replace(rings[name], slots_max=errand.slots[name]) for name in same}
+    restart = [
+        key
+        for key in DaemonConfig.model_fields
+        if key not in LIVE_KEYS and getattr(config.daemon, key) != getattr(now, key)
+    ]
+    made_bytes = errand.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
+    specs = [stream.cache_spec for stream in streams.values()]
+    caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder}
+    caches_bytes = sum(spec.budget_bytes - errand.cached_bytes.get(key, 0) for key, spec in caches.items())
+    restart += _check_memory(reading, file, config, now, rings, same, made_bytes - caches_bytes)
+    reserved = _check_descriptors(reading, file, config, rings)
+    for name, stream in streams.items():
+        if name not in same:
+            failpoints.passing("rescan.sending")
+            send_message(channel, StreamScanned(name), _descriptors(stream))
+    daemon = config.daemon.model_dump(mode="json")
+    return {
+        "exit_code": 0,
+        "daemon": {key: daemon[key] for key in LIVE_KEYS if key not in restart},
+        "workers": config.daemon.worker_count(),
+        "storage": config.daemon.storage_limits(),
+        "restart": restart,
+        "reserved": reserved,
+        "same": same,
+        "streams": {name: _plain(stream) for name, stream in streams.items() if name not in same},
+    }
+
+
+def _scan(  # noqa: PLR0913, PLR0917  what is scanned, through what, and who is told
+    name: str, config: Config, ring: RingSize, now: DaemonConfig, progress: ScanProgress, storage: Storage
+) -> ServedStream:
+    limits = storage.limits
+    progress.begun(name, limits.timeout_s * (1 + limits.retries) + _may_take_s(config.streams[name].source))
+    failpoints.passing("rescan.scanning")
+    python_path = config.daemon.python_path or ()
+    cache = IndexCache(now.cache_dir or default_cache_dir())
+    found = partial(progress.found, name)
+    scan = partial(scan_source, progress=found, cache=cache, storage=storage, python_path=python_path)
+    return open_stream(0, name, config.streams[name], ring, scan, limits, python_path=python_path)
+
+
+def _may_take_s(whole: SourceOptions) -> float:
+    """For how long a source's own configuration lets a library, or a function, say nothing."""
+    limits = ("length_timeout_s", "scan_timeout_s")
+    return max(getattr(source, name, 0.0) for _key, source in sources_in(whole) for name in limits)
+
+
+def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there, and what may be said of it
+    reading: LoadedConfig,
+    file: Path,
+    config: Config,
+    now: DaemonConfig,
+    rings: Mapping[str, RingSize],
+    same: list[str],
+    made_bytes: int,
+) -> list[str]:
+    """Refuse what does not fit beside the rings that stay. What of [daemon] cannot change before a restart.
+
+    ``made_bytes``: what the rings have already of the memory that they will have, those that are replaced among them, less
+    what caches may still take.
+    """
+    kept_bytes = sum(rings[name].ring_bytes for name in same)
+    others = [name for name in rings if name not in same]
+    need_bytes = sum(rings[name].ring_bytes for name in others)
+    is_too_little = config.daemon.memory < kept_bytes
+    limit_bytes = now.memory if is_too_little else config.daemon.memory
+    more_bytes = max(0, kept_bytes + need_bytes - made_bytes)
+    problem = shortage(more_bytes, available_bytes()) if others else None
+    if kept_bytes + need_bytes > limit_bytes:
+        problem = (
+            f"need {round_bytes(need_bytes, ceil)} for {', '.join(others)}, have {round_bytes(limit_bytes - kept_bytes, floor)} "
+            f"beside the {round_bytes(kept_bytes, ceil)} of the streams that stay as they are: set memory = in "
+            f"[streams.{others[0]}] to less, raise memory in [daemon], or restart the daemon, which divides it anew"
+        )
+    if problem is not None:
+        found = Problem("daemon.memory", problem, meaning_of(("daemon", "memory"), {}))
+        raise MemoryTooSmall(reading.located([found]), str(file))
+    return ["memory"] if is_too_little else []
+
+
+def _check_descriptors(reading: LoadedConfig, file: Path, config: Config, rings: dict[str, RingSize]) -> int:
+    """For how many slots the daemon keeps descriptors."""
+    plan = plan_descriptors(config, rings)
+    refusal = plan.refusal(len(rings))
+    if refusal is not None:
+        raise ConfigInvalid(reading.located([refusal]), str(file))
+    return plan.reserved
+
+
+def _descriptors(stream: ServedStream) -> list[int]:
+    """The index, and of a live stream the mailbox, to write."""
+    return [stream.index_descriptor] + ([stream.mailbox.writable] if stream.mailbox is not None else [])
+
+
+def _plain(stream: ServedStream) -> dict[str, Any]:
+    """A stream as JSON has it; ``daemon.reload.apply`` reads it."""
+    return {
+        "spec": asdict(stream.spec),
+        "told": asdict(stream.told),
+        "signature": stream.signature,
+        "classes": stream.classes,
+        "place_layout": stream.place_layout,
+        "mailbox_bytes": stream.mailbox_bytes,
+        "cache": stream.cache_spec._asdict() if stream.cache_spec is not None else None,
+    }
+
+
+def _send_document(channel: socket.socket, document: dict[str, Any]) -> None:
+    data = json.dumps(document).encode("ascii")
+    memory = os.memfd_create("batchd-rescan", os.MFD_CLOEXEC)
+    os.ftruncate(memory, len(data))
+    write_all(memory, memoryview(data), 0)
+    send_message(channel, ConfigRead(len(data)), (memory,))
+    failpoints.passing("rescan.sent")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

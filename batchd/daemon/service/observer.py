@@ -1,0 +1,214 @@
+"""The process that answers HTTP: its socket, its session, its life. DAEMON process; it loads no HTTP code.
+
+    bind, early: an address that was asked for and cannot be had is said before anything is scanned
+    start -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
+
+Invariant: the observer has exactly the socket that it accepts from and its lifeline; the socket stays ours, so whoever asks
+while there is none is answered by the next one.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from batchd.children import DEVNULL, Child, start_linked
+from batchd.config.http import parse_http
+from batchd.config.schema import meaning_of
+from batchd.config.tcp import EVERYWHERE
+from batchd.config.tree import DaemonConfig
+from batchd.daemon.descriptors import Watch
+from batchd.errors import ConfigInvalid, Problem
+from batchd_wire.runtime import RuntimeDirectory
+
+_log = structlog.get_logger()
+
+Adopt = Callable[[socket.socket, int], None]
+"""Takes our end of a lifeline, and the id of the process at its other end, as a session of ours."""
+
+BACKLOG = 128
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+END_TIMEOUT_S = 1.0
+BIND_PATIENCE_S = 2.0
+"""The observer of a daemon that was killed has the address until it has noticed, and the next daemon is there before that."""
+BIND_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSocket:
+    """A bound socket and how this machine is called; without a socket nobody comes in."""
+
+    listener: socket.socket | None = None
+    names: tuple[str, ...] = ()
+    details_for_all: bool = False
+
+    @property
+    def address(self) -> str | None:
+        """For people, and for programs to connect to."""
+        if self.listener is None:
+            return None
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def close(self) -> None:
+        """Let go of the address."""
+        if self.listener is not None:
+            self.listener.close()
+
+
+def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
+    """Bind what is configured; without a socket where nobody wants HTTP, or the default address is taken, which is said.
+
+    Raises ``ConfigInvalid`` where an address was asked for and cannot be had.
+    """
+    is_asked_for = "http" in daemon.model_fields_set
+    place = parse_http(daemon.http) if is_asked_for or not is_embedded else None
+    if place is None:
+        return HttpSocket()
+    try:
+        return HttpSocket(_bind_soon(*place), (place[0], *(daemon.http_names or ())), daemon.http_details)
+    except OSError as error:
+        reason = f"{daemon.http} cannot be had: {error.strerror or error}"
+        advice = 'set http in [daemon] to another address, or to "off"'
+        if is_asked_for:
+            raise ConfigInvalid(
+                [Problem("daemon.http", f"{reason}; {advice}", meaning_of(("daemon", "http"), {}))]
+            ) from None
+        _log.warning("no HTTP", reason=reason, advice=advice)
+        return HttpSocket()
+
+
+def _bind_soon(host: str, port: int) -> socket.socket:
+    """Take an address that somebody may be about to let go. Raises ``OSError``."""
+    deadline_s = monotonic() + BIND_PATIENCE_S
+    while True:
+        try:
+            return _bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or monotonic() >= deadline_s:
+                raise
+            sleep(BIND_PAUSE_S)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take an address. Who connects before there is an observer waits for one. Raises ``OSError``.
+
+    It listens at once: two daemons that start together can both bind an address on which nobody listens yet.
+    """
+    if host == EVERYWHERE:
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  somebody wrote the star
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _name, address = found[0]
+    door = socket.socket(family, kind, protocol)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind(address)
+        door.listen(BACKLOG)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+class ObserverProcess:
+    """Keeps one observer alive, if there is a way in. Use as a context manager."""
+
+    _adopt: Adopt
+
+    def __init__(self, watch: Watch, door: HttpSocket, place: RuntimeDirectory) -> None:
+        self._watch = watch
+        self._door = door
+        self._place = place
+        self._child: Child | None = None
+        self._started_s = 0.0
+        self._pause_s = PAUSE_FIRST_S
+        self._due_s: float | None = None
+
+    @property
+    def address(self) -> str | None:
+        """Where it answers; None where there is none."""
+        return self._door.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close the door, and see that the observer has ended; its lifeline, which ends with the sessions, has told it to."""
+        self._door.close()
+        if self._child is not None:
+            self._watch.remove(self._child.pidfd)
+            self._child.end(END_TIMEOUT_S)
+            self._child = None
+
+    def start(self, adopt: Adopt) -> None:
+        """Start the first one: from now on people are answered."""
+        if self._door.listener is None:
+            return
+        self._adopt = adopt
+        self._spawn()
+        _log.info("observing", http=self.address)
+
+    def tick(self) -> None:
+        """Time has passed: start another one where that is due."""
+        if self._due_s is not None and monotonic() >= self._due_s:
+            self._due_s = None
+            self._spawn()
+
+    def _spawn(self) -> None:
+        self._started_s = monotonic()
+        try:
+            self._start()
+        except OSError as error:
+            self._put_off("observer not started", reason=str(error))
+
+    def _start(self) -> None:
+        """Start one with a lifeline. Raises ``OSError``, and then there is none."""
+        assert self._door.listener is not None
+        listener = self._door.listener.fileno()
+        details = "all" if self._door.details_for_all else "insiders"
+        arguments = [str(listener), os.fspath(self._place.path), details, *self._door.names]
+        child, lifeline = start_linked(
+            "batchd.observer",
+            *arguments,
+            descriptors=[listener],
+            stdout=DEVNULL,
+            environment={"MALLOC_ARENA_MAX": "1"},  # its threads do little, and would have an arena each
+        )
+        with ExitStack() as where_it_fails:
+            where_it_fails.enter_context(lifeline)
+            where_it_fails.enter_context(child)
+            self._watch.add(child.pidfd, self._bury)
+            where_it_fails.callback(self._watch.remove, child.pidfd)
+            lifeline.setblocking(False)
+            self._adopt(lifeline, child.pid)
+            where_it_fails.pop_all()
+        self._child = child
+
+    def _bury(self) -> None:
+        """The kernel says that it has ended."""
+        assert self._child is not None
+        self._watch.remove(self._child.pidfd)
+        pid, status = self._child.pid, self._child.reap()
+        self._child = None
+        self._put_off("observer ended", pid=pid, status=status)
+
+    def _put_off(self, event: str, **facts: object) -> None:
+        """Try again later, at first soon; one that lived for a while has not failed at its start."""
+        now = monotonic()
+        if now - self._started_s > PAUSE_MAX_S:
+            self._pause_s = PAUSE_FIRST_S
+        self._due_s = now + self._pause_s
+        _log.warning(event, **facts, again_in_s=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)

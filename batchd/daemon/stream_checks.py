@@ -1,0 +1,71 @@
+"""What is wrong with the streams of a configuration, each problem at its own key. The daemon at its start, and ``batchd check``.
+
+    source      at its own key, or that of one of its parts      streams.a.source.sources[1].path
+    functions   where they are named                             streams.a.pipeline[2].function
+    steps       at the step, or at the option that is wrong      streams.a.pipeline[1].field
+    the whole   what the steps leave                             streams.a.pipeline
+
+Invariant: a stream without problems has columns.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from batchd.config.draft import StreamDraft
+from batchd.config.functions import code_problems
+from batchd.config.schema import meaning_of
+from batchd.errors import KeyPath, Problem, SourceInvalid, path_text
+from batchd.pipeline.sample_fields import StepCheck, taken_names
+from batchd.samples.columns import Column
+from batchd.sources.source_checks import known_columns, look_at
+from batchd.storage.access import Storage
+
+
+class Findings(NamedTuple):
+    """What a look at a stream gives. Problems have no lines yet.
+
+    ``columns``: of its source, None where nobody can tell them, or where the steps do not make fields of them.
+    """
+
+    columns: tuple[Column, ...] | None
+    problems: list[Problem]
+
+
+def look_at_stream(
+    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, storage: Storage, *, thoroughly: bool = True
+) -> Findings:
+    """Look at the source, the functions and the steps of a stream, without scanning anything.
+
+    ``python_path`` is None where nobody knows it, and then no functions are looked for. Not ``thoroughly``: of the source only
+    what is wrong with its columns, because it will be scanned.
+    """
+    looks = [(key, look_at(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
+    found: list[tuple[KeyPath, str]] = [
+        (("source", *key, *one.key), one.text) for key, look in looks for one in look.problems
+    ]
+    try:
+        columns = known_columns([look for _key, look in looks])
+    except SourceInvalid:  # the options of the whole are wrong anyhow
+        columns = None
+    if columns is not None:
+        columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
+    wrong_names = taken_names(columns or ())
+    found += [(("source",), text) for text in wrong_names]
+    if python_path is not None:
+        found += code_problems(draft.sources, draft.steps, python_path)
+    check = StepCheck(columns)
+    for place in range(len(draft.steps) + len(draft.gaps)):
+        if place in draft.steps:
+            check.look_at(place, draft.steps[place])
+        else:
+            check.look_past(place, *draft.gaps[place])
+    wrong_steps = check.finish()
+    found += [(("pipeline", *one.key), one.text) for one in wrong_steps]
+    data = {"streams": {name: draft.data}}
+    problems = [
+        Problem(path_text(path), text, meaning_of(path, data))
+        for key, text in found
+        for path in [("streams", name, *key)]
+    ]
+    return Findings(None if wrong_names or wrong_steps else columns, problems)

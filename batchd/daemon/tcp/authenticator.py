@@ -1,0 +1,131 @@
+"""Who is let in over TCP: ZeroMQ asks, the keys answer. DAEMON process.
+
+ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte, by RFC 27 (ZAP 1.0):
+
+    request   routing id | "" | "1.0" | request id | domain | address | identity | mechanism | 32-byte key
+    answer    routing id | "" | "1.0" | request id | "200" or other | text | user id | metadata
+
+Invariant: "200" is sent for a key that the directory holds at this moment, and for nothing else; whatever is odd or fails is
+a refusal. The user id is the public key itself, since a name may be given to another key later. Sockets set ``ZAP_DOMAIN`` to
+ours and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator nobody comes in.
+
+A host that connects too often is answered with "500", before any key is looked at; the client sees that number and tries again
+later. ("300", which RFC 27 has for this, is not passed on: the connection just ends, and the client could not tell why.)
+"""
+
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+import zmq
+from zmq.utils import z85
+
+from batchd.daemon.limits import HandshakeRate, peer_network
+from batchd.daemon.log_limits import Seldom
+from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.errors import BatchdError
+
+ZAP_DOMAIN = b"batchd"
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ANSWERS_MAX = 64
+"""Requests that one call answers at most; the loop has other things to do."""
+KEY_BYTES = 32
+ADDRESS_CHARACTERS_MAX = 64
+_VERSION = b"1.0"
+_MECHANISM = b"CURVE"
+_ENVELOPE_FRAMES = 2
+_REQUEST_FRAMES_MIN = 6
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """An answer: its code, its text, and who it is; ``reason`` is for our log, where a ``fault`` is our own."""
+
+    status: bytes
+    text: bytes
+    user: bytes = b""
+    reason: str = ""
+    fault: bool = False
+
+
+_REFUSED = b"400"
+_FAILED = b"500"
+
+
+class Authenticator:
+    """Answers ZeroMQ's questions. The loop polls ``socket`` and calls ``answer`` when it is readable."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory, rate: HandshakeRate | None = None
+    ) -> None:
+        self.refused = 0
+        self._keys = keys
+        self._rate = HandshakeRate() if rate is None else rate
+        self._seldom = Seldom()
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        try:
+            self.socket.bind(ZAP_ENDPOINT)
+        except zmq.ZMQError:
+            self.socket.close()
+            raise
+
+    def answer(self) -> None:
+        """Answer what has been asked, up to ``ANSWERS_MAX`` questions."""
+        for _ in range(ANSWERS_MAX):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._answer(frames)
+
+    def close(self) -> None:
+        """Answer no more; from now on nobody comes in."""
+        self.socket.close()
+
+    def _answer(self, frames: list[bytes]) -> None:
+        envelope, request = frames[:_ENVELOPE_FRAMES], frames[_ENVELOPE_FRAMES:]
+        verdict = self._judge(request)
+        if verdict.reason:
+            self._refuse(request, verdict)
+        number = request[1] if len(request) > 1 else b""
+        self.socket.send_multipart([*envelope, _VERSION, number, verdict.status, verdict.text, verdict.user, b""])
+
+    def _judge(self, request: list[bytes]) -> _Verdict:
+        if len(request) < _REQUEST_FRAMES_MIN or request[0] != _VERSION:
+            return _Verdict(_REFUSED, b"malformed request", reason="the request is malformed")
+        _version, _number, domain, address, _identity, mechanism, *credentials = request
+        if domain != ZAP_DOMAIN:
+            return _Verdict(_REFUSED, b"wrong domain", reason=f"the domain is {_shown(domain)}")
+        if mechanism != _MECHANISM:
+            return _Verdict(_REFUSED, b"wrong mechanism", reason=f"the mechanism is {_shown(mechanism)}")
+        if [len(part) for part in credentials] != [KEY_BYTES]:
+            return _Verdict(_REFUSED, b"malformed request", reason="there is no key of 32 bytes")
+        host = peer_network(_shown(address))
+        if not self._rate.admit(host, monotonic()):
+            return _Verdict(_FAILED, b"too many handshakes", reason=self._rate.complaint(host))
+        public = z85.encode(credentials[0]).decode()
+        try:
+            trainer = self._keys.find(public)
+        except (BatchdError, OSError) as error:
+            return _Verdict(_FAILED, b"the daemon cannot read its keys", reason=str(error), fault=True)
+        if trainer is None:
+            return _Verdict(_REFUSED, b"unknown key", reason=f"nobody has the key {public}")
+        return _Verdict(b"200", b"OK", public.encode())
+
+    def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
+        self.refused += 1
+        address = _shown(request[3]) if len(request) > 3 else "?"  # noqa: PLR2004  its place in the drawing
+        if self._seldom.now(f"{peer_network(address)} {verdict.text.decode()}"):
+            if verdict.fault:
+                _log.error("peer cannot be judged", address=address, reason=verdict.reason)
+            else:
+                _log.warning("peer refused", address=address, reason=verdict.reason)
+
+
+def _shown(frame: bytes) -> str:
+    """A frame in a log line: short, and without anything that a terminal would obey."""
+    text = frame[:ADDRESS_CHARACTERS_MAX].decode("ascii", "replace")
+    return "".join(character if character.isprintable() else "?" for character in text)

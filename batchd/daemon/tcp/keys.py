@@ -1,0 +1,402 @@
+"""Who may come over TCP: the daemon's key and the trainers' public ones, as files. DAEMON process and CLI.
+
+    <keys directory>/             0700
+        daemon.key                0600; public, secret
+        .lock                     held with flock by the command that changes something
+        trainers/NAME.key         0600; name, streams (without it: every stream), public; the trainer alone has its secret
+
+Files are written whole under another name and renamed, with the directory locked, so nobody sees half a file and two commands
+at once make no key twice. Nothing is written or read through a symbolic link in the directory.
+
+Invariant: whatever is wrong with a file or a directory lets nobody in. In a trainer's file ``public`` stands last, so one that
+was cut short lets nobody in either, rather than its trainer to every stream.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import time_ns
+from typing import Any
+
+import structlog
+import zmq
+
+from batchd.config.schema import meaning_of
+from batchd.config.tcp import is_loopback, parse_tcp
+from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
+from batchd.daemon.log_limits import Seldom
+from batchd.errors import BatchdError, KeysInvalid, Problem
+from batchd_wire.keys import (
+    ANY_ACCESS,
+    KEY_NAME,
+    KEY_NAME_RULE,
+    OPEN_FLAGS,
+    WRITE_ACCESS,
+    ConnectionKey,
+    check_names,
+    key_name,
+    key_text,
+    read_key_table,
+)
+
+DIRECTORY_MODE = 0o700
+PARENTS_MODE = 0o755
+FILE_MODE = 0o600
+DAEMON_FILE = "daemon.key"
+TRAINERS_FOLDER = "trainers"
+FILE_ENDING = ".key"
+SETTLED_NS = 2_000_000_000
+"""A file whose last change is longer ago looks different after the next one, however coarse its file system's clock is."""
+_LOCK_FILE = ".lock"
+_TEMPORARY_FILE = ".new"
+_STREAM_NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+_log = structlog.get_logger()
+
+_Stamp = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerKey:
+    """Who may come in with which key, to which streams; None is every stream."""
+
+    name: str
+    public: str
+    streams: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Folders:
+    """Descriptors of the directory and of the trainers' folder in it."""
+
+    keys: int
+    trainers: int
+
+
+class KeyDirectory:
+    """The keys on disk. Every question looks there anew; only a file that is the same as before is not read again."""
+
+    _daemon_file = DAEMON_FILE
+    _refused_mode = ANY_ACCESS
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seldom = Seldom()
+        self._read_before: dict[str, tuple[_Stamp, TrainerKey]] = {}
+
+    @property
+    def advice(self) -> str:
+        """What makes a key that is missing."""
+        return f"`batchd keys new --name NAME --keys-dir {shlex.quote(str(self.path))}` makes one"
+
+    def daemon_key(self) -> tuple[str, str] | None:
+        """The daemon's public and secret key, None where there is none.
+
+        Raises ``KeysInvalid`` where the file is damaged or open to others, ``BatchdError`` where it cannot be read.
+        """
+        with _naming(self.path), _opened_directory(self.path) as folder:
+            return None if folder is None else self._daemon_key(folder)
+
+    def make_daemon_key(self) -> tuple[str, str]:
+        """Make the daemon's key where there is none; one that is there stays, because its trainers know it."""
+        with self._changing() as folders:
+            return self._daemon_key(folders.keys) or self._make_daemon_key(folders.keys)
+
+    def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
+        """Make the key of one trainer; its secret is in what comes back and nowhere else.
+
+        Raises ``KeysInvalid`` for a name that is taken or is none, ``BatchdError`` where nothing can be written.
+        """
+        _check_wishes(name, streams)
+        file = _file_name(name)
+        with self._changing() as folders:
+            if file in self._files(folders.trainers):
+                raise KeysInvalid(
+                    f"there is a key {name} already ({self._trainer_path(file)}); take another name, or revoke it first: "
+                    f"batchd keys revoke {name}"
+                )
+            daemon, _secret = self._daemon_key(folders.keys) or self._make_daemon_key(folders.keys)
+            public, secret = _key_pair()
+            with _naming(self._trainer_path(file)):
+                _write(folders.trainers, file, _trainer_text(TrainerKey(name, public, streams)))
+        return ConnectionKey(name, daemon, public, secret)
+
+    def revoke(self, name: str) -> None:
+        """Remove the key of one trainer. Raises ``KeysInvalid`` naming those that there are where it is not among them."""
+        file = _file_name(name)
+        with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
+            files = [] if folder is None else self._files(folder)
+            if folder is None or not KEY_NAME.fullmatch(name) or file not in files:
+                known = ", ".join(other.removesuffix(FILE_ENDING) for other in files)
+                raise KeysInvalid(
+                    f"{self.path} has no key {name!r}; " + (f"known here: {known}" if known else "it has none")
+                )
+            with _naming(self._trainer_path(file)):
+                os.unlink(file, dir_fd=folder)
+                os.fsync(folder)
+
+    def trainers(self) -> list[TrainerKey]:
+        """Everybody who may come in, by name. Raises ``BatchdError`` where the directory cannot be read."""
+        return self._survey()[0]
+
+    def damaged(self) -> dict[Path, str]:
+        """The files of trainers that let nobody in, and what is wrong with them."""
+        return self._survey()[1]
+
+    def find(self, public: str) -> TrainerKey | None:
+        """Whose key is this? None where nobody's. Raises ``BatchdError`` where the directory cannot be read."""
+        trainers, damaged = self._survey()
+        for path, reason in damaged.items():
+            self._complain(path, reason)
+        return next((trainer for trainer in trainers if trainer.public == public), None)
+
+    def holds(self, name: str, public: str) -> bool:
+        """Is this still the key of that name? No where that cannot be found out; this raises nothing."""
+        file = _file_name(name)
+        if not KEY_NAME.fullmatch(name):
+            return False
+        try:
+            with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
+                return folder is not None and self._trainer(folder, file).public == public
+        except (BatchdError, ValueError) as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                self._complain(self._trainer_path(file), str(error))
+        return False
+
+    def _survey(self) -> tuple[list[TrainerKey], dict[Path, str]]:
+        """Look at every file of a trainer: the good ones, and the others with what is wrong."""
+        found: list[TrainerKey] = []
+        damaged: dict[Path, str] = {}
+        with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
+            files = [] if folder is None else self._files(folder)
+            for file in files:
+                assert folder is not None
+                try:
+                    found.append(self._trainer(folder, file))
+                except FileNotFoundError:
+                    continue  # revoked since the directory was read
+                except OSError as error:
+                    damaged[self._trainer_path(file)] = f"{self._trainer_path(file)} cannot be read: {error.strerror}"
+                except ValueError as error:
+                    damaged[self._trainer_path(file)] = str(error)
+        self._read_before = {file: kept for file, kept in self._read_before.items() if file in files}
+        return found, damaged
+
+    def _trainer(self, folder: int, file: str) -> TrainerKey:
+        """Read the key of one trainer, unless its file is the same as before. Raises ``OSError`` or ``ValueError``."""
+        path = self._trainer_path(file)
+        before = self._read_before.pop(file, None)
+        if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
+            self._read_before[file] = before
+            return before[1]
+        descriptor = os.open(path.name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            now_ns, about = time_ns(), os.fstat(descriptor)
+            key = _trainer_key(read_key_table(descriptor, path, WRITE_ACCESS), path, file)
+        finally:
+            os.close(descriptor)
+        if now_ns - max(about.st_ctime_ns, about.st_mtime_ns) > SETTLED_NS:
+            self._read_before[file] = (_stamp(about), key)
+        return key
+
+    def _daemon_key(self, folder: int) -> tuple[str, str] | None:
+        path = self.path / self._daemon_file
+        with _naming(path):
+            try:
+                descriptor = os.open(path.name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+            except FileNotFoundError:
+                return None
+            try:
+                table = read_key_table(descriptor, path, self._refused_mode)
+            finally:
+                os.close(descriptor)
+            check_names(table, path, ("public", "secret"))
+            public, secret = (key_text(table[name], name, path) for name in ("public", "secret"))
+            if zmq.curve_public(secret.encode()).decode() != public:
+                raise ValueError(f"{path} is damaged: its public key does not belong to its secret one")
+        return public, secret
+
+    def _make_daemon_key(self, folder: int) -> tuple[str, str]:
+        public, secret = _key_pair()
+        text = (
+            "# The key of a batchd daemon; its trainers know it by the public part. Keep it secret.\n"
+            f"public = {json.dumps(public)}\nsecret = {json.dumps(secret)}\n"
+        )
+        with _naming(self.path / DAEMON_FILE):
+            _write(folder, DAEMON_FILE, text)
+        return public, secret
+
+    @contextmanager
+    def _changing(self) -> Iterator[_Folders]:
+        """Make what is missing of the directories, and keep other writers out."""
+        with _naming(self.path):
+            _make_directory(self.path)
+            with _opened_directory(self.path) as keys:
+                if keys is None:
+                    raise BatchdError(f"{self.path} cannot be used: it leads nowhere")
+                with suppress(FileExistsError):
+                    os.mkdir(TRAINERS_FOLDER, DIRECTORY_MODE, dir_fd=keys)
+                    os.chmod(TRAINERS_FOLDER, DIRECTORY_MODE, dir_fd=keys)
+                with _locked(keys), self._trainers_folder(keys) as trainers:
+                    assert trainers is not None
+                    yield _Folders(keys, trainers)
+
+    @contextmanager
+    def _trainers_folder(self, keys: int | None) -> Iterator[int | None]:
+        if keys is None:
+            yield None
+            return
+        path = self.path / TRAINERS_FOLDER
+        with _naming(path), _opened_directory(path, keys) as folder:
+            yield folder
+
+    def _files(self, folder: int) -> list[str]:
+        return sorted(name for name in os.listdir(folder) if name.endswith(FILE_ENDING) and not name.startswith("."))
+
+    def _trainer_path(self, file: str) -> Path:
+        return self.path / TRAINERS_FOLDER / file
+
+    def _complain(self, path: Path, reason: str) -> None:
+        if self._seldom.now(str(path)):
+            _log.error("key file lets nobody in", path=str(path), reason=reason)
+
+
+def check_tcp_keys(daemon: DaemonConfig, keys: KeyDirectory) -> Problem | None:
+    """Say why the daemon may not listen where ``[daemon] tcp`` says: beyond loopback it needs its key, and somebody to let in."""
+    address = daemon.tcp
+    if address is None or is_loopback(parse_tcp(address)[0]):
+        return None
+    try:
+        if keys.daemon_key() is None:
+            text = f"{address} can be reached from other hosts, and {keys.path} has no key of the daemon; {keys.advice}"
+        elif not keys.trainers():
+            text = f"{address} can be reached from other hosts, and {keys.path} has no key of a trainer; {keys.advice}"
+        else:
+            return None
+    except BatchdError as error:
+        text = f"{address} can be reached from other hosts, and its keys cannot be used: {error}"
+    return Problem("daemon.tcp", text, meaning_of(("daemon", "tcp"), {}))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Make what goes wrong inside an error of ours that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise BatchdError(
+            f"{path} cannot be used: {error.strerror}; keys are for the user that the daemon runs as: become that user, or "
+            "name another directory (--keys-dir, keys_dir in [daemon], or BATCHD_KEYS_DIR)"
+        ) from error
+    except ValueError as error:
+        raise KeysInvalid(str(error)) from None
+
+
+@contextmanager
+def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | None]:
+    """Open a directory that nobody else may write to, in ``parent`` not through a link; None where there is none."""
+    try:
+        if parent is None:
+            descriptor = os.open(path, _DIRECTORY_FLAGS)
+        else:
+            descriptor = os.open(path.name, _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        if os.fstat(descriptor).st_mode & WRITE_ACCESS:
+            raise KeysInvalid(
+                f"others than its owner may write to {path}, and so let anybody in; close it: chmod 700 {path}"
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: int) -> Iterator[None]:
+    """Hold the directory for changes. The lock is a file of its own, because NFS locks no directories; it is never removed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(_LOCK_FILE, flags, FILE_MODE, dir_fd=folder)
+    try:
+        with suppress(PermissionError):
+            os.fchmod(descriptor, FILE_MODE)  # whatever the umask of whoever made it
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _make_directory(path: Path) -> None:
+    """Make the directory with its mode, whatever the umask; one that is there is left as its owner wants it."""
+    for parent in reversed([parent for parent in path.parents if not parent.exists()]):
+        with suppress(FileExistsError):
+            parent.mkdir(PARENTS_MODE)
+    with suppress(FileExistsError):
+        path.mkdir(DIRECTORY_MODE)
+        path.chmod(DIRECTORY_MODE)
+
+
+def _write(folder: int, name: str, text: str) -> None:
+    """Put a file there whole or not at all; a link of that name would be replaced, not followed."""
+    with suppress(FileNotFoundError):
+        os.unlink(_TEMPORARY_FILE, dir_fd=folder)  # of a command that was killed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(_TEMPORARY_FILE, flags, FILE_MODE, dir_fd=folder), "w", encoding="ascii") as file:
+        os.fchmod(file.fileno(), FILE_MODE)  # whatever the umask
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(_TEMPORARY_FILE, name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.fsync(folder)
+
+
+def _stamp(about: os.stat_result) -> _Stamp:
+    """What is different after any change of a file that had settled."""
+    return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+def _trainer_text(key: TrainerKey) -> str:
+    streams = "" if key.streams is None else f"streams = {json.dumps(sorted(key.streams))}\n"
+    return f"name = {json.dumps(key.name)}\n{streams}public = {json.dumps(key.public)}\n"
+
+
+def _trainer_key(table: dict[str, Any], path: Path, file: str) -> TrainerKey:
+    check_names(table, path, ("name", "public"), ("streams",))
+    name = key_name(table["name"], path)
+    if _file_name(name) != file:
+        raise ValueError(f"{path}: name is {name}, which is not that of the file")
+    streams = table.get("streams")
+    if streams is not None and not (isinstance(streams, list) and all(map(_is_stream_name, streams))):
+        raise ValueError(f"{path}: streams is no list of names of streams")
+    return TrainerKey(name, key_text(table["public"], "public", path), None if streams is None else frozenset(streams))
+
+
+def _check_wishes(name: str, streams: frozenset[str] | None) -> None:
+    if not KEY_NAME.fullmatch(name):
+        raise KeysInvalid(f"{name!r} cannot name a key: {KEY_NAME_RULE}")
+    if streams is not None and not streams:
+        raise KeysInvalid("a key for no stream at all lets nobody read anything; name one, or leave it to every stream")
+    for stream in streams or ():
+        if not _is_stream_name(stream):
+            raise KeysInvalid(f"{stream!r} cannot be a stream: a stream's name is 1 to 64 letters, digits, _, . and -")
+
+
+def _is_stream_name(value: object) -> bool:
+    return isinstance(value, str) and bool(_STREAM_NAME.fullmatch(value))
+
+
+def _file_name(name: str) -> str:
+    return f"{name}{FILE_ENDING}"
+
+
+def _key_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()

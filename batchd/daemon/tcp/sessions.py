@@ -1,0 +1,559 @@
+"""The door for trainers on other hosts: a ROUTER over TCP. DAEMON process.
+
+    connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected: the trainer is gone
+    more of them (with the same key) -> Join -> Joined: parts of its batches go there
+
+A session is its first TCP connection, and those that have joined it: with any of them it ends. ZeroMQ's monitor tells when,
+and heartbeats see to it within ``HEARTBEAT_TIMEOUT_MS`` even where the other host has fallen silent. A routing id is only an
+address; what a message may do is decided by the connection that it came over, named by its descriptor and its key.
+
+Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by what the trainer says.
+"""
+
+import os
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from math import inf
+from secrets import token_bytes
+from time import monotonic
+
+import structlog
+import zmq
+
+from batchd import __version__, failpoints
+from batchd.config.cpus import available_cpus
+from batchd.core.actions import GrantLease
+from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
+from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
+from batchd.daemon.dispatch import (
+    HANDSHAKE_TIMEOUT_MS,
+    MESSAGE_BYTES_MAX,
+    event_of,
+    is_served,
+    printable,
+    wrong_version,
+)
+from batchd.daemon.doors import DaemonSide
+from batchd.daemon.limits import HandshakeRate, SessionLimits, peer_network
+from batchd.daemon.log_limits import Ration, Seldom
+from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.session_log import Guest
+from batchd.daemon.tcp.authenticator import ZAP_DOMAIN, Authenticator
+from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, Doorstep
+from batchd.daemon.tcp.connections import QUESTIONS_PER_TICK, Connection, OpenSubscription, Register, RemoteSession
+from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
+from batchd.daemon.tcp.parcels import Outbox
+from batchd.errors import BatchdError
+from batchd_wire import OLDEST_VERSION
+from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
+from batchd_wire.codes import ErrorCode
+from batchd_wire.fields import SlotLayout
+from batchd_wire.messages import (
+    TO_DAEMON_REMOTE,
+    AskBad,
+    AskStatus,
+    Greet,
+    Greeted,
+    Join,
+    Joined,
+    Parcel,
+    Pull,
+    Refused,
+    Subscribe,
+    Unsubscribe,
+)
+from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
+from batchd_wire.runtime import host_id
+from batchd_wire.status import TcpCounts, TrainerStatistics
+from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.wording import counted
+
+_log = structlog.get_logger()
+
+SECRET_BYTES = 16
+SAID_PER_MINUTE = 240
+"""Lines of the log about trainers of one host that come and go."""
+SUBSCRIPTIONS_MAX = 64
+"""Claims that one trainer may have at a time."""
+REMOTE_MESSAGES_AT_ONCE = 16
+"""What is read in one turn of the loop: a quarter of what trainers on this host may say."""
+REMOTE_UNREAD_MAX = 512
+"""Messages that a trainer may leave unread before it is cut off: two batches of each claim, and answers."""
+SHORT_FRAME_BYTES = 2
+LONG_FRAME_BYTES = 9
+LONG_FRAME_FROM = 256
+IO_THREADS_MAX = 4
+"""Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
+EVENTS_AT_ONCE = 4_096
+"""More than ZeroMQ keeps of what its monitor tells, so one look sees everything that happened before it."""
+
+
+def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
+    """What people are told of an address that cannot be had."""
+    return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
+
+
+class TcpDoor:
+    """Owns the TCP socket. ``keys`` None: without encryption, which is for loopback alone."""
+
+    name = "tcp"
+
+    def __init__(self, daemon: DaemonSide, limits: SessionLimits, keys: KeyDirectory | None) -> None:
+        self._enqueue = daemon.enqueue
+        self._numbers = daemon.session_numbers
+        self._subscription_numbers = daemon.subscription_numbers
+        self._outbox = Outbox(daemon.watch, daemon.memory, daemon.enqueue)
+        self._limits = limits
+        self._rate = HandshakeRate()
+        self._keys = keys
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
+        self.router = self.context.socket(zmq.ROUTER)
+        # No event of failed handshakes: where libzmq 4.3.5 tells of a message that fails to decrypt, it forgets to hang up, and
+        # aborts later.
+        self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._authenticators = [] if keys is None else [Authenticator(self.context, keys)]
+        self._register = Register()
+        self._heard_of: set[int] = set()
+        """Descriptors over which a message has come: who ends without one has failed in the handshake."""
+        self._doorstep = Doorstep(self._register.descriptors, limits.strangers_max)
+        self._next_audit_s = 0.0
+        self._seldom = Seldom()
+        self._ration = Ration(SAID_PER_MINUTE)
+        self.failed_handshakes = 0
+        self.sent_bytes = 0
+        self._ipc_address = ""
+
+    def bind(self, endpoint: str, ipc_address: str) -> None:
+        """Listen. Raises ``BatchdError`` saying why that cannot be."""
+        self._ipc_address = ipc_address
+        for name, value in SOCKET_OPTIONS.items():
+            self.router.setsockopt(getattr(zmq, name), value)
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS),
+            (zmq.SNDHWM, REMOTE_UNREAD_MAX),
+            (zmq.RCVHWM, 0),  # see ``doorstep``
+        ):
+            self.router.setsockopt(option, value)
+        if self._keys is not None:
+            self._guard(self._keys)
+        try:
+            self.router.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise BatchdError(f"daemon.tcp: {cannot_listen(endpoint, error)}") from None
+        self._doorstep.open(int(self.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
+
+    @property
+    def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
+        """Trainers, the ends of their connections, and questions of ZeroMQ about keys."""
+        return [self.router, self.monitor, *(one.socket for one in self._authenticators)]
+
+    def close(self) -> None:
+        """End every session, then let go of what was being sent."""
+        self.note_ends()  # a full monitor would keep ZeroMQ's thread, and that this one
+        self.router.disable_monitor()
+        self.monitor.close(linger=0)
+        for authenticator in self._authenticators:
+            authenticator.close()
+        self.context.destroy(linger=0)
+        self._doorstep.close()
+        self._outbox.close()
+
+    def counts(self) -> TcpCounts:
+        """Connections of all kinds, for people."""
+        doorstep = self._doorstep
+        strangers = len(doorstep.strangers())
+        return TcpCounts(len(doorstep), strangers, doorstep.closed, self.failed_handshakes, self.sent_bytes)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._register
+
+    def guest(self, number: int) -> Guest:
+        """Who the session's trainer is, for the log."""
+        session = self._register[number]
+        return Guest(session.name, session.pid, f"host {peer_network(session.host)}", is_remote=True)
+
+    def everybody(self) -> list[RemoteSession]:
+        """All sessions."""
+        return self._register.everybody()
+
+    def statistics(self, now: float) -> list[TrainerStatistics]:
+        """All trainers, for people."""
+        return [session.statistics(now) for session in self.everybody()]
+
+    def may_read(self, number: int, stream: str) -> bool:
+        """Tell whether the session's key opens the stream."""
+        return self._register[number].may_read(stream)
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, number: int, message: Message) -> None:
+        """Send to a trainer; nothing where it is gone."""
+        session = self._register.get(number)
+        if session is not None:
+            if isinstance(message, Refused) and message.request:
+                session.refused(message.request)
+            self._send(session, message)
+
+    def answer(self, number: int, message: Message) -> None:
+        """Send the answer to a question, if the session is there still."""
+        session = self._register.get(number)
+        if session is not None:
+            self._send(session, message)
+
+    def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:
+        """Send the rows of a lease. ``BatchSent`` follows."""
+        session = self._register[grant.session]
+        sent = BatchSent(grant.session, grant.subscription, grant.sequence, grant.generation)
+        try:
+            view = self._outbox.view(grant.slot, sent)
+        except (OSError, MemoryError) as error:
+            self._end(session, f"there is no memory to send it a batch from: {error}")
+            self._enqueue(sent)
+            return
+        claim = session.claims.get(grant.subscription)
+        connections = session.connections if claim is not None and claim.is_known else session.connections[:1]
+        parts = max(1, min(len(connections), grant.count * layout.row_bytes // PIECE_BYTES))
+        for part in range(parts):
+            parcel = Parcel(
+                grant.subscription,
+                grant.sequence,
+                grant.epoch,
+                grant.step,
+                grant.generation,
+                grant.first,
+                grant.count,
+                part,
+                parts,
+            )
+            frames = [view[start:end] for start, end in part_of(layout, grant.first, grant.count, part, parts)]
+            sent_bytes = sum(map(len, frames))
+            session.sent_bytes += sent_bytes
+            self.sent_bytes += sent_bytes
+            over = connections[(grant.sequence + part) % len(connections)]
+            self._send(session, parcel, over, frames)
+            if session.number not in self:
+                break
+        failpoints.passing("daemon.parcel.sent")
+
+    def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
+        """Not called: trainers on other hosts share no memory, and ``TO_DAEMON_REMOTE`` has no message of a producer."""
+
+    def withdraw_slots(self, slots: Sequence[int]) -> None:
+        """Nothing, for the same reason."""
+
+    def limit(self, limits: SessionLimits) -> None:
+        """Admit new sessions within these limits; nobody is sent away."""
+        self._limits = limits
+
+    def tick(self) -> None:
+        """Time has passed: note what was sent until now, and end the sessions of keys that were revoked, and those adrift."""
+        self._doorstep.tick()
+        self._end_adrift()
+        for session in self.everybody():
+            session.marks.append((monotonic(), session.sent_bytes))
+            session.questions = 0
+        if self._keys is None:
+            return
+        for session in self.everybody():
+            if session.key is None or not self._keys.holds(session.key.name, session.key.public):
+                self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
+                self._end(session, "its key has been revoked")
+
+    def _end_adrift(self) -> None:
+        """End the sessions of connections that are not there.
+
+        ZeroMQ tells of an end before it hands over what had come until then: a ``Greet`` that is read after that begins a session
+        whose end has been told already, and whose descriptor may be another connection's. Two ticks, as a beginning may be told
+        late as well.
+        """
+        for session in self.everybody():
+            if all(self._doorstep.inode_of(one.descriptor) == one.inode is not None for one in session.connections):
+                session.ticks_adrift = 0
+                continue
+            session.ticks_adrift += 1
+            if session.ticks_adrift > 1:
+                self._end(session, "")
+
+    def _send(
+        self,
+        session: RemoteSession,
+        message: Message,
+        over: Connection | None = None,
+        pieces: Sequence[bytes | memoryview] = (),
+    ) -> None:
+        """Send a message, and the pieces of rows behind it, over the first connection where no other is named."""
+        routing = (over or session.connections[0]).routing
+        try:
+            frames = [routing, message.encode(session.version), *pieces]
+            self.router.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self._end(session, f"it left {REMOTE_UNREAD_MAX} messages unread")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._end(session, "")
+
+    def _answer_stranger(self, routing: bytes, message: Message) -> None:
+        try:
+            self.router.send_multipart([routing, message.encode(OLDEST_VERSION)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in {zmq.EHOSTUNREACH, zmq.EAGAIN}:
+                raise
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def receive(self, ready: Container[object]) -> bool:
+        """Read what trainers say, a bounded portion at a time; true where there may be more."""
+        self._audit()
+        for authenticator in self._authenticators:
+            if authenticator.socket in ready:
+                authenticator.answer()
+        if self.router in ready:
+            return self._read()
+        if self.monitor in ready:
+            self.note_ends()
+        return False
+
+    def _read(self) -> bool:
+        self.note_ends()
+        for _ in range(REMOTE_MESSAGES_AT_ONCE):
+            try:
+                frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return False
+            self._take(frames)
+        return True
+
+    def _audit(self) -> None:
+        """Look, every now and then, whether anybody says too much."""
+        now = monotonic()
+        if now >= self._next_audit_s:
+            self._next_audit_s = now + AUDIT_INTERVAL_S
+            self._doorstep.audit()
+
+    @property
+    def patience_s(self) -> float:
+        """How long nothing has to be done here."""
+        return max(0.0, self._next_audit_s - monotonic()) if len(self._doorstep) else inf
+
+    def note_ends(self) -> None:
+        """Take note of the connections that have begun and ended."""
+        for _ in range(EVENTS_AT_ONCE):
+            try:
+                event, descriptor = unpack_monitor_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                break
+            if event == zmq.EVENT_ACCEPTED:
+                self._heard_of.discard(descriptor)
+                self._doorstep.came(descriptor)
+                continue
+            session = self._register.on(descriptor)
+            if session is not None:
+                self._end(session, "")
+            if descriptor not in self._heard_of:
+                self._note_failure(self._doorstep.host_of(descriptor))
+            self._heard_of.discard(descriptor)
+            self._doorstep.went(descriptor)
+        self._doorstep.settle()
+
+    def _note_failure(self, host: str) -> None:
+        self.failed_handshakes += 1
+        if self._seldom.now(f"handshake {host}"):
+            advice = "it may have a key for another daemon, or none"
+            _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        routing, last = frames[0].bytes, frames[-1]
+        descriptor = _descriptor(last)
+        if descriptor is None:
+            if self._seldom.now("old"):
+                _log.warning("remote peer not understood", reason="it speaks ZeroMQ's protocol of before version 3")
+            return
+        wire_bytes = sum(_wire_bytes(len(frame.buffer), encrypted=self._keys is not None) for frame in frames[1:])
+        if not self._doorstep.hears(descriptor, wire_bytes, len(frames) - 1):
+            return
+        self._heard_of.add(descriptor)
+        session = self._register.at(routing)
+        if session is not None and not session.has(routing, descriptor):
+            self._end(session, "")  # another connection calls itself the same: the first one is gone
+            session = None
+        try:
+            if len(frames) != 2:  # noqa: PLR2004  address and message
+                raise MalformedMessage(f"{len(frames) - 1} frames instead of one")
+            message = TO_DAEMON_REMOTE.decode(last.buffer)
+        except MalformedMessage as error:
+            self._reject(routing, last, ErrorCode.MALFORMED_MESSAGE, str(error))
+            return
+        if session is None and isinstance(message, Join):
+            self._join(routing, last, message)
+        elif session is None:
+            self._greet(routing, last, message)
+        elif routing != session.connections[0].routing:
+            text = f"{type(message).__name__} is not expected on a further connection of a session"
+            self._reject(routing, last, ErrorCode.UNEXPECTED_MESSAGE, text)
+        else:
+            self._understand(session, last, message)
+
+    def _greet(self, routing: bytes, frame: zmq.Frame, message: Message) -> None:
+        if not isinstance(message, Greet):
+            self._answer_stranger(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
+            return
+        host = _host(frame)
+        if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
+            self._reject(routing, frame, ErrorCode.TOO_OFTEN, self._rate.complaint(peer_network(host)))
+            return
+        if not is_served(message.version):
+            self._answer_stranger(routing, wrong_version(message.version))
+            return
+        key = self._key_of(frame)
+        if self._keys is not None and key is None:
+            self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
+            return
+        crowd = self._crowd(key, host)
+        if crowd:
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, crowd)
+            return
+        self._clear_descriptor(frame)
+        number = next(self._numbers)
+        session = RemoteSession(
+            number, [], token_bytes(SECRET_BYTES), host, printable(message.name), message.pid, key, message.version
+        )
+        session.marks.append((monotonic(), 0))
+        self._register.add(session)
+        self._connect(session, routing, frame)
+        ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
+        speak = _log.info if self._ration.allows(peer_network(host)) else _log.debug
+        speak("remote trainer", session=number, host=host, key=key.name if key else "", name=session.name)
+        self._send(session, Greeted(__version__, ipc_address, session.secret))
+        failpoints.passing("daemon.remote.greeted")
+
+    def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
+        self._clear_descriptor(frame)
+        session = self._register.knowing(message.secret)
+        if session is None or (self._keys is not None and self._key_of(frame) != session.key):
+            self._reject(routing, frame, ErrorCode.UNKNOWN_SESSION, "no session with this key has this secret")
+            return
+        if len(session.connections) >= PARTS_MAX:
+            text = f"a session has up to {PARTS_MAX} connections"
+        elif self._register.further_connections >= self._limits.sessions_max:
+            text = f"{self._limits.sessions_max} further connections are there already; raise sessions_max in [daemon]"
+        else:
+            text = ""
+        if text:
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
+            return
+        self._send(session, Joined(), self._connect(session, routing, frame))
+
+    def _clear_descriptor(self, frame: zmq.Frame) -> None:
+        """End what had this descriptor before a new connection, now and not when the news of it would end its new session."""
+        self.note_ends()
+        former = self._register.on(frame.get(zmq.SRCFD))
+        if former is not None:
+            self._end(former, "")
+
+    def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> Connection:
+        """A connection belongs to this session from now on."""
+        descriptor = frame.get(zmq.SRCFD)
+        inode = None
+        with suppress(OSError):  # it is closed already, which its end will tell, or has told
+            inode = os.fstat(descriptor).st_ino
+        connection = Connection(routing, descriptor, inode)
+        self._register.connect(session, connection)
+        self._heard_of.add(connection.descriptor)
+        return connection
+
+    def _crowd(self, key: TrainerKey | None, host: str) -> str:
+        """Why there are too many sessions for one more; "" where there are not."""
+        limits = self._limits
+        if len(self._register) >= limits.sessions_max:
+            return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"
+        count = self._register.of_peer(key, host)
+        if count < limits.sessions_per_peer:
+            return ""
+        who = f"the key {key.name!r}" if key is not None else peer_network(host)
+        had = f"{who} has {counted(count, 'session')} already"
+        return f"{had}; raise sessions_per_peer in [daemon] (now {limits.sessions_per_peer})"
+
+    def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
+        if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
+            text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
+            self._send(session, Refused(message.request, 0, ErrorCode.KEY_REFUSED, text))
+            return
+        if isinstance(message, Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
+            text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
+            self._send(session, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
+            return
+        if isinstance(message, AskStatus | AskBad) and not session.may_ask():
+            text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
+            self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
+            return
+        event = event_of(session.number, message, self._subscription_numbers, is_remote=True)
+        if event is None:
+            text = f"{type(message).__name__} is not expected in an open session"
+            self._reject(session.connections[0].routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
+        elif isinstance(message, Unsubscribe):
+            # Its batches go back when they are sent, whatever the trainer has seen of them.
+            session.claims.pop(message.subscription, None)
+            self._enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
+        else:
+            if isinstance(event, SubscriptionAsked):
+                session.claims[event.subscription] = OpenSubscription(event.request)
+            elif isinstance(message, Pull) and message.subscription in session.claims:
+                session.claims[message.subscription].is_known = True
+            self._enqueue(event)
+
+    def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
+        """Answer nonsense with its number; say so in the log, but not for each."""
+        host = _host(frame)
+        self._answer_stranger(routing, Refused(0, 0, error, text))
+        if self._seldom.now(f"reject {peer_network(host)}"):
+            _log.warning("remote message rejected", error=int(error), reason=text, host=host)
+
+    def _end(self, session: RemoteSession, fault: str) -> None:
+        """The connection is gone, or not listened to any more."""
+        if not self._register.remove(session):
+            return
+        speak = _log.info if self._ration.allows(peer_network(session.host)) else _log.debug
+        speak("remote trainer gone", session=session.number, host=session.host, **({"reason": fault} if fault else {}))
+        self._enqueue(SessionCutOff(session.number))  # what is being sent to it keeps its slots until ZeroMQ lets go
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def _guard(self, keys: KeyDirectory) -> None:
+        pair = keys.daemon_key()
+        assert pair is not None, "checked at the start"
+        self.router.curve_server = True
+        self.router.curve_secretkey = pair[1].encode()
+        self.router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        self.router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def _key_of(self, frame: zmq.Frame) -> TrainerKey | None:
+        """The key with which the connection was let in, if it is still accepted."""
+        try:
+            return self._keys.find(str(frame.get("User-Id"))) if self._keys is not None else None
+        except BatchdError as error:
+            if self._seldom.now("keys"):
+                _log.error("keys cannot be read", reason=str(error))
+            return None
+
+
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """The descriptor of the connection that a message came over; None in ZMTP 1 and 2, which tell none."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
+def _host(frame: zmq.Frame) -> str:
+    """Where a message came from; addresses of version 4 as they are usually written."""
+    return str(frame.get("Peer-Address") or "").removeprefix("::ffff:")
+
+
+def _wire_bytes(length: int, *, encrypted: bool) -> int:
+    """What a frame of this length takes on the wire, by ZMTP 3.1 and CURVE (RFC 26)."""
+    if encrypted:
+        length += CURVE_BYTES
+    return length + (SHORT_FRAME_BYTES if length < LONG_FRAME_FROM else LONG_FRAME_BYTES)

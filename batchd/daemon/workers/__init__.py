@@ -1,0 +1,1 @@
+"""The worker processes, behind an interface that does not say where they run. DAEMON process."""

@@ -1,0 +1,90 @@
+"""How the daemon reaches its workers, wherever they run: five calls, and a book of what each has been told. DAEMON process.
+
+    spawn -> send* -> gone        kill -> gone        dismiss -> gone
+
+``workers`` has the implementation for processes of this host. Events come back through the loop's queue: ``WorkerReady``,
+``PartsNamed``, ``ChunkDone``, and ``WorkerGone`` once it is certain that the worker writes no more.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from batchd.core.events import Note
+from batchd.core.fleet import WorkerKind
+from batchd_wire.codec import Message
+
+
+class Workers(Protocol):
+    """Workers by their numbers, which are never given twice. A call about a worker that is gone does nothing."""
+
+    kind: WorkerKind
+    decoders: str
+    """What workers decode with, by their own word; empty before the first is ready."""
+
+    def spawn(self, number: int) -> None:
+        """Start worker ``number``. Raises ``OSError``, and then there is none."""
+
+    def send(self, number: int, message: Message, *descriptors: int) -> None:
+        """Send a message without waiting. A worker that does not read is killed."""
+
+    def kill(self, number: int, reason: str) -> None:
+        """End a worker that hangs or breaks the protocol."""
+
+    def dismiss(self, number: int) -> None:
+        """Tell a worker that has nothing in hand to end."""
+
+    def note(self, number: int) -> Note | None:
+        """What the worker says it has in hand; None for a worker that is gone."""
+
+    def pids(self) -> dict[int, int]:
+        """The process id of each worker, by its number; 0 before it is known."""
+
+
+class WorkerBook:
+    """Which streams and slots each worker has been told of. Pure.
+
+    A worker is told of a stream and of a slot once, before the first order that names it.
+    """
+
+    def __init__(self) -> None:
+        self._streams: defaultdict[int, set[int]] = defaultdict(set)
+        self._slots: defaultdict[int, set[int]] = defaultdict(set)
+
+    def enter_stream(self, worker: int, stream: int) -> bool:
+        """Note that a worker is told of a stream; False where it has been told before."""
+        return _enter(self._streams[worker], stream)
+
+    def enter_slot(self, worker: int, slot: int) -> bool:
+        """Note that a worker is told of a slot; False where it has been told before."""
+        return _enter(self._slots[worker], slot)
+
+    def workers_of(self, stream: int) -> list[int]:
+        """The workers that have been told of a stream."""
+        return [worker for worker, streams in self._streams.items() if stream in streams]
+
+    def drop_stream(self, stream: int) -> list[int]:
+        """Forget a stream that no order will name; the workers that have to be told so."""
+        workers = self.workers_of(stream)
+        for worker in workers:
+            self._streams[worker].discard(stream)
+        return workers
+
+    def drop_slots(self, slots: Iterable[int]) -> dict[int, list[int]]:
+        """Forget slots that no order will name; what each worker has to be told of them."""
+        gone = set(slots)
+        known = {worker: sorted(slots & gone) for worker, slots in self._slots.items() if slots & gone}
+        for worker in known:
+            self._slots[worker] -= gone
+        return known
+
+    def drop_worker(self, worker: int) -> None:
+        """Forget a worker that is gone."""
+        self._streams.pop(worker, None)
+        self._slots.pop(worker, None)
+
+
+def _enter(known: set[int], number: int) -> bool:
+    is_new = number not in known
+    known.add(number)
+    return is_new

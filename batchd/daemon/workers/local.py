@@ -1,0 +1,274 @@
+"""The worker processes of this host. DAEMON process; one kind of workers behind ``worker_interface``.
+
+What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel says
+that the process has ended (its pidfd is readable), never before: a process that may still write is not gone.
+
+Workers are children of a fork server, see ``forks``, which reaps them when it is told: how one ended is read before that.
+
+Invariant: a worker has exactly the descriptors of its channel and its note.
+"""
+
+import mmap
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+from batchd.children import Grandchild, Linked, describe
+from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
+from batchd.core.fleet import WorkerKind
+from batchd.daemon.descriptors import Watch
+from batchd.daemon.memory.available import oom_kills
+from batchd.daemon.workers.fork_server import ForkServer
+from batchd.orders.worker import (
+    NOTE,
+    NOTE_BYTES,
+    OUT_OF_MEMORY_STATUS,
+    TO_DAEMON_FROM_WORKER,
+    ChunkFilled,
+    Ready,
+    StreamMeasured,
+    Work,
+)
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage, Message
+
+_log = structlog.get_logger()
+
+FAULT_SIGNALS = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
+)
+"""What the kernel, or the C library, sends a process for what it did itself."""
+KILL_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """One worker and everything of the daemon that belongs to it."""
+
+    number: int
+    channel: socket.socket
+    note: mmap.mmap
+    grandchild: Grandchild | None = None
+    """None where it was asked for, and nothing was heard of it yet."""
+    is_killed: bool = False
+    """By this daemon, for what it did or failed to do."""
+    is_dismissed: bool = False
+    """It was told that nothing else comes."""
+    is_over: bool = False
+    """Its channel has ended: it shall end too, if it has not."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it is known."""
+        return self.grandchild.pid if self.grandchild is not None else 0
+
+    def end(self) -> None:
+        """Have the kernel end the process, as soon as it is known."""
+        self.is_over = True
+        if self.grandchild is not None:
+            self.grandchild.kill()
+
+
+class WorkerProcesses:
+    """Starts workers and speaks with them. ``enqueue`` takes the events, from the moment when ``watch`` is dispatched."""
+
+    kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
+
+    def __init__(self, watch: Watch, enqueue: Callable[[Event], None], launched: Linked | None = None) -> None:
+        self._watch = watch
+        self._enqueue = enqueue
+        self._forks = ForkServer(watch, self._adopt, self._fail, launched)
+        self._processes: dict[int, _Process] = {}
+        self.decoders = ""
+        """What workers decode with, by their own word; empty before the first is ready."""
+        self._oom_kills = oom_kills()
+        self._missing = 0
+        """Workers that have died and were not replaced yet: that somebody stands in for one is news, the first start is not."""
+
+    def spawn(self, number: int) -> None:
+        """Start worker ``number``, unless it was started ahead of time. Raises ``OSError``, and then there is none."""
+        if number in self._processes:
+            return
+        with ExitStack() as until_done, ExitStack() as where_it_fails:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            where_it_fails.callback(ours.close)
+            until_done.callback(theirs.close)
+            note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
+            until_done.callback(os.close, note)
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            ours.setblocking(False)
+            os.posix_fallocate(note, 0, NOTE_BYTES)
+            memory = mmap.mmap(note, NOTE_BYTES)
+            process = _Process(number, ours, memory)
+            self._watch.add(ours.fileno(), lambda: self._hear(process))
+            where_it_fails.callback(self._watch.remove, ours.fileno())
+            self._forks.fork(number, theirs.fileno(), note)
+            where_it_fails.pop_all()
+        self._processes[number] = process
+
+    def send(self, number: int, message: Message, *descriptors: int) -> None:
+        """Send a message. A worker that is gone, or that has stopped reading, is not waited for: its pidfd will tell."""
+        process = self._processes.get(number)
+        if process is None:
+            return
+        try:
+            send_message(process.channel, message, descriptors)
+        except ChannelClosed:
+            return
+        except BlockingIOError:
+            self.kill(number, "it does not read its orders")
+
+    def kill(self, number: int, reason: str) -> None:
+        """Kill a worker that does not do what it should. ``WorkerGone`` follows when it is dead."""
+        process = self._processes.get(number)
+        if process is None:
+            return
+        _log.warning("worker killed", worker=number, pid=process.pid, reason=reason)
+        process.is_killed = True
+        process.end()
+        if not process.pid:
+            self._forks.kill("it has not started a worker that it was asked for")
+
+    def dismiss(self, number: int) -> None:
+        """Have a worker go that has nothing in hand: it sees the end of its channel. ``WorkerGone`` follows."""
+        process = self._processes.get(number)
+        if process is not None:
+            process.is_dismissed = True
+            with suppress(OSError):  # it is dead, which its pidfd will tell
+                process.channel.shutdown(socket.SHUT_WR)
+
+    def note(self, number: int) -> Note | None:
+        """What the worker says it has in hand."""
+        process = self._processes.get(number)
+        return _read_note(process.note) if process is not None else None
+
+    def pids(self) -> dict[int, int]:
+        """The process id of each worker, by its number; 0 before it is known."""
+        return {number: process.pid for number, process in self._processes.items()}
+
+    def close(self, wait_s: float) -> None:
+        """End all workers: close their channels, which tells them to go, wait, and kill who stays."""
+        for process in self._processes.values():
+            self._watch.remove(process.channel.fileno())
+            process.channel.close()
+        deadline = monotonic() + wait_s
+        for process in list(self._processes.values()):
+            grandchild = process.grandchild
+            if grandchild is not None and not grandchild.has_ended(deadline - monotonic()):
+                grandchild.kill()
+                if not grandchild.has_ended(KILL_TIMEOUT_S):  # the kernel kills at once, but in a storage call
+                    _log.error(
+                        "worker cannot be killed", worker=process.number, pid=process.pid, advice="is its storage hung?"
+                    )
+            self._forget(process)
+        self._forks.close()
+
+    def _adopt(self, number: int, grandchild: Grandchild) -> None:
+        """A worker lives."""
+        process = self._processes[number]
+        process.grandchild = grandchild
+        try:
+            self._watch.add(grandchild.pidfd, lambda: self._bury(process, grandchild))
+        except OSError as error:
+            process.end()
+            self._forks.reap(grandchild.pid)
+            self._fail(number, str(error))
+            return
+        if process.is_over:
+            process.end()
+        if self._missing:
+            self._missing -= 1
+            _log.info("worker started", worker=number, pid=grandchild.pid)
+
+    def _fail(self, number: int, reason: str) -> None:
+        """A worker never lived."""
+        _log.error("worker not started", worker=number, reason=reason)
+        process = self._processes[number]
+        self._watch.remove(process.channel.fileno())
+        process.channel.close()
+        self._forget(process)
+        self._enqueue(WorkerGone(number, "it could not be started", None))
+
+    def _hear(self, process: _Process) -> None:
+        self._receive(process)
+
+    def _receive(self, process: _Process) -> bool:
+        """Read the next message of a worker; False where nothing was said. What it says beyond that is read after the others'."""
+        try:
+            message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
+        except BlockingIOError:
+            return False
+        except ChannelClosed:
+            self._watch.remove(process.channel.fileno())
+            if not process.is_dismissed:
+                process.end()  # nearly always dead by now, and if not, it is of no more use
+            return False
+        except MalformedMessage as error:
+            self.kill(process.number, f"it talks nonsense: {error}")
+            return False
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._enqueue(self._event(process, message))
+        return True
+
+    def _event(self, process: _Process, message: Message) -> Event:
+        if isinstance(message, Ready):
+            if message.decoders != self.decoders:
+                self.decoders = message.decoders
+                _log.info("decoding", decoders=message.decoders)
+            return WorkerReady(process.number)
+        if isinstance(message, StreamMeasured):
+            return PartsNamed(message.stream, tuple(message.parts))
+        assert isinstance(message, ChunkFilled)
+        bad = [(sample, path, reason) for sample, path, reason in message.bad]
+        return ChunkDone(process.number, message.order, Work(*message.work), bad, message.hopeless)
+
+    def _bury(self, process: _Process, grandchild: Grandchild) -> None:
+        """The kernel says that the process has ended. What it reported before still counts."""
+        while self._receive(process):
+            pass
+        status = grandchild.status()
+        self._forks.reap(process.pid)
+        note = _read_note(process.note) or _NOTHING_IN_HAND
+        from_outside, out_of_memory = self._why_it_ended(process, status)
+        how = describe(status) if status is not None else "with the fork server"
+        say = _log.info if process.is_dismissed and status == 0 else _log.warning
+        say("worker ended", worker=process.number, pid=process.pid, how=how)
+        self._watch.remove(process.channel.fileno())
+        process.channel.close()
+        self._forget(process)
+        self._missing += 1
+        self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
+
+    def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
+        """Whether another process killed it, and whether it took the last of the memory. Neither: it crashed, or we killed it."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        if status is None:
+            return not process.is_killed, False
+        killed = status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
+        oom_killed = killed and status == -signal.SIGKILL and self._oom_kills > before
+        return killed and not oom_killed, oom_killed or status == OUT_OF_MEMORY_STATUS
+
+    def _forget(self, process: _Process) -> None:
+        if process.grandchild is not None:
+            self._watch.remove(process.grandchild.pidfd)
+            process.grandchild.close()
+        process.note.close()
+        del self._processes[process.number]
+
+
+_NOTHING_IN_HAND = Note(order=0, row=0, sample=0)
+"""What a dead worker had that stood between samples: an order that nobody ever gave. So no sample is blamed for its death; who
+kills workers from outside often hits those that have just started, and the same row would be their first each time."""
+
+
+def _read_note(memory: mmap.mmap) -> Note | None:
+    order, row_after, sample = NOTE.unpack_from(memory)
+    return Note(order, row_after - 1, sample) if row_after else None

@@ -1,0 +1,125 @@
+"""What follows from the steps of a stream: where its cache cuts them, and how long a record may be. Daemon and CLI; no decoder.
+
+    decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  normalize
+    once for each sample: what the cache keeps                 |  in each epoch: from pixels in the cache, or just made
+
+Kept is what the steps in front of the first random one make, less those that make numbers of pixels or call somebody's functions:
+pixels are bytes, and a function may be as random as it likes.
+
+Invariant: the first part gives the same values for a sample in every epoch, so nobody can tell where they came from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    Decode,
+    Follow,
+    Layout,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.sample_fields import is_random
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+
+_BEHIND = (Call, Normalize, SubtractMean, To, Layout, PadBatch, Ragged)
+"""Steps that are never in front of the cut."""
+_CROPS = (RandomResizedCrop, RandomCrop, CenterCrop)
+RECORD_BYTES_MAX = 64 << 20
+"""Length of a record, in bytes, above which a sample is bad, where no ``decode`` step says."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """The steps that samples go through, and what follows from them alone.
+
+    ``cut``: of a stream with a cache of decoded samples, how many steps make what it keeps; else 0. ``record_bytes_max``: the
+    longest record of the source. ``rewritten``: of a stream with a cache of seekable files, the fields that get restart
+    markers, each with the bytes that a file may have; else empty. ``is_random``: one sample can give different fields.
+    """
+
+    steps: tuple[StepOptions, ...]
+    cut: int
+    record_bytes_max: int
+    rewritten: Mapping[str, int]
+    is_random: bool
+
+
+def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
+    """Plan the steps of a stream with this kind of cache, whose images have a ``short_side`` in pixels, or their own size."""
+    steps = steps_of(pipeline, short_side)
+    return PipelinePlan(
+        steps,
+        cut_of(steps) if cache == "decoded" else 0,
+        max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX),
+        cropped_files(steps) if cache == "seekable" else {},
+        is_random(steps),
+    )
+
+
+def steps_of(steps: tuple[StepOptions, ...], short_side: int | None) -> tuple[StepOptions, ...]:
+    """The steps that samples go through: a stream's pipeline, and the resize that its ``cache_short_side`` puts into it."""
+    decode = next((step for step in steps if isinstance(step, Decode)), None)
+    if short_side is None or decode is None:
+        return steps
+    place = steps.index(decode) + 1
+    while place < len(steps) and isinstance(steps[place], Follow):
+        place += 1
+    return (*steps[:place], Resize(field=decode.field, shorter_side=short_side), *steps[place:])
+
+
+def cut_of(steps: Sequence[StepOptions]) -> int:
+    """How many steps stand in front of the cut."""
+    return len(list(takewhile(_is_in_front, steps)))
+
+
+def cut_problem(steps: Sequence[StepOptions]) -> str | None:
+    """Why a pipeline cannot be cut, and what to do about it; None where it can."""
+    in_front = steps[: cut_of(steps)]
+    if any(isinstance(step, Decode) for step in in_front):
+        return None
+    if not any(isinstance(step, Decode) for step in steps):
+        return 'nothing is decoded, so there are no pixels to keep; cache = "encoded" keeps what the source gives'
+    step = steps[len(in_front)]
+    why = "is random" if is_random([step]) else "is done anew in each epoch"
+    return (
+        f'"{step.op}" (pipeline[{len(in_front)}]) {why} and stands in front of "decode", so nothing decoded is the same in all '
+        'epochs; put "decode" in front of it, or take cache = "encoded"'
+    )
+
+
+def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
+    """The fields whose files nobody sees but a ``decode`` with a crop behind it, each with the bytes that a file may have."""
+    found = {}
+    for place, step in enumerate(steps):
+        if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place]):
+            behind = (later for later in steps[place + 1 :] if _looks_at(later, step.field))
+            if isinstance(next((later for later in behind if not isinstance(later, Follow)), None), _CROPS):
+                found[step.field] = step.max_bytes
+    return found
+
+
+def crop_problem(steps: Sequence[StepOptions]) -> str | None:
+    """Why seekable files would be of no use to a pipeline, and what would; None where they are."""
+    if cropped_files(steps):
+        return None
+    return (
+        'files with restart markers are of use where a crop is the first thing behind "decode" (random_resized_crop, '
+        'random_crop, center_crop), and here none is; cache = "encoded" keeps files as they are'
+    )
+
+
+def _looks_at(step: StepOptions, field: str) -> bool:
+    return step.touches is None or field in step.touches
+
+
+def _is_in_front(step: StepOptions) -> bool:
+    return not isinstance(step, _BEHIND) and not is_random([step])

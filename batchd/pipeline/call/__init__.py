@@ -1,0 +1,1 @@
+"""The step that calls a function of the user's own."""

@@ -1,0 +1,55 @@
+"""What a step that calls somebody's function makes of the columns: what it declares. Daemon, workers and ``batchd check``."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from batchd.functions.signature import Given
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.effects import TAKEN, Columns, Effect, StepInvalid
+from batchd.pipeline.options import StepOptions
+from batchd.samples.columns import Column, parse_column
+
+
+def _call(step: Call, columns: Columns) -> Columns:
+    for name in step.outputs:
+        if name in TAKEN:
+            raise StepInvalid(f'"call" cannot make a field {name!r}, which is what every batch calls something else')
+    if not step.outputs:
+        return {name: replace(column, made_by=step.op) for name, column in columns.items()}
+    made = {name: _declared(step, parse_column(name, text), columns.get(name)) for name, text in step.outputs.items()}
+    return {**columns, **made}
+
+
+def _declared(step: Call, declared: Column, there: Column | None) -> Column:
+    """An output; one that is there already stays what its type does not say: its channels in front, its mask that follows it."""
+    if there is None:
+        return replace(declared, made_by=step.op)
+    if there.followers and there.is_fixed and declared.is_fixed and there.shape[:2] != declared.shape[:2]:
+        names = " and ".join(repr(name) for _role, name in there.followers)
+        raise StepInvalid(
+            f'"call" makes {there.name!r} {declared.text} where it is {there.text}, and nobody moves {names} with it, as '
+            "steps on images do"
+        )
+    keeps_axes = len(there.shape) == len(declared.shape) and there.shape[:1] == declared.shape[:1]
+    return replace(
+        there,
+        kind=declared.kind,
+        dtype=declared.dtype,
+        shape=declared.shape,
+        channels_first=there.channels_first and keeps_axes,
+        made_by=step.op,
+    )
+
+
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Call: _call})
+
+
+def is_random(step: StepOptions) -> bool:
+    """Can this step make different fields of one sample? A function may, unless somebody promises that it does not."""
+    return isinstance(step, Call) and step.random
+
+
+def call_given() -> Given:
+    """What the function of a ``call`` step is called with."""
+    return Given(places=("sample", "rng"))

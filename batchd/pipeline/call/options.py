@@ -1,0 +1,44 @@
+"""The step that calls somebody's own function. Daemon, workers and CLI; standard library only."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from batchd.functions.names import parse_function
+from batchd.pipeline.options import StepOptions
+from batchd.samples.checks import Checks
+from batchd.samples.declared import check_types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(StepOptions):
+    """Call your own function with each sample.
+
+    `fn(sample, rng)` gets a dict of all fields and a `numpy.random.Generator`, and returns a dict of those that it makes or
+    changes. docs/steps.md says what it may do.
+    """
+
+    op: Literal["call"] = "call"
+    """What the step does."""
+
+    function: str
+    """The function, as "package.module:name". It is imported in workers alone, from the folders of `python_path` in [daemon]."""
+
+    outputs: dict[str, str] = field(default_factory=dict)
+    """The fields that it makes or changes, with their types: { image = "uint8[224,224,3]", score = "float32" }. When not set, it
+    may change every field, and none changes its type."""
+
+    random: bool = True
+    """Whether it may give something else in another epoch. false promises that it does not, so that batches may be used again;
+    `rng` is None then."""
+
+    def __post_init__(self) -> None:
+        checks = Checks()
+        with checks.at("function"):
+            parse_function(self.function)
+        check_types(checks, "outputs", self.outputs)
+        checks.done()
+
+    @property
+    def touches(self) -> None:
+        """The function sees all fields."""
+        return

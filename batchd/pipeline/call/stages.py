@@ -1,0 +1,123 @@
+"""Calls somebody's function with each sample. Worker process.
+
+    fields of the sample --copied--> function(sample, rng) --checked--> fields
+
+Arrays are copies, so a function may keep them. It may write into those that it may change: the outputs, or all where none are
+declared. The others are read-only, so that nothing changes that is not declared.
+
+Invariant: afterwards each field is what its column says, or the sample is bad.
+"""
+
+from collections.abc import Mapping
+from sys import getrefcount
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.functions.failures import FunctionFailed, call
+from batchd.functions.load import load_for
+from batchd.functions.returned import NotAsDeclared, taken
+from batchd.pipeline.call.effects import call_given
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.effects import Columns
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.stages import MakeStage, Row
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value
+
+
+class CallStage:
+    """See the module. Raises ``FunctionUnusable`` where the function cannot be had."""
+
+    def __init__(self, step: Call, before: Columns, after: Columns) -> None:
+        self._name = step.function
+        self._function = load_for(step.function, call_given())
+        self._is_random = step.random
+        self._fields = tuple(before)
+        self._changing = {name: after[name] for name in step.outputs or before}
+        self._required = frozenset(step.outputs)
+        self._of_same_type = {name for name in before if before[name].text == after[name].text}
+        self._followed = [name for name in self._changing if name in before and before[name].followers]
+        self._copies = _Copies()
+
+    def run(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+        """See ``stages.Stage``."""
+        given = {name: self._given(name, values[name]) for name in self._fields}
+        kept = dict(given)
+        sizes = {name: np.shape(given[name])[:2] for name in self._followed}
+        try:
+            made = call(self._function, given, random.generator if self._is_random else None)
+            values.update(self._checked(made, kept))
+        except FunctionFailed as error:
+            raise SampleUndecodable(f"{self._name}: {error}") from None
+        except NotAsDeclared as error:
+            raise SampleUndecodable(f"{self._name} gives another type than is declared: {error}") from None
+        for name, size in sizes.items():
+            if np.shape(values[name])[:2] != size:
+                raise SampleUndecodable(
+                    f"{self._name} changed the size of {name!r}, and nobody moves what follows it: mask, boxes or points"
+                )
+
+    def _given(self, name: str, value: Value) -> Any:
+        """What the function gets of a field: nothing that is written over when the next sample comes."""
+        if isinstance(value, memoryview):
+            return bytes(value)
+        if not isinstance(value, np.ndarray):
+            return value
+        given = self._copies.copy(name, value)
+        if name not in self._changing:
+            given.flags.writeable = False
+        return given
+
+    def _checked(self, made: object, given: dict[str, Any]) -> dict[str, Value]:
+        if not isinstance(made, dict):
+            raise SampleUndecodable(f"{self._name} returned {type(made).__name__} instead of a dict of fields")
+        missing = self._required - made.keys()
+        if missing:
+            raise SampleUndecodable(f"{self._name} did not return {_listed(missing)}, which its outputs declare")
+        undeclared = [
+            name for name, value in made.items() if name not in self._changing and value is not given.get(name, made)
+        ]
+        if undeclared:
+            raise SampleUndecodable(f"{self._name} returned {_listed(undeclared)}, which its outputs do not declare")
+        returned = {name: made[name] for name in self._changing if name in made}
+        return {
+            name: value if self._is_as_given(name, value, given) else taken(self._changing[name], value)
+            for name, value in returned.items()
+        }
+
+    def _is_as_given(self, name: str, value: Any, given: dict[str, Any]) -> bool:
+        """Is it what the function got, and of a kind that nobody can change?"""
+        return name in self._of_same_type and value is given[name] and not isinstance(value, np.ndarray)
+
+
+class _Copies:
+    """Copies of arrays in memory that is used again for the next sample, where nobody has kept it: fresh memory costs more."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, npt.NDArray[Any]] = {}
+
+    def copy(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A copy; whoever keeps it, or any view of it, keeps its memory, too."""
+        owner = self._owners.get(name)
+        if (
+            owner is None
+            or owner.shape != value.shape
+            or owner.dtype != value.dtype
+            or getrefcount(owner) > _KNOWN_REFERENCES
+        ):
+            owner = self._owners[name] = np.empty_like(value, order="C", subok=False)
+        np.copyto(owner, value)
+        return owner.view()
+
+
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({Call: CallStage})
+_KNOWN_REFERENCES = 3
+"""The table's, the variable's and the argument's; each view of an array refers to the owner of the memory."""
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(repr(name) for name in names))

@@ -1,0 +1,1 @@
+"""The steps that drop and rename fields."""

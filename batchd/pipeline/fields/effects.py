@@ -1,0 +1,32 @@
+"""What dropping and renaming make of the columns. Daemon, workers and ``batchd check``; standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, replaced
+from batchd.pipeline.fields.options import Drop, Rename
+from batchd.pipeline.options import StepOptions
+
+
+def _drop(step: Drop, columns: Columns) -> Columns:
+    missing = [name for name in step.fields if name not in columns]
+    if missing:
+        key = "fields", step.fields.index(missing[0])
+        raise NoSuchField(f'"drop" leaves out {" and ".join(map(repr, missing))}', key, missing, columns)
+    left = {name: column for name, column in columns.items() if name not in step.fields}
+    if not left:
+        raise StepInvalid(f'"drop" leaves out {", ".join(map(repr, columns))}, and then a batch has nothing in it')
+    return left
+
+
+def _rename(step: Rename, columns: Columns) -> Columns:
+    return replaced(step.op, columns, step.field, replace(column_of(step, columns), name=step.to, made_by=step.op))
+
+
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({Drop: _drop, Rename: _rename})
+
+
+def is_random(_step: StepOptions) -> bool:
+    """None of them is."""
+    return False

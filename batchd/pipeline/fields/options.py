@@ -1,0 +1,49 @@
+"""The steps that decide which fields there are and what they are called, as plain data. Daemon, workers and CLI."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from batchd.pipeline.options import StepOptions, check_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop(StepOptions):
+    """Leave fields out of the batch. At least one must remain."""
+
+    op: Literal["drop"] = "drop"
+    """The step's name."""
+    fields: tuple[str, ...]
+    """The fields that a batch shall not have."""
+
+    def __post_init__(self) -> None:
+        """A step that does nothing is a mistake."""
+        if not self.fields:
+            raise ValueError("fields must not be empty")
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The fields that go."""
+        return frozenset(self.fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rename(StepOptions):
+    """Rename a field. It keeps its place among the others."""
+
+    op: Literal["rename"] = "rename"
+    """The step's name."""
+    field: str
+    """The field, as it is called before."""
+    to: str
+    """The field, as it is called from then on, in later steps and in the batch."""
+
+    def __post_init__(self) -> None:
+        """A field has to be able to have the name."""
+        check_names(self.to)
+        if self.to == self.field:
+            raise ValueError(f"to = {self.to!r} is what the field is called already")
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The field by either name."""
+        return frozenset({self.field, self.to})

@@ -1,0 +1,201 @@
+"""Bytes to pixels, into memory that is used again and again. Worker process.
+
+A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where that was built. Other JPEGs (inks, unusual
+subsampling), and all of them where it was not, go through simplejpeg and are cut; cv2 decodes the other formats, and the JPEGs
+that simplejpeg cannot. All give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8, being libjpeg-turbo with its
+default settings; tests hold them to it.
+
+cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
+
+Before that, a file is held to what its bytes can hold and to what decoding may take of memory (``check_limits``, ``capacity``).
+
+Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills with grey, older cv2 with
+the image before) makes the sample ``SampleUndecodable``. cv2 does not tell of its repairs, so with cv2 alone a JPEG with a
+hole in its middle passes, grey from there on; one that is cut off does not. Where a box is decoded, only what is in front of
+its last row was looked at (in a progressive file: everything), so a hole below it is found by those samples of it that reach so
+far down.
+"""
+
+import re
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from batchd.pipeline.image import jpeg_box
+from batchd.pipeline.image.geometry import Cut
+from batchd.pipeline.image.jpeg_box import BoxDecoder
+from batchd.pipeline.image.jpeg_end import without_padding
+from batchd.pipeline.image.options import Decode
+from batchd.pipeline.image.png import without_animation
+from batchd.pipeline.image.probe import ImageHeader
+from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.vision import Pixels, cv2
+from batchd.pipeline.image.warps import cut_out
+from batchd.samples.errors import SampleUndecodable
+
+try:
+    import simplejpeg
+except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
+    simplejpeg = None
+
+__all__ = ["Decoder", "SampleUndecodable", "decoder_versions"]
+
+BYTES_PER_PIXEL_MAX = 8
+"""Memory for each pixel of ``max_pixels`` that decoding one image may take. Most kinds take 3 to 6, and GIF, WebP and progressive
+JPEGs without subsampling up to 10."""
+_CMYK_CHANNELS = 4
+_HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
+"""What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts bytes between the segments of the
+header, which simplejpeg refuses in any case.) Bytes that are left of a scan say that its blocks were decoded from wrong ones,
+unless they pad the file."""
+_LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+_UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
+_SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
+_CV2_FLAGS = {
+    "rgb": {1: cv2.IMREAD_COLOR_RGB},
+    "bgr": {
+        1: cv2.IMREAD_COLOR_BGR,
+        2: cv2.IMREAD_REDUCED_COLOR_2,
+        4: cv2.IMREAD_REDUCED_COLOR_4,
+        8: cv2.IMREAD_REDUCED_COLOR_8,
+    },
+    "gray": {
+        1: cv2.IMREAD_GRAYSCALE,
+        2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
+        4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
+        8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
+    },
+}
+for _factor in (2, 4, 8):
+    _CV2_FLAGS["rgb"][_factor] = _CV2_FLAGS["bgr"][_factor] & ~cv2.IMREAD_COLOR_BGR | cv2.IMREAD_COLOR_RGB
+
+
+def decoder_versions() -> str:
+    """Name the decoders and their versions, for people, in the order in which they are tried.
+
+    "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0", less what is not there.
+    """
+    names = [f"libjpeg-turbo {jpeg_box.VERSION} (decodes crops alone)"] if jpeg_box.IS_BUILT else []
+    if simplejpeg:
+        names.append(f"simplejpeg {simplejpeg.__version__} (libjpeg-turbo)")
+    return ", ".join([*names, f"OpenCV {cv2.__version__}"])
+
+
+class Decoder:
+    """Decodes the images of one pipeline, as its ``decode`` step says."""
+
+    def __init__(self, step: Decode, scratch: Scratch) -> None:
+        self._step = step
+        self._scratch = scratch
+        self._boxes = BoxDecoder(step.color, scratch)
+        self._color = _SIMPLEJPEG_COLORS[step.color]
+        self._channels = 1 if step.color == "gray" else 3
+        self._flags = {
+            factor: flags | cv2.IMREAD_IGNORE_ORIENTATION for factor, flags in _CV2_FLAGS[step.color].items()
+        }
+
+    def check_limits(self, data: memoryview, header: ImageHeader) -> None:
+        """Raise ``SampleUndecodable`` where the image or its file is larger than allowed."""
+        pixels = header.height * header.width
+        if pixels > self._step.max_pixels:
+            raise SampleUndecodable(
+                f"a {header.format} of {header.width} x {header.height} = {pixels} pixels, "
+                f"more than max_pixels = {self._step.max_pixels}"
+            )
+        if pixels > header.pixels_max:
+            raise SampleUndecodable(
+                f"a {header.format} of {len(data)} bytes that announces {header.width} x {header.height} = {pixels} pixels; "
+                f"so few bytes are believed to hold {header.pixels_max} at most "
+                "(a real image passes as a PNG of 8 bits per pixel)"
+            )
+        if len(data) > self._step.max_bytes:
+            raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
+
+    def decodes_boxes(self, header: ImageHeader) -> bool:
+        """Is a box of such a file decoded alone? Unless its subsampling or its coding turn out to be unusual."""
+        return jpeg_box.IS_BUILT and header.format == "JPEG" and header.channels != _CMYK_CHANNELS
+
+    def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
+        """How many of the parts between restart markers are read for a box, and how many there are; None: the file is not cut."""
+        return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
+
+    def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
+        """Decode a box of a file that ``probe_image`` read ``header`` from, as stored, at 1/``factor``.
+
+        ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``, whose sides are rounded up;
+        it has pixels, and all are the image's. Returns [box.height, box.width, channels], valid until the next call.
+        Raises ``SampleUndecodable``.
+        """
+        if self.decodes_boxes(header):
+            self._check_memory(header, box.height * box.width)
+            pixels = self._boxes.decode(data, header, factor, box)
+            if pixels is not None:
+                return pixels
+        return cut_out(self._decode_whole(data, header, factor), box)
+
+    def _check_memory(self, header: ImageHeader, pixels: int) -> None:
+        """Raise ``SampleUndecodable`` where making so many pixels takes too much memory. The same, whatever decodes a JPEG."""
+        needed = header.held_bytes + self._channels * pixels
+        if needed > BYTES_PER_PIXEL_MAX * self._step.max_pixels:
+            raise SampleUndecodable(
+                f"a {header.format} of {header.width} x {header.height} pixels that takes {needed} bytes of memory to decode, "
+                f"more than {BYTES_PER_PIXEL_MAX} for each of max_pixels = {self._step.max_pixels}"
+            )
+
+    def _decode_whole(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
+        height, width = -(-header.height // factor), -(-header.width // factor)
+        self._check_memory(header, height * width)
+        if simplejpeg and header.format == "JPEG":
+            pixels = self._decode_jpeg(data, header, (height, width, self._channels), factor)
+        elif header.format == "APNG":
+            pixels = self._decode_any(without_animation(data), factor)
+        else:
+            pixels = self._decode_any(data, factor)
+        if pixels.shape != (height, width, self._channels):
+            raise SampleUndecodable(
+                f"a {header.format} whose header announces {header.width} x {header.height} pixels, "
+                f"but which decodes to the shape {pixels.shape}"
+            )
+        return pixels
+
+    def _decode_jpeg(self, data: memoryview, header: ImageHeader, shape: tuple[int, int, int], factor: int) -> Pixels:
+        try:
+            if header.channels == _CMYK_CHANNELS:  # simplejpeg would hand the inks out as if they were RGB
+                _decode_strictly(data, header.scan, "CMYK", {"min_height": 1, "min_width": 1, "min_factor": 8})
+                return self._decode_any(data, factor)
+            options: dict[str, Any] = {"buffer": self._scratch.bytes("decode", prod(shape))}
+            if factor > 1:
+                options |= {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
+            return _decode_strictly(data, header.scan, self._color, options)
+        except ValueError as error:
+            if _UNUSUAL_SUBSAMPLING in str(error):
+                return self._decode_any(data, factor)
+            raise SampleUndecodable(f"a broken JPEG: {error}") from None
+
+    def _decode_any(self, data: memoryview, factor: int) -> Pixels:
+        try:
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[factor])
+        except cv2.error as error:
+            raise SampleUndecodable(f"OpenCV cannot decode it: {error.err}") from None
+        if pixels is None:
+            raise SampleUndecodable("OpenCV cannot decode it")
+        return np.asarray(pixels, np.uint8).reshape(*pixels.shape[:2], self._channels)
+
+
+def _decode_strictly(data: memoryview, scan: int, color: str, options: dict[str, Any]) -> Pixels:
+    """Decode with simplejpeg. Raises ``ValueError`` for whatever libjpeg had to repair, unless no pixel was lost by it."""
+    pixels: Pixels
+    try:
+        pixels = simplejpeg.decode_jpeg(data, color, **options)
+    except ValueError as error:
+        left_over = _LEFT_OVER.search(str(error))
+        if left_over and (file := without_padding(data, scan, int(left_over[1]))):
+            pixels = _decode_strictly(
+                memoryview(file), scan, color, options
+            )  # it may have read some zeros ahead; now it counts them
+        elif any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
+            pixels = simplejpeg.decode_jpeg(data, color, **options, strict=False)
+        else:
+            raise
+    return pixels

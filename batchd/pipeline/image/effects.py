@@ -1,0 +1,292 @@
+"""What the steps on images make of their column. Daemon, workers and ``batchd check``; standard library only.
+
+    encoded  --decode-->  uint8 [?, ?, 3]  --geometry-->  uint8 [224, 224, 3]  --normalize-->  float32  --layout-->  [3, 224, 224]
+
+Invariant: for steps without problems, the column at the end is exactly what ``image_stage`` makes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from batchd.pipeline.effects import Columns, Effect, NoSuchField, StepInvalid, column_of, first_step_on
+from batchd.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Cutout,
+    Decode,
+    Fill,
+    Follow,
+    Gray,
+    ImageStep,
+    Layout,
+    Normalize,
+    Pad,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    SubtractMean,
+    To,
+)
+from batchd.pipeline.kinds import STEP_KINDS
+from batchd.pipeline.options import StepOptions
+from batchd.samples.columns import Column
+from batchd_wire.wording import counted
+
+IMAGE_DIMENSIONS = 3
+GRAY_DIMENSIONS = 2
+"""Of an image whose source gives it no axis for its one channel; the first step on it adds that."""
+COLOR_CHANNELS = 3
+CHANNELS_MAX = 4
+"""More than that cv2 cannot do in every step."""
+_CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
+_FOLLOWERS = {
+    "mask": 'a mask is the bytes of a PNG ("image"), without a "decode" of its own, or uint8[?,?]',
+    "boxes": "boxes are float32[?,4]",
+    "points": "points are float32[?,2]",
+}
+_COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
+
+
+def _decode(step: Decode, columns: Columns) -> Columns:
+    column = column_of(step, columns)
+    if column.kind != "encoded":
+        raise _misplaced(step, column)
+    shape = (None, None, _CHANNELS[step.color])
+    return _changed(
+        step, columns, kind="array", dtype="uint8", shape=shape, is_bgr=step.color == "bgr", pixels_max=step.max_pixels
+    )
+
+
+def _follow(step: Follow, columns: Columns) -> Columns:
+    lead = _pixels(step, columns)
+    if lead.followers or lead.made_by in _OPS - {"decode"}:
+        raise StepInvalid(
+            f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
+            f'what "{lead.made_by}" did would not be done to those who follow'
+        )
+    made = dict(_changed(step, columns, shape=lead.shape, followers=step.followers))
+    following = {name for column in columns.values() for _role, name in column.followers}
+    missing = [(role, name) for role, name in step.followers if name not in columns]
+    if missing:
+        said = " and ".join(f"{role} = {name!r}" for role, name in missing)
+        raise NoSuchField(f'"follow" has {said}', missing[0][:1], [name for _role, name in missing], columns)
+    for role, name in step.followers:
+        if name in following:
+            raise StepInvalid(f'"follow" has {role} = {name!r}, which follows another image already', (role,))
+        column = columns[name]
+        if not (_can_follow(role, column) or (role == "mask" and column.kind == "encoded")):
+            raise StepInvalid(f'"follow" has {role} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}', (role,))
+        shape = lead.shape[:2] if role == "mask" else column.shape
+        dtype = "uint8" if role == "mask" else column.dtype
+        fill = step.mask_fill if role == "mask" else 0
+        made[name] = replace(column, kind="array", dtype=dtype, shape=shape, made_by=step.op, fill=fill)
+    return made
+
+
+def _can_follow(role: str, column: Column) -> bool:
+    if column.kind != "array":
+        return False
+    if role == "mask":
+        return column.dtype == "uint8" and len(column.shape) == GRAY_DIMENSIONS
+    return column.dtype == "float32" and (None, *column.shape[1:]) == _COORDINATES[role]
+
+
+def _resize(step: Resize, columns: Columns) -> Columns:
+    return _placed(step, columns, step.size or (None, None))
+
+
+def _crop(step: CenterCrop | RandomCrop | RandomResizedCrop, columns: Columns) -> Columns:
+    if isinstance(step, RandomCrop):
+        _check_fill(step, step.fill, columns)
+    return _placed(step, columns, step.size)
+
+
+def _flip(step: RandomFlip, columns: Columns) -> Columns:
+    height, width, _channels = _pixels(step, columns).shape
+    return _placed(step, columns, (height, width))
+
+
+def _pad(step: Pad, columns: Columns) -> Columns:
+    _check_fill(step, step.fill, columns)
+    height, width, _channels = _pixels(step, columns).shape
+    if step.border is not None:
+        above, below, before, behind = step.border
+        size = _sum(above, height, below), _sum(before, width, behind)
+        return _placed(step, columns, size)
+    assert step.size is not None
+    if (height or 0) > step.size[0] or (width or 0) > step.size[1]:
+        raise StepInvalid(
+            f'"pad" cannot make {height} x {width} pixels {step.size[0]} x {step.size[1]}: a crop makes them smaller'
+        )
+    return _placed(step, columns, step.size)
+
+
+def _rotate(step: Rotate, columns: Columns) -> Columns:
+    _check_fill(step, step.fill, columns)
+    height, width, _channels = _pixels(step, columns).shape
+    sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
+    if sideways == {False} or (height is not None and height == width):
+        return _placed(step, columns, (height, width))
+    return _placed(step, columns, (width, height) if sideways == {True} else (None, None))
+
+
+def _same(step: ColorJitter | Cutout, columns: Columns) -> Columns:
+    column = _pixels(step, columns)
+    if isinstance(step, Cutout):
+        _check_fill(step, step.fill, columns)
+    elif column.shape[2] not in (1, COLOR_CHANNELS):
+        raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
+    return _changed(step, columns, shape=column.shape)
+
+
+def _gray(step: Gray, columns: Columns) -> Columns:
+    column = _pixels(step, columns)
+    height, width, channels = column.shape
+    if channels not in (1, COLOR_CHANNELS):
+        raise StepInvalid(f'"gray" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
+    return _changed(step, columns, shape=(height, width, step.channels))
+
+
+def _normalize(step: Normalize, columns: Columns) -> Columns:
+    return _with_factors(step, columns, step.dtype, (("mean", step.mean), ("std", step.std)))
+
+
+def _subtract_mean(step: SubtractMean, columns: Columns) -> Columns:
+    return _with_factors(step, columns, "float32", (("mean", step.mean),))
+
+
+def _with_factors(
+    step: Normalize | SubtractMean, columns: Columns, dtype: str, factors: tuple[tuple[str, tuple[float, ...]], ...]
+) -> Columns:
+    shape = _pixels(step, columns).shape
+    for name, values in factors:
+        if len(values) != shape[2]:
+            raise StepInvalid(
+                f'"{step.op}" has {counted(len(values), "number")} in {name}, and the image has {_shown_channels(shape[2])}',
+                (name,),
+            )
+    return _changed(step, columns, dtype=dtype, shape=shape)
+
+
+def _to(step: To, columns: Columns) -> Columns:
+    height, width, channels = _pixels(step, columns).shape
+    is_first = step.layout == "nchw"
+    shape = (channels, height, width) if is_first else (height, width, channels)
+    return _changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
+
+
+def _layout(step: Layout, columns: Columns) -> Columns:
+    column = _with_channels(column_of(step, columns))
+    if column.kind != "array" or len(column.shape) != IMAGE_DIMENSIONS or column.channels_first:
+        raise _misplaced(step, column)
+    height, width, channels = column.shape
+    if step.order == "nhwc":
+        return {**columns, step.field: column}
+    return _changed(step, columns, shape=(channels, height, width), channels_first=True)
+
+
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
+    {
+        Decode: _decode,
+        Follow: _follow,
+        Resize: _resize,
+        CenterCrop: _crop,
+        RandomCrop: _crop,
+        RandomResizedCrop: _crop,
+        RandomFlip: _flip,
+        Pad: _pad,
+        Rotate: _rotate,
+        ColorJitter: _same,
+        Gray: _gray,
+        Cutout: _same,
+        Normalize: _normalize,
+        SubtractMean: _subtract_mean,
+        To: _to,
+        Layout: _layout,
+    }
+)
+_OPS = frozenset(op for op, kind in STEP_KINDS.items() if kind in EFFECTS)
+
+
+def is_random(step: StepOptions) -> bool:
+    """Can this step make different images of one sample?"""
+    match step:
+        case RandomCrop() | RandomResizedCrop() | Cutout():
+            return True
+        case RandomFlip(probability=probability):
+            return 0 < probability < 1
+        case Rotate(quarter_turns=quarter_turns, degrees=degrees):
+            return len(set(quarter_turns or degrees or ())) > 1
+        case ColorJitter():
+            return max(step.brightness, step.contrast, step.saturation, step.hue) > 0
+        case _:
+            return False
+
+
+def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
+    """The columns after the geometry of an image, and of all that follows it, was changed."""
+    lead = _pixels(step, columns)
+    made = dict(_changed(step, columns, shape=(*size, lead.shape[2])))
+    for role, name in lead.followers:
+        follower = columns.get(name)
+        if follower is None or not _can_follow(role, follower):
+            raise StepInvalid(
+                f'"{step.op}" is done to {name!r} as well, which follows {lead.name!r}, and '
+                f"{'is not there any more' if follower is None else f'is {follower.text} by then'}: "
+                f"change {name!r} behind all steps on {lead.name!r}"
+            )
+        made[name] = replace(follower, shape=size) if role == "mask" else follower
+    return made
+
+
+def _pixels(step: ImageStep, columns: Columns) -> Column:
+    """The column of a step that needs pixels of 8 bits, channels last; an image without an axis for them has one channel."""
+    column = _with_channels(column_of(step, columns))
+    is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
+    if not is_image or column.channels_first:
+        raise _misplaced(step, column)
+    if column.shape[2] is None or column.shape[2] > CHANNELS_MAX:
+        raise StepInvalid(
+            f'"{step.op}" is for images whose number of channels is known and at most {CHANNELS_MAX}, '
+            f"and {column.name!r} is {column.text}"
+        )
+    return column
+
+
+def _with_channels(column: Column) -> Column:
+    if column.kind == "array" and column.dtype == "uint8" and len(column.shape) == GRAY_DIMENSIONS:
+        return replace(column, shape=(*column.shape, 1))
+    return column
+
+
+def _check_fill(step: RandomCrop | Pad | Rotate | Cutout, fill: Fill, columns: Columns) -> None:
+    channels = _pixels(step, columns).shape[2]
+    if len(fill) not in (1, channels):
+        raise StepInvalid(
+            f'"{step.op}" has {counted(len(fill), "number")} in fill, and the image has {_shown_channels(channels)}'
+        )
+
+
+def _sum(before: int, length: int | None, behind: int) -> int | None:
+    return None if length is None else before + length + behind
+
+
+def _misplaced(step: ImageStep, column: Column) -> StepInvalid:
+    if column.kind == "encoded":
+        return StepInvalid(f"{first_step_on(column)}: {column.name!r} is the bytes of an image file")
+    if column.made_by:
+        return StepInvalid(
+            f'"{step.op}" cannot come after "{column.made_by}": {column.name!r} is {column.text} by then'
+        )
+    return StepInvalid(f'"{step.op}" cannot be done to {column.name!r}, which is {column.text}')
+
+
+def _changed(step: ImageStep, columns: Columns, **changes: object) -> Columns:
+    return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}  # type: ignore[arg-type]
+
+
+def _shown_channels(channels: int | None) -> str:
+    return "channels that differ" if channels is None else counted(channels, "channel")

@@ -1,0 +1,187 @@
+"""What follows an image: a mask, boxes and points, done to step by step as the image was on paper. Worker process.
+
+    source                            here
+    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``moves.follow_trail``
+    float32 [n, 4]                  -> boxes   left, top, right, bottom
+    float32 [n, 2]                  -> points  x, y
+
+Coordinates are those of the upright image in pixels, x to the right and y down; the first pixel reaches from 0 to 1. So its
+centre is at 1/2, and an image of width w that is flipped moves x to w - x. Computed in float64, rounded to float32 behind each
+stage.
+
+A box is cut off at the image's edge after each step, so that what a crop took away does not come back in what is padded. A box
+that is rotated by an angle becomes the smallest upright one around it. A box without area, from the start or because nothing of
+it is left, becomes four zeros, in its place.
+
+Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no random number is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.pipeline.image.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
+from batchd.pipeline.image.mask import decode_mask
+from batchd.pipeline.image.rotate import sine_and_cosine
+from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.vision import Image, Pixels
+from batchd.pipeline.image.warps import follow_trail
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value
+
+Coordinates = npt.NDArray[np.float64]
+_CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
+"""x and y of each corner of a box, in the order of its four numbers."""
+
+
+class CoordinateMap(NamedTuple):
+    """Where one step puts what was at (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
+
+    across: tuple[float, float, float]
+    down: tuple[float, float, float]
+    height: int
+    width: int
+    """The size of the image afterwards."""
+
+    def moved(self, points: Coordinates) -> Coordinates:
+        """The points [..., 2] afterwards."""
+        x, y = points[..., 0], points[..., 1]
+        return np.stack([a * x + b * y + c for a, b, c in (self.across, self.down)], axis=-1)
+
+
+class Followers:
+    """All that follows one image, as its column names it. ``writes``: the fields of which what is made here is the batch's."""
+
+    def __init__(
+        self,
+        followers: Sequence[tuple[str, str]],
+        before: Mapping[str, Column],
+        after: Mapping[str, Column],
+        writes: frozenset[str],
+    ) -> None:
+        names = dict(followers)
+        self._mask_name, self._boxes, self._points = (names.get(role) for role in ("mask", "boxes", "points"))
+        if self._mask_name is not None:
+            self._mask_is_encoded = before[self._mask_name].kind == "encoded"
+            self._mask_fill = int(after[self._mask_name].fill)
+        self._writes = writes
+        self._scratch = Scratch()
+
+    def run(
+        self, values: dict[str, Value], row: Mapping[str, Image], size: tuple[int, int], geometry: Geometry
+    ) -> None:
+        """Do to the followers what was done to the image, of which ``size`` is the height and width that it had, upright.
+
+        Raises ``SampleUndecodable`` where the mask is none, or has another size, and where a coordinate is no number.
+        """
+        assert geometry.trail is not None, "the image is followed"
+        if (name := self._mask_name) is not None:
+            mask = follow_trail(self._mask(name, values[name], size), geometry.trail, self._scratch, self._mask_fill)
+            values[name] = mask[:, :, 0]
+            if name in self._writes:
+                np.copyto(row[name], mask[:, :, 0])
+                values[name] = row[name]
+        if self._boxes is not None or self._points is not None:
+            placements = placements_of(geometry.trail, *size)
+            if self._boxes is not None:
+                values[self._boxes] = moved_boxes(_numbers(values, self._boxes), placements, size)
+            if self._points is not None:
+                values[self._points] = moved_points(_numbers(values, self._points), placements)
+
+    def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
+        """The mask as it comes, [height, width, 1]."""
+        if self._mask_is_encoded:
+            assert isinstance(value, memoryview)
+            try:
+                return decode_mask(value, size)
+            except SampleUndecodable as problem:
+                raise SampleUndecodable(f"its {name!r}: {problem}") from None
+        mask = np.asarray(value)
+        if mask.shape != size:
+            raise SampleUndecodable(
+                f"its {name!r} has {mask.shape[1]} x {mask.shape[0]} pixels, and the image {size[1]} x {size[0]}"
+            )
+        return mask[:, :, np.newaxis]
+
+
+def placements_of(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
+    """What each step of a trail does to coordinates, for an image of this size."""
+    placements = []
+    for move in trail:
+        placement = _placement(move, height, width)
+        placements.append(placement)
+        height, width = placement.height, placement.width
+    return placements
+
+
+def moved_points(points: npt.NDArray[np.float32], placements: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
+    """Points [n, 2] after all steps."""
+    moved = points.astype(np.float64)
+    for placement in placements:
+        moved = placement.moved(moved)
+    return moved.astype(np.float32)
+
+
+def moved_boxes(
+    boxes: npt.NDArray[np.float32], placements: Sequence[CoordinateMap], size: tuple[int, int]
+) -> npt.NDArray[np.float32]:
+    """Boxes [n, 4] after all steps, for an image of ``size``; those of which nothing is left are zeros."""
+    moved, is_left = _cut_off(boxes.astype(np.float64), *size)
+    for placement in placements:
+        corners = placement.moved(moved[:, _CORNERS])
+        moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+        moved, is_still_left = _cut_off(moved, placement.height, placement.width)
+        is_left &= is_still_left
+    moved[~is_left] = 0
+    return moved.astype(np.float32)
+
+
+def _cut_off(boxes: Coordinates, height: int, width: int) -> tuple[Coordinates, npt.NDArray[np.bool_]]:
+    """Cut boxes off at the edge of an image. Gives them, and which of them have an area."""
+    inside = np.clip(boxes, 0, [width, height, width, height])
+    return inside, (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
+
+
+def _placement(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
+    match move:
+        case Cut():
+            return CoordinateMap((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)
+        case Padding():
+            return CoordinateMap((1, 0, move.left), (0, 1, move.top), move.height, move.width)
+        case Resampling():
+            return CoordinateMap((move.width / width, 0, 0), (0, move.height / height, 0), move.height, move.width)
+        case Warp():
+            return _rotation(move)
+        case Orientation():
+            return _turn(move, height, width)
+
+
+def _rotation(move: Warp) -> CoordinateMap:
+    """About the middle of the image, counter-clockwise as it is looked at, where y is down."""
+    sine, cosine = sine_and_cosine(move.degrees)
+    x, y = move.width / 2, move.height / 2
+    across = cosine, sine, x - cosine * x - sine * y
+    down = -sine, cosine, y + sine * x - cosine * y
+    return CoordinateMap(across, down, move.height, move.width)
+
+
+def _turn(turn: Orientation, height: int, width: int) -> CoordinateMap:
+    across, down = ((0.0, 1.0), (1.0, 0.0)) if turn.transpose else ((1.0, 0.0), (0.0, 1.0))
+    if turn.transpose:
+        height, width = width, height
+    return CoordinateMap(
+        (-across[0], -across[1], width) if turn.horizontal else (*across, 0.0),
+        (-down[0], -down[1], height) if turn.vertical else (*down, 0.0),
+        height,
+        width,
+    )
+
+
+def _numbers(values: Mapping[str, Value], name: str) -> npt.NDArray[np.float32]:
+    numbers = np.asarray(values[name], np.float32)
+    if not np.isfinite(numbers).all():
+        raise SampleUndecodable(f"its {name!r} has a coordinate that is no finite number")
+    return numbers

@@ -1,0 +1,268 @@
+"""The steps on paper: which box, which size, which way up, decided from a header before any pixel is touched. Worker process.
+
+A step speaks of the image as it is looked at; the pixels lie in memory as they were stored. The two differ by a turn
+(transpose first, then flips), which EXIF and random flips only note down. So an image is turned at most once, at the end,
+when it is smallest, and a crop is known early enough to decode no more detail than it needs.
+
+    as stored  --cut, scale, pad, warp (moves, in stored coordinates)-->  --turn-->  as looked at
+
+What follows the image (a mask, boxes, points) is done one by one as the steps say: ``trail`` has the same moves and the turns in
+their places, all in coordinates as looked at.
+
+``planners`` has what each step does here.
+
+Invariant: applying the moves and then the turn gives what applying the steps one by one to the upright image would.
+Standard library only.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from batchd.pipeline.image.options import Fill
+from batchd.pipeline.options import Interpolation, Size
+from batchd.samples.errors import SampleUndecodable
+
+DECODE_FACTORS = (8, 4, 2)
+"""A JPEG decodes at 1/2, 1/4 and 1/8 in less time than whole; 3/8, 5/8, 6/8 and 7/8 take longer, having no vector code."""
+
+DECODE_SIDE_PIXELS_MIN = 64
+"""Below this nothing is gained, and the sizes of different scales round to the same number."""
+
+
+class Orientation(NamedTuple):
+    """How the stored image becomes the one looked at: transposed first, then flipped."""
+
+    transpose: bool
+    vertical: bool
+    horizontal: bool
+
+
+UPRIGHT = Orientation(transpose=False, vertical=False, horizontal=False)
+
+BLACK: Fill = (0,)
+WARPED_SIDE_PIXELS_MAX = (1 << 15) - 2
+"""Places in 1/2**32 of a pixel stay within 64 bits, with much room."""
+
+_MIRRORED = Orientation(transpose=False, vertical=False, horizontal=True)
+_ROTATED = Orientation(transpose=False, vertical=True, horizontal=True)
+_UPSIDE_DOWN = Orientation(transpose=False, vertical=True, horizontal=False)
+
+TURN_OF_ORIENTATION: dict[int, Orientation] = {
+    1: UPRIGHT,
+    2: _MIRRORED,
+    3: _ROTATED,
+    4: _UPSIDE_DOWN,
+    5: UPRIGHT._replace(transpose=True),
+    6: _MIRRORED._replace(transpose=True),
+    7: _ROTATED._replace(transpose=True),
+    8: _UPSIDE_DOWN._replace(transpose=True),
+}
+"""By the number that EXIF has for it."""
+
+QUARTER_TURNS = (UPRIGHT, _UPSIDE_DOWN._replace(transpose=True), _ROTATED, _MIRRORED._replace(transpose=True))
+"""By their number, counter-clockwise."""
+
+
+class Cut(NamedTuple):
+    """Keep this box, in pixels from the top left."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+Mirrored: TypeAlias = tuple[bool, bool]
+"""Whether rows, and columns, are looked at the other way round than they are stored; "nearest" wants to know it, as a centre that
+lies between two pixels is the further one's, as the image is looked at."""
+
+
+class Resampling(NamedTuple):
+    """Resample to this size."""
+
+    height: int
+    width: int
+    interpolation: Interpolation
+    mirrored: Mirrored = (False, False)
+
+
+class Padding(NamedTuple):
+    """Put the image into ``fill`` of this size, so far from the top left."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    fill: Fill = BLACK
+
+
+class Warp(NamedTuple):
+    """Rotate the image about its middle, counter-clockwise, on a canvas of its own size."""
+
+    height: int
+    width: int
+    degrees: float
+    interpolation: Literal["nearest", "linear"]
+    fill: Fill
+    mirrored: Mirrored = (False, False)
+
+
+Move: TypeAlias = Cut | Resampling | Padding | Warp
+
+
+class Geometry:
+    """One image on its way through the steps. ``height`` and ``width`` are as looked at; ``moves`` are as stored.
+
+    ``is_followed``: whether ``trail`` is wanted.
+    """
+
+    __slots__ = ("height", "moves", "pixels_max", "trail", "turn", "width")
+
+    def __init__(
+        self, height: int, width: int, orientation: int, pixels_max: int, *, is_followed: bool = False
+    ) -> None:
+        self.turn = TURN_OF_ORIENTATION[orientation]
+        """What is left to do when all moves are made."""
+        self.height, self.width = (width, height) if self.turn.transpose else (height, width)
+        self.moves: list[Move] = []
+        self.trail: list[Move | Orientation] | None = [] if is_followed else None
+        self.pixels_max = pixels_max
+
+    def cut(self, top: int, left: int, height: int, width: int) -> None:
+        """Keep a box of the image."""
+        box = Cut(top, left, height, width)
+        self.moves.append(box if self.turn == UPRIGHT else self._stored_box(box, self.height, self.width))
+        self.height, self.width = height, width
+        if self.trail is not None:
+            self.trail.append(box)
+
+    def pad(self, top: int, left: int, height: int, width: int, fill: Fill = BLACK) -> None:
+        """Put the image into ``fill`` of ``height`` by ``width``."""
+        place = self._stored_box(Cut(top, left, self.height, self.width), height, width)
+        self.moves.append(Padding(place.top, place.left, *self._stored_size(height, width), fill))
+        self.height, self.width = height, width
+        if self.trail is not None:
+            self.trail.append(Padding(top, left, height, width, fill))
+
+    def window(self, top: int, left: int, height: int, width: int, fill: Fill) -> None:
+        """Look at a box that may reach out of the image, or lie beside it; ``fill`` is there. Nothing is enlarged to be cut."""
+        first_row, first_column = min(max(top, 0), self.height), min(max(left, 0), self.width)
+        rows = max(0, min(top + height, self.height) - first_row)
+        columns = max(0, min(left + width, self.width) - first_column)
+        if (rows, columns) != (self.height, self.width):
+            self.cut(first_row, first_column, rows, columns)
+        if (rows, columns) != (height, width):
+            above, before = min(max(-top, 0), height - rows), min(max(-left, 0), width - columns)
+            self.pad(above, before, height, width, fill)
+
+    def scale(self, height: int, width: int, interpolation: Interpolation) -> None:
+        """Resample the image. Raises ``SampleUndecodable`` where the result would be larger than an image may be."""
+        if height * width > self.pixels_max:
+            raise SampleUndecodable(
+                f"{self.width} x {self.height} pixels would be resized to {width} x {height}, "
+                f"more than the {self.pixels_max} pixels of max_pixels"
+            )
+        mirrored = self._mirrored(interpolation)
+        self.moves.append(Resampling(*self._stored_size(height, width), interpolation, mirrored))
+        self.height, self.width = height, width
+        if self.trail is not None:
+            self.trail.append(Resampling(height, width, interpolation))
+
+    def flip(self, direction: Literal["horizontal", "vertical"]) -> None:
+        """Mirror the image."""
+        transpose, vertical, horizontal = self.turn
+        if direction == "horizontal":
+            self.turn = Orientation(transpose, vertical, not horizontal)
+        else:
+            self.turn = Orientation(transpose, not vertical, horizontal)
+        if self.trail is not None:
+            self.trail.append(_MIRRORED if direction == "horizontal" else _UPSIDE_DOWN)
+
+    def turn_quarters(self, count: int) -> None:
+        """Turn the image counter-clockwise, ``count`` (0 to 3) times by 90 degrees."""
+        transpose, vertical, horizontal = self.turn
+        further = QUARTER_TURNS[count]
+        if further.transpose:
+            vertical, horizontal = horizontal, vertical
+            self.height, self.width = self.width, self.height
+        self.turn = Orientation(
+            transpose != further.transpose, vertical != further.vertical, horizontal != further.horizontal
+        )
+        if self.trail is not None:
+            self.trail.append(further)
+
+    def rotate(self, degrees: float, interpolation: Literal["nearest", "linear"], fill: Fill) -> None:
+        """Rotate the image about its middle. Raises ``SampleUndecodable`` where it is too large for that."""
+        if max(self.height, self.width) > WARPED_SIDE_PIXELS_MAX:
+            raise SampleUndecodable(
+                f"{self.width} x {self.height} pixels cannot be rotated: sides of {WARPED_SIDE_PIXELS_MAX} pixels at most; "
+                'a "resize" in front makes it fit'
+            )
+        is_mirrored = sum(self.turn) % 2 == 1
+        stored_degrees = -degrees if is_mirrored else degrees
+        size, mirrored = self._stored_size(self.height, self.width), self._mirrored(interpolation)
+        self.moves.append(Warp(*size, stored_degrees, interpolation, fill, mirrored))
+        if self.trail is not None:
+            self.trail.append(Warp(self.height, self.width, degrees, interpolation, fill))
+
+    def _stored_box(self, box: Cut, outer_height: int, outer_width: int) -> Cut:
+        """Translate a box inside an outer image from how it is looked at to how it is stored."""
+        top, left, height, width = box
+        if self.turn.vertical:
+            top = outer_height - top - height
+        if self.turn.horizontal:
+            left = outer_width - left - width
+        return Cut(left, top, width, height) if self.turn.transpose else Cut(top, left, height, width)
+
+    def _mirrored(self, interpolation: Interpolation) -> Mirrored:
+        if interpolation != "nearest":
+            return (False, False)
+        transpose, vertical, horizontal = self.turn
+        return (horizontal, vertical) if transpose else (vertical, horizontal)
+
+    def _stored_size(self, height: int, width: int) -> Size:
+        return (width, height) if self.turn.transpose else (height, width)
+
+
+class DecodePlan(NamedTuple):
+    """What is decoded of a stored image: a box of it, at 1/``factor``, and the moves that are left then."""
+
+    factor: int
+    box: Cut
+    """In pixels of the image at 1/``factor``."""
+    moves: list[Move]
+
+
+def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool) -> DecodePlan:
+    """Plan to decode no more of a stored ``height`` by ``width`` image than the moves need; ``is_scaled``: nor any larger."""
+    factor = decode_factor(moves, height, width) if is_scaled else 1
+    decoded = -(-height // factor), -(-width // factor)
+    cut = moves[0] if moves else None
+    if not isinstance(cut, Cut) or not cut.height or not cut.width:
+        return DecodePlan(factor, Cut(0, 0, *decoded), moves)
+    return DecodePlan(factor, scaled_cut(cut, (height, width), decoded) if factor > 1 else cut, moves[1:])
+
+
+def decode_factor(moves: list[Move], height: int, width: int) -> int:
+    """Choose 1, 2, 4 or 8: the most that a stored ``height`` by ``width`` image may shrink while it is decoded.
+
+    What the first scaling starts from then still has at least the size that it results in, so nothing is ever enlarged
+    that needed not to be.
+    """
+    first = moves[0] if moves else None
+    if isinstance(first, Cut) and len(moves) > 1:
+        height, width = first.height, first.width
+        first = moves[1]
+    if not isinstance(first, Resampling) or min(height, width) < DECODE_SIDE_PIXELS_MIN:
+        return 1
+    for factor in DECODE_FACTORS:
+        if height >= first.height * factor and width >= first.width * factor:
+            return factor
+    return 1
+
+
+def scaled_cut(cut: Cut, whole: Size, decoded: Size) -> Cut:
+    """Translate a box in an image of size ``whole`` to the same image decoded smaller, to the nearest pixel."""
+    down, across = decoded[0] / whole[0], decoded[1] / whole[1]
+    height, width = max(1, round(cut.height * down)), max(1, round(cut.width * across))
+    top, left = min(round(cut.top * down), decoded[0] - height), min(round(cut.left * across), decoded[1] - width)
+    return Cut(top, left, height, width)

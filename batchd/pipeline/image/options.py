@@ -1,0 +1,391 @@
+"""The steps on images, as plain data. Daemon, workers and CLI; standard library only.
+
+Each step is one frozen dataclass, and what stands under a field is its documentation wherever the field is shown: in
+``batchd config``, in the JSON Schema and in an error message.
+
+The steps that move the pixels of an image, beyond those of ``image_steps``, and what moves along. Plain data.
+
+Daemon, workers and CLI; standard library only.
+
+Angles and quarter turns are counter-clockwise, as the image is looked at. ``fill`` is what stands where no image is: one number
+for all channels, or one for each, in their order.
+
+The steps that change what the pixels of an image are, beyond those of ``image_steps``. Plain data.
+
+Daemon, workers and CLI; standard library only.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, Interpolation, Side, Size, StepOptions
+from batchd.samples.checks import Range
+
+
+class ImageStep(StepOptions):
+    """Base of the steps on images and on what follows them."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode(ImageStep):
+    """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel.
+
+    Always the first step. Alpha is dropped, 16 bits become 8, of an animation the first frame is
+    used.
+    """
+
+    op: Literal["decode"] = "decode"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    """Order of the channels: "rgb" and "bgr" give three, "gray" gives one."""
+    exif: Literal["apply", "ignore"] = "apply"
+    """Whether the camera's orientation tag turns the image upright ("apply") or is left alone ("ignore")."""
+    scale: Literal["auto", "off"] = "auto"
+    """"auto" decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the part that is used is still no smaller than what it
+    is resized to; "off" always decodes at full size."""
+    max_pixels: Annotated[int, Range(1, PIXELS_MAX)] = 100_000_000
+    """Width times height, in pixels, above which an image is a bad sample; read from its header before decoding. So is an image
+    that needs more memory to decode than 8 bytes for each of these pixels, or that announces more pixels than its bytes are
+    believed to hold. For JPEG, PNG and GIF that is what the format allows. WebP, run-length coded BMP, arithmetic coded JPEG, and
+    GIF whose first frame is smaller than its screen may have 1040 pixels for each byte, and 4.2 million in a file of up to 4 KiB.
+    A PNG of up to 4 KiB with less than 8 bits per pixel may have 9 million, and 4.2 million if it is interlaced. A larger image
+    that is nearly empty passes as a PNG of 8 bits per pixel."""
+    max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 64 * 1024 * 1024
+    """Length of a file, in bytes, above which it is a bad sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize(ImageStep):
+    """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept. Needs one of the two."""
+
+    op: Literal["resize"] = "resize"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    size: Size | None = None
+    """Height and width afterwards, in pixels; proportions are not kept."""
+    shorter_side: Side | None = None
+    """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then fix the size."""
+    interpolation: Interpolation = "auto"
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from there on."""
+
+    def __post_init__(self) -> None:
+        """One way to say the size, not two and not none."""
+        if (self.size is None) == (self.shorter_side is None):
+            raise ValueError("resize needs either size = [height, width] or shorter_side = pixels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CenterCrop(ImageStep):
+    """Cut ``size`` out of the middle. A smaller image is centred on black."""
+
+    op: Literal["center_crop"] = "center_crop"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    size: Size
+    """Height and width afterwards, in pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomResizedCrop(ImageStep):
+    """Crop a part of random area and proportions and scale it to ``size``, as torchvision's RandomResizedCrop does.
+
+    Ten attempts to fit a random box into the image; then the largest box in the middle with
+    proportions in range.
+    """
+
+    op: Literal["random_resized_crop"] = "random_resized_crop"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    size: Size
+    """Height and width afterwards, in pixels."""
+    scale: tuple[Annotated[float, Range(1e-6, 1.0)], Annotated[float, Range(1e-6, 1.0)]] = (0.08, 1.0)
+    """Smallest and largest area of the part, as a fraction of the image's."""
+    ratio: tuple[Annotated[float, Range(1e-3, 1e3)], Annotated[float, Range(1e-3, 1e3)]] = (3 / 4, 4 / 3)
+    """Smallest and largest width of the part divided by its height."""
+    interpolation: Interpolation = "auto"
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from there on."""
+
+    def __post_init__(self) -> None:
+        """A range goes upwards."""
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if low > high:
+                raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFlip(ImageStep):
+    """Mirror the image, or not, at random. Drawn: once; for "both" once for left and right, then once for top and bottom."""
+
+    op: Literal["random_flip"] = "random_flip"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    probability: Annotated[float, Range(0.0, 1.0)] = 0.5
+    """How often, from 0 (never) to 1 (always)."""
+    direction: Literal["horizontal", "vertical", "both"] = "horizontal"
+    """"horizontal" swaps left and right, "vertical" swaps top and bottom, "both" either of them, each by itself."""
+
+
+Factors: TypeAlias = tuple[Annotated[float, Range(-1e6, 1e6)], ...]
+Divisors: TypeAlias = tuple[Annotated[float, Range(1e-6, 1e6)], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalize(ImageStep):
+    """Make floating-point numbers: ``(pixel / 255 - mean) / std``, channel by channel. Only ``layout`` may follow."""
+
+    op: Literal["normalize"] = "normalize"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    mean: Factors = (0.485, 0.456, 0.406)
+    """The values to subtract, in the order of the channels, where white is 1. The default is
+    ImageNet's, for "rgb"."""
+    std: Divisors = (0.229, 0.224, 0.225)
+    """The divisors, in the order of the channels. The default is ImageNet's, for "rgb"."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the numbers; each is rounded once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout(ImageStep):
+    """Set the order of the numbers in memory.
+
+    Without this step it is "nhwc". Always the last step.
+    """
+
+    op: Literal["layout"] = "layout"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    order: Literal["nhwc", "nchw"] = "nchw"
+    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions name them)."""
+
+
+Level: TypeAlias = Annotated[int, Range(0, 255)]
+Fill: TypeAlias = tuple[Level, ...]
+Margin: TypeAlias = Annotated[int, Range(0, SIDE_PIXELS_MAX)]
+Degrees: TypeAlias = Annotated[float, Range(-180.0, 180.0)]
+QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomCrop(ImageStep):
+    """Cut ``size`` out of a random place, each as likely; with ``padding``, out of the image with this much ``fill`` around it.
+
+    If that is still smaller than ``size``, it is centred on ``fill``. Drawn: the row, then the
+    column.
+    """
+
+    op: Literal["random_crop"] = "random_crop"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    size: Size
+    """Height and width afterwards, in pixels."""
+    padding: Margin = 0
+    """Pixels that are put around the image first, on each side."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad(ImageStep):
+    """Put ``fill`` around the image: as much as makes it ``size``, or a ``border``. Needs one of the two."""
+
+    op: Literal["pad"] = "pad"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    size: Size | None = None
+    """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize" in front makes it fit."""
+    place: Literal["center", "top_left"] = "center"
+    """Where in ``size`` the image stands; an odd pixel goes below and to the right."""
+    border: tuple[Margin, Margin, Margin, Margin] | None = None
+    """Pixels above, below, left and right of the image. A later step must then fix the size."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+    def __post_init__(self) -> None:
+        """One way to say how much, not two and not none."""
+        if (self.size is None) == (self.border is None):
+            raise ValueError("pad needs either size = [height, width] or border = [above, below, left, right]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotate(ImageStep):
+    """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``. Needs one of the two.
+
+    An odd number of quarter turns swaps height and width. An angle turns the image about its middle on a canvas that stays:
+    what leaves it is gone, and ``fill`` stands where nothing comes from; "linear" mixes with ``fill`` at the image's edge.
+    """
+
+    op: Literal["rotate"] = "rotate"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    quarter_turns: tuple[QuarterTurns, ...] | None = None
+    """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
+    once, [0, 1, 2, 3] any way up."""
+    degrees: tuple[Degrees, Degrees] | None = None
+    """The smallest and the largest angle; each in between is as likely. [-10, 10] is up to 10 degrees either way."""
+    interpolation: Literal["nearest", "linear"] = "linear"
+    """How pixels are made from pixels, for an angle; a quarter turn only moves them."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+    def __post_init__(self) -> None:
+        """One way to say how far, with something to choose from, and upwards."""
+        if (self.quarter_turns is None) == (self.degrees is None):
+            raise ValueError("rotate needs either quarter_turns = [0, 1, 2, 3] or degrees = [smallest, largest]")
+        if self.quarter_turns == ():
+            raise ValueError("quarter_turns = [] leaves nothing to draw from; [0] is no turn")
+        if self.degrees is not None and self.degrees[0] > self.degrees[1]:
+            low, high = self.degrees
+            raise ValueError(f"degrees = [{low}, {high}] goes downwards; write the smaller number first")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow(ImageStep):
+    """From here on, the ``mask``, ``boxes`` and ``points`` of an image follow what is done to its geometry.
+
+    Needs one of them. Stands right behind ``decode``, or before all steps on the image. Coordinates
+    are x to the right and y down, in pixels of the upright image, where the first pixel reaches
+    from 0 to 1.
+    """
+
+    op: Literal["follow"] = "follow"
+    """The step's name."""
+    field: str = "image"
+    """The image that is followed."""
+    mask: str | None = None
+    """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with a palette (whose indices
+    count), or uint8[?,?]. Made uint8 [height, width]; never interpolated."""
+    mask_fill: Level = 0
+    """The value of the mask outside of the image; 255 is a common "ignore"."""
+    boxes: str | None = None
+    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge; an empty box
+    becomes four zeros, in its place."""
+    points: str | None = None
+    """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say so."""
+
+    def __post_init__(self) -> None:
+        """Somebody follows, and each is somebody else."""
+        if not self.followers:
+            raise ValueError('follow needs somebody who follows: mask = "…", boxes = "…" or points = "…"')
+        if len(self.touches) != len(self.followers) + 1:
+            raise ValueError("follow names one field twice; image, mask, boxes and points are different fields")
+
+    @property
+    def followers(self) -> tuple[tuple[str, str], ...]:
+        """What follows, and the field that it is in."""
+        named = (("mask", self.mask), ("boxes", self.boxes), ("points", self.points))
+        return tuple((role, name) for role, name in named if name is not None)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The image and all that follows it."""
+        return frozenset({self.field, *(name for _role, name in self.followers)})
+
+
+Strength: TypeAlias = Annotated[float, Range(0.0, 10.0)]
+
+HOLES_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColorJitter(ImageStep):
+    """Change brightness, contrast, saturation and hue at random, in a random order, as torchvision's ColorJitter does.
+
+    With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``, contrast ``f * pixel +
+    (1 - f) * mean`` with the mean grey level of the image, saturation ``f * pixel + (1 - f) * grey`` with the pixel's own grey
+    level. Each rounds to 8 bits; "gray" says what grey is. Drawn: the order, then what each of the four takes.
+    """
+
+    op: Literal["color_jitter"] = "color_jitter"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    brightness: Strength = 0.0
+    """How far from 1 the factor of brightness may be; 0.4 is from 0.6 to 1.4, 0 leaves it alone."""
+    contrast: Strength = 0.0
+    """How far from 1 the factor of contrast may be."""
+    saturation: Strength = 0.0
+    """How far from 1 the factor of saturation may be. An image of one channel has none."""
+    hue: Annotated[float, Range(0.0, 0.5)] = 0.0
+    """How far the hue may go round the circle of colours, either way; 0.5 is to the opposite. Saturation and value (HSV) stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gray(ImageStep):
+    """Make the image grey: ``0.299 red + 0.587 green + 0.114 blue`` (Rec. 601), rounded."""
+
+    op: Literal["gray"] = "gray"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    channels: Literal[1, 3] = 3
+    """Channels afterwards: 3 that are alike, or 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutout(ImageStep):
+    """Cover random rectangles of the image. Their middles are anywhere in it, so a part may lie outside.
+
+    Drawn for each: the row, then the column of its middle. A mask that follows the image stays as it is.
+    """
+
+    op: Literal["cutout"] = "cutout"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    holes: Annotated[int, Range(1, HOLES_MAX)] = 1
+    """How many."""
+    size: Size
+    """Height and width of each, in pixels."""
+    fill: Fill = (0,)
+    """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtractMean(ImageStep):
+    """Make float32: ``(pixel - mean) * scale``, channel by channel, each rounded once. Only ``layout`` may follow."""
+
+    op: Literal["subtract_mean"] = "subtract_mean"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    mean: Factors = (123.68, 116.779, 103.938)
+    """The values to subtract, in the order of the channels, where white is 255. The default is
+    ImageNet's, for "rgb"."""
+    scale: Annotated[float, Range(-1e6, 1e6)] = 1.0
+    """The factor of the difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class To(ImageStep):
+    """Set type and order of the numbers in one step, without subtracting a mean."""
+
+    op: Literal["to"] = "to"
+    """The step's name."""
+    field: str = "image"
+    """Which field of the sample it is done to."""
+    dtype: Literal["uint8", "float32", "float16"] = "float32"
+    """Type of the numbers; each is rounded once."""
+    scale: bool = True
+    """Whether floating-point numbers are divided by 255, so that white is 1. uint8 stays what it is."""
+    layout: Literal["nhwc", "nchw"] = "nchw"
+    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions name them)."""

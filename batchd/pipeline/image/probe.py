@@ -1,0 +1,294 @@
+"""What a file is, how large its image will be and whether all of it is there, before any decoder sees it. Worker process.
+
+Decoders are generous: they allocate what a header announces, and they fill what is missing with grey, or with the pixels
+of the image before. So this module reads the container itself: magic bytes (never the file's name), dimensions,
+orientation, how many pixels the bytes can hold (``capacity``), and the mark of the end. It decodes nothing and allocates
+nothing, reads every byte at most once, and every loop has a limit. Standard library only.
+
+Invariant: what ``probe_image`` returns is a file that reaches from its first byte to its end mark; everything else is
+``SampleUndecodable``.
+"""
+
+from collections.abc import Callable
+from struct import error as StructError  # noqa: N812  the standard library's name is lower case
+from struct import unpack_from
+from typing import NamedTuple
+
+from batchd.pipeline.image.capacity import (
+    COEFFICIENT_BLOCK_BYTES,
+    DEFLATED_MAX,
+    ROW_PIXELS_PER_BYTE,
+    SMALL_FILE_BYTES,
+    jpeg_blocks,
+    lzw_pixels_max,
+    pixels_for_nothing,
+    png_bytes,
+)
+from batchd.pipeline.image.exif import exif_orientation, exif_payload_orientation
+from batchd.pipeline.image.jpeg_end import JPEG_SEGMENTS_MAX, scan_markers
+from batchd.pipeline.image.png import is_animation, png_chunks
+from batchd.pipeline.options import PIXELS_MAX
+from batchd.samples.errors import SampleUndecodable
+
+JPEG_FILL_BYTES_MAX = 4_096
+"""Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
+JPEG_SCANS_MAX = 200
+"""Scans of one image. An ordinary progressive file has 10; thousands of empty ones are a bomb for the processor."""
+CHUNKS_MAX = 1_000_000
+"""Chunks of a WebP file, blocks of a GIF file."""
+
+_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_ARITHMETIC = frozenset(range(0xC9, 0xD0))
+_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
+_START_OF_SCAN, _END_OF_IMAGE, _APP1 = 0xDA, 0xD9, 0xE1
+_MARKER = 0xFF
+_STUFFED = 0x00
+_JPEG_BITS = 8
+_BMP_CORE_HEADER_BYTES = 12
+_BMP_UNCOMPRESSED = frozenset({0, 3, 6})
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_BITS_AT, _PNG_INTERLACED_AT = 24, 28
+_WEBP_FLAGS_AT, _WEBP_IS_ANIMATED = 20, 2
+_HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 6, 7, 9
+"""For each pixel, measured: what OpenCV holds beside the image that it hands out. Of PNG and BMP that is a second one."""
+_WHOLE_BYTE_BITS = 8
+_GIF_EXTENSION, _GIF_FRAME, _GIF_TRAILER = 0x21, 0x2C, 0x3B
+
+
+class ImageHeader(NamedTuple):
+    """What the header of an image says. ``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8)."""
+
+    format: str
+    """JPEG, PNG, APNG (an animated PNG), WebP, BMP or GIF."""
+    height: int
+    width: int
+    orientation: int
+    channels: int
+    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK. 0 for the other formats, whose decoder converts."""
+    pixels_max: int = PIXELS_MAX
+    """How many pixels are believed of a file of so many bytes."""
+    held_bytes: int = 0
+    """Memory that a decoder takes beside the image that it makes."""
+    scan: int = 0
+    """Where the first start of scan of a JPEG is."""
+
+
+def probe_image(data: memoryview) -> ImageHeader:
+    """Read the header of an image and find its end. ``data`` is the whole file, as bytes (format "B").
+
+    Raises ``SampleUndecodable``: not a known image, truncated, or malformed.
+    """
+    if not data:
+        raise SampleUndecodable("the file is empty")
+    probe = _probe_for(bytes(data[:16]))
+    if probe is None:
+        raise SampleUndecodable(f"not a JPEG, PNG, WebP, BMP or GIF file: it starts with {bytes(data[:8]).hex(' ')}")
+    try:
+        header = probe(data)
+    except (IndexError, StructError):
+        raise SampleUndecodable(f"truncated: it ends inside its header, after {len(data)} bytes") from None
+    if header.height <= 0 or header.width <= 0:
+        raise SampleUndecodable(f"its {header.format} header announces {header.width} x {header.height} pixels")
+    return header
+
+
+def _probe_for(magic: bytes) -> Callable[[memoryview], ImageHeader] | None:
+    if magic.startswith(b"\xff\xd8\xff"):
+        return _probe_jpeg
+    if magic.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _probe_png
+    if magic.startswith(b"RIFF") and magic[8:12] == b"WEBP":
+        return _probe_webp
+    if magic.startswith(b"BM"):
+        return _probe_bmp
+    if magic.startswith((b"GIF87a", b"GIF89a")):
+        return _probe_gif
+    return None
+
+
+def _probe_jpeg(data: memoryview) -> ImageHeader:
+    """Walk the segments up to the image data; one round is a fraction of a microsecond, and a photograph has about ten."""
+    position, orientation, frame = 2, 0, Frame(0, 0, 0, 0, 0)
+    for _ in range(JPEG_SEGMENTS_MAX):
+        if data[position] != _MARKER or data[position + 1] == _MARKER:
+            position = _next_marker(data, position)
+        marker = data[position + 1]
+        if marker in _WITHOUT_LENGTH:
+            position += 2
+            continue
+        if marker == _END_OF_IMAGE:
+            break
+        length = data[position + 2] << 8 | data[position + 3]
+        if marker == _START_OF_SCAN:
+            return _finish_jpeg(data, position, frame, orientation or 1)
+        if marker in _START_OF_FRAME:
+            if frame.marker:
+                raise SampleUndecodable("a JPEG with two frames")
+            frame = _read_frame(data, position)
+        elif marker == _APP1 and not orientation:
+            orientation = exif_payload_orientation(data[position + 4 : position + 2 + length])
+        position += 2 + length
+    else:
+        raise SampleUndecodable(f"a JPEG with more than {JPEG_SEGMENTS_MAX} segments before its image data")
+    raise SampleUndecodable("a JPEG without image data")
+
+
+def _next_marker(data: memoryview, position: int) -> int:
+    """Skip what libjpeg skips between two segments: any bytes up to 0xFF, and repeated 0xFF."""
+    for candidate in range(position, position + JPEG_FILL_BYTES_MAX):
+        if data[candidate] == _MARKER and data[candidate + 1] not in (_STUFFED, _MARKER):
+            return candidate
+    raise SampleUndecodable(f"a JPEG whose segments break off at byte {position}")
+
+
+class Frame(NamedTuple):
+    """What the start of a JPEG's frame says; ``marker`` is 0 before there is one, and ``blocks`` are those of all components."""
+
+    marker: int
+    height: int
+    width: int
+    channels: int
+    blocks: int
+
+
+def _read_frame(data: memoryview, position: int) -> Frame:
+    bits, height, width, channels = unpack_from(">BHHB", data, position + 4)
+    if bits != _JPEG_BITS:
+        raise SampleUndecodable(f"a JPEG with {bits} bits per channel; {_JPEG_BITS} are supported")
+    factors = (data[position + 11 + 3 * component] for component in range(channels))
+    blocks = jpeg_blocks(height, width, [(factor >> 4, factor & 0xF) for factor in factors])
+    return Frame(data[position + 1], height, width, channels, blocks)
+
+
+def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) -> ImageHeader:
+    """Check what follows the first start of scan: the end mark is there, and the number of scans is sane."""
+    if not frame.marker:
+        raise SampleUndecodable("a JPEG whose image data comes before its dimensions")
+    if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan:]).rfind(b"\xff\xd9") < 0:
+        raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
+    has_scans = frame.marker in _PROGRESSIVE or data[scan + 4] < frame.channels
+    if has_scans:
+        scans = sum(marker == _START_OF_SCAN for _, marker in scan_markers(data, scan))
+        if scans > JPEG_SCANS_MAX:
+            raise SampleUndecodable(f"a JPEG with {scans} scans; {JPEG_SCANS_MAX} are allowed")
+    pixels_max = pixels_for_nothing(len(data))
+    if frame.marker not in _ARITHMETIC and frame.blocks:
+        blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
+        pixels_max = frame.height * frame.width * blocks // frame.blocks
+    held_bytes = frame.blocks * COEFFICIENT_BLOCK_BYTES if has_scans else 0
+    return ImageHeader("JPEG", frame.height, frame.width, orientation, frame.channels, pixels_max, held_bytes, scan)
+
+
+def _probe_png(data: memoryview) -> ImageHeader:
+    length, kind, width, height = unpack_from(">I4sII", data, 8)
+    if (length, kind) != (13, b"IHDR"):
+        raise SampleUndecodable("a PNG that does not start with its dimensions")
+    orientation, name, deflated = 1, "PNG", 0
+    for chunk in png_chunks(data):
+        if chunk.kind == b"IDAT":
+            deflated += chunk.content_bytes
+        elif chunk.kind == b"eXIf":
+            orientation = exif_orientation(data[chunk.start + 8 : chunk.end - 4])
+        elif is_animation(chunk):
+            name = "APNG"
+    pixels_max = _png_pixels_max(data, height, width, deflated)
+    return ImageHeader(name, height, width, orientation, 0, pixels_max, _HELD_BYTES * height * width)
+
+
+def _png_pixels_max(data: memoryview, height: int, width: int, deflated: int) -> int:
+    bits, colors = unpack_from("BB", data, _PNG_BITS_AT)
+    pixel_bits, is_interlaced = bits * _PNG_CHANNELS.get(colors, 1), data[_PNG_INTERLACED_AT] != 0
+    whole = png_bytes(height, width, pixel_bits, is_interlaced=is_interlaced)
+    held = height * width * DEFLATED_MAX * deflated // whole if whole else 0
+    if pixel_bits >= _WHOLE_BYTE_BITS or len(data) > SMALL_FILE_BYTES:
+        return held
+    return min(
+        held, pixels_for_nothing(len(data)) if is_interlaced else pixels_for_nothing(len(data), ROW_PIXELS_PER_BYTE)
+    )
+
+
+def _probe_webp(data: memoryview) -> ImageHeader:
+    end = 8 + int(unpack_from("<I", data, 4)[0])
+    if end > len(data):
+        raise SampleUndecodable(f"truncated: a WebP of {len(data)} bytes that announces {end}")
+    kind, orientation, held = bytes(data[12:16]), 1, _WEBP_HELD_BYTES
+    if kind == b"VP8X":
+        width, height = 1 + _number24(data, 24), 1 + _number24(data, 27)
+        orientation = _webp_orientation(data, end)
+        held = _WEBP_ANIMATION_HELD_BYTES if data[_WEBP_FLAGS_AT] & _WEBP_IS_ANIMATED else held
+    elif kind == b"VP8L":
+        bits = int(unpack_from("<I", data, 21)[0])
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    elif kind == b"VP8 ":
+        width, height = (side & 0x3FFF for side in unpack_from("<HH", data, 26))
+    else:
+        raise SampleUndecodable(f"a WebP whose first chunk is {kind!r}")
+    return ImageHeader("WebP", height, width, orientation, 0, pixels_for_nothing(len(data)), held * height * width)
+
+
+def _webp_orientation(data: memoryview, end: int) -> int:
+    position = 12
+    for _ in range(CHUNKS_MAX):
+        if position + 8 > end:
+            break
+        kind, length = unpack_from("<4sI", data, position)
+        if kind == b"EXIF":
+            payload = data[position + 8 : position + 8 + length]
+            return exif_payload_orientation(payload) or exif_orientation(payload)
+        position += 8 + length + length % 2
+    return 1
+
+
+def _number24(data: memoryview, position: int) -> int:
+    return data[position] | data[position + 1] << 8 | data[position + 2] << 16
+
+
+def _probe_bmp(data: memoryview) -> ImageHeader:
+    pixels_at, header_bytes = unpack_from("<II", data, 10)
+    compression = 0
+    if header_bytes == _BMP_CORE_HEADER_BYTES:
+        width, height, bits = unpack_from("<HH2xH", data, 18)
+    else:
+        width, height, bits, compression = unpack_from("<ii2xHI", data, 18)
+    height = abs(height)
+    has_all = compression in _BMP_UNCOMPRESSED and bits > 0
+    needed = pixels_at + (width * bits + 31) // 32 * 4 * height if has_all else pixels_at
+    if len(data) < needed:
+        raise SampleUndecodable(f"truncated: a BMP of {len(data)} bytes that needs {needed}")
+    pixels_max = PIXELS_MAX if has_all else pixels_for_nothing(len(data))
+    return ImageHeader("BMP", height, width, 1, 0, pixels_max, _HELD_BYTES * height * width)
+
+
+def _probe_gif(data: memoryview) -> ImageHeader:
+    """Walk the blocks to the trailer. The first frame's own size may not exceed the screen's, or decoders disagree."""
+    width, height, flags = unpack_from("<HHB", data, 6)
+    position, pixels_max = 13 + _color_table_bytes(flags), None
+    for _ in range(CHUNKS_MAX):
+        introducer, frame_pixels = data[position], 0
+        if introducer == _GIF_TRAILER:
+            pixels_max = pixels_for_nothing(len(data)) if pixels_max is None else pixels_max
+            return ImageHeader("GIF", height, width, 1, 0, pixels_max, _GIF_HELD_BYTES * height * width)
+        if introducer == _GIF_EXTENSION:  # its label, then data
+            position += 2
+        elif introducer == _GIF_FRAME:  # its place, a color table, the size of a code, then data
+            left, top, frame_width, frame_height, flags = unpack_from("<HHHHB", data, position + 1)
+            if left + frame_width > width or top + frame_height > height:
+                raise SampleUndecodable("a GIF with a frame larger than its screen")
+            position += 11 + _color_table_bytes(flags)
+            frame_pixels = frame_width * frame_height
+        else:
+            raise SampleUndecodable(f"a GIF with the unknown block 0x{introducer:02x} at byte {position}")
+        start = position
+        while length := data[position]:
+            position += 1 + length
+        position += 1
+        if frame_pixels and pixels_max is None:
+            pixels_max = lzw_pixels_max(data[start - 1], position - start)
+            if frame_pixels < min(height * width, pixels_max + 1):  # around it there is the screen
+                pixels_max = pixels_for_nothing(len(data))
+    raise SampleUndecodable(f"a GIF with more than {CHUNKS_MAX} blocks")
+
+
+def _color_table_bytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0

@@ -1,0 +1,189 @@
+"""The steps that change what pixels are, done to an upright image of 8 bits. Worker process.
+
+Each works in place, but for "gray" where it changes the number of channels. All rounding is to the nearest of 0 to 255:
+
+    brightness  f * pixel                     exact, halves to even
+    contrast    f * pixel + (1 - f) * mean    exact, halves to even; the mean is the float64 mean of the grey levels
+    saturation  f * pixel + (1 - f) * grey    by cv2 in float32: within 0.001 of the exact value before it is rounded
+    hue         in HSV, in whole numbers: within 0.002 of the exact value before it is rounded
+    grey        0.299 red + 0.587 green + 0.114 blue, by cv2 in fixed point: within 0.005 of it before it is rounded
+
+Invariant: each draws the same number of random numbers for every image, whatever it draws.
+"""
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.pipeline.image import resample
+from batchd.pipeline.image.options import ColorJitter, Cutout, Gray
+from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.vision import Pixels, cv2, written
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.randomness import SampleRandom
+
+if resample.IS_BUILT:
+    from batchd.pipeline import _pixels
+
+COLOR_CHANNELS = 3
+_SIXTHS = 6
+_HUE_BITS = 16
+_LEVELS = np.arange(256, dtype=np.float64)
+
+
+Recolor: TypeAlias = Callable[[Pixels, SampleRandom, Pixels | None], Pixels]
+"""Changes pixels in place and returns them; or, where their shape changes, writes into the third argument, which is the row where
+there is one, or into memory of its own."""
+
+
+def recolor_for(step: StepOptions, scratch: Scratch, *, is_bgr: bool) -> Recolor | None:
+    """Make what does ``step``; None for steps that change no pixels."""
+    match step:
+        case ColorJitter():
+            return _Jitter(step, scratch, is_bgr=is_bgr)
+        case Gray():
+            return _Gray(step, scratch, is_bgr=is_bgr)
+        case Cutout():
+            return _Cutout(step)
+        case _:
+            return None
+
+
+class _Grey:
+    """Finds the grey levels of images."""
+
+    def __init__(self, scratch: Scratch, *, is_bgr: bool) -> None:
+        self._scratch = scratch
+        self._code = cv2.COLOR_BGR2GRAY if is_bgr else cv2.COLOR_RGB2GRAY
+
+    def of(self, pixels: Pixels, into: Pixels | None = None) -> Pixels:
+        """The grey levels, [height, width, 1]."""
+        if pixels.shape[2] == 1:
+            return pixels
+        if into is None:
+            into = self._scratch.image("grey", (*pixels.shape[:2], 1))
+        written(cv2.cvtColor(pixels, self._code, dst=into), into)
+        return into
+
+    def colored(self, pixels: Pixels) -> Pixels:
+        """The grey levels once for each of three channels."""
+        into = self._scratch.image("colored", pixels.shape)
+        written(cv2.cvtColor(self.of(pixels), cv2.COLOR_GRAY2RGB, dst=into), into)
+        return into
+
+
+class _Gray:
+    def __init__(self, step: Gray, scratch: Scratch, *, is_bgr: bool) -> None:
+        self._channels = step.channels
+        self._scratch = scratch
+        self._grey = _Grey(scratch, is_bgr=is_bgr)
+
+    def __call__(self, pixels: Pixels, _random: SampleRandom, out: Pixels | None) -> Pixels:
+        """Into ``out`` where the number of channels changes to what ``out`` has, else into memory of its own."""
+        if pixels.shape[2] == self._channels == 1:
+            return pixels
+        shape = (*pixels.shape[:2], self._channels)
+        if pixels.shape == shape:
+            into = pixels
+        else:
+            into = out if out is not None and out.shape == shape else self._scratch.image("gray", shape)
+        if self._channels == 1:
+            return self._grey.of(pixels, into)
+        written(cv2.cvtColor(self._grey.of(pixels), cv2.COLOR_GRAY2RGB, dst=into), into)
+        return into
+
+
+class _Cutout:
+    def __init__(self, step: Cutout) -> None:
+        self._step = step
+
+    def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
+        height, width = self._step.size
+        for _ in range(self._step.holes):
+            top = int(pixels.shape[0] * random.random()) - height // 2
+            left = int(pixels.shape[1] * random.random()) - width // 2
+            pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = self._step.fill
+        return pixels
+
+
+class _Jitter:
+    """The four changes in the order that is drawn for each image; those without strength take no number and do nothing."""
+
+    def __init__(self, step: ColorJitter, scratch: Scratch, *, is_bgr: bool) -> None:
+        self._grey = _Grey(scratch, is_bgr=is_bgr)
+        self._hue = _Hue(is_bgr=is_bgr)
+        changes: list[tuple[Callable[[Pixels, float], None], float, float]] = []
+        for change, strength in (
+            (self._brighten, step.brightness),
+            (self._contrast, step.contrast),
+            (self._saturate, step.saturation),
+        ):
+            if strength:
+                changes.append((change, max(0.0, 1 - strength), 1 + strength))
+        if step.hue:
+            changes.append((self._hue.shift, -step.hue, step.hue))
+        self._changes = changes
+        self._orders = list(permutations(range(len(changes))))
+
+    def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
+        order = self._orders[int(len(self._orders) * random.random())]
+        drawn = [low + (high - low) * random.random() for _change, low, high in self._changes]
+        for place in order:
+            self._changes[place][0](pixels, drawn[place])
+        return pixels
+
+    def _brighten(self, pixels: Pixels, factor: float) -> None:
+        _look_up(pixels, factor * _LEVELS)
+
+    def _contrast(self, pixels: Pixels, factor: float) -> None:
+        mean = float(self._grey.of(pixels).mean(dtype=np.float64))
+        _look_up(pixels, factor * _LEVELS + (1 - factor) * mean)
+
+    def _saturate(self, pixels: Pixels, factor: float) -> None:
+        if pixels.shape[2] == COLOR_CHANNELS:
+            grey = self._grey.colored(pixels)
+            written(cv2.addWeighted(pixels, factor, grey, 1 - factor, 0, dst=pixels), pixels)
+
+
+class _Hue:
+    """Shifts hues: of HSV, where that of a pixel, in sixths of the circle and times its chroma, is a whole number."""
+
+    def __init__(self, *, is_bgr: bool) -> None:
+        self._is_bgr = is_bgr
+
+    def shift(self, pixels: Pixels, turns: float) -> None:
+        """Shift the hue by so many rounds of the circle."""
+        if pixels.shape[2] != COLOR_CHANNELS:
+            return
+        shift = round(turns % 1 * (_SIXTHS << _HUE_BITS))
+        if resample.IS_BUILT:
+            _pixels.shift_hue(pixels, shift, self._is_bgr)
+        else:
+            pixels[...] = _shifted(pixels[:, :, ::-1], shift)[:, :, ::-1] if self._is_bgr else _shifted(pixels, shift)
+
+
+def _shifted(pixels: Pixels, shift: int) -> npt.NDArray[np.int32]:
+    """What the extension does, by numpy."""
+    red, green, blue = (pixels[:, :, channel].astype(np.int32) for channel in range(COLOR_CHANNELS))
+    most = np.maximum(np.maximum(red, green), blue)
+    chroma = most - np.minimum(np.minimum(red, green), blue)
+    hue = np.where(
+        most == red, green - blue, np.where(most == green, 2 * chroma + blue - red, 4 * chroma + red - green)
+    )
+    hue = (hue << _HUE_BITS) + shift * chroma
+    full = chroma << _HUE_BITS
+    made = np.empty(pixels.shape, np.int32)
+    for channel, sixths in enumerate((5, 3, 1)):
+        place = (hue + sixths * full) % np.maximum(_SIXTHS * full, 1)
+        off = np.clip(np.minimum(place, 4 * full - place), 0, full)
+        made[:, :, channel] = ((most << _HUE_BITS) - off + (1 << _HUE_BITS - 1)) >> _HUE_BITS
+    return made
+
+
+def _look_up(pixels: Pixels, levels: npt.NDArray[np.floating[Any]]) -> None:
+    """Replace each pixel by what ``levels`` has for it, rounded."""
+    table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+    written(cv2.LUT(pixels, table, dst=pixels), pixels)

@@ -1,0 +1,286 @@
+"""The steps on pixels: from the bytes of a file, or from pixels, straight into one row of a batch. Worker process.
+
+    probe header -> steps on paper (geometry) -> decode, no more than needed -> moves -> turn -> recolor -> convert
+                                                 scratch                        scratch  ...               the row
+
+The last thing that happens to the pixels writes into the row that was given; whatever comes before it writes into memory
+that is used again for the next sample.
+
+Geometry behind a step on pixels is a stage of its own, so that every step sees what those in front of it made; ``goes_on`` says
+where one ends.
+
+Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i + 1/2``, edges repeat, the
+result is rounded to 8 bits, from a value within 0.03 of the reference; see ``resample``:
+
+    nearest  the pixel in which the centre of the new one lies
+    linear   between the two nearest pixels, in each direction; no smoothing before it
+    area     the mean over the area that the target's pixel covers
+    cubic    over four pixels in each direction, with the coefficient -0.75; no smoothing before it
+    auto     linear where both sides shrink by less than 2 (or grow), else area
+
+Without smoothing, shrinking folds detail finer than the target's pixels back into the image. "auto" bounds that: scaled
+decoding has taken away all reductions of 2 and more that it can, by averaging, and "area" takes the rest.
+
+Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the file) and the decoders' versions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd import failpoints
+from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.followers import Followers
+from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding
+from batchd.pipeline.image.options import Decode, Follow, ImageStep, Layout, Normalize, SubtractMean, To
+from batchd.pipeline.image.planners import planner_for
+from batchd.pipeline.image.probe import ImageHeader, probe_image
+from batchd.pipeline.image.recolor import recolor_for
+from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.vision import Image, Pixels, cv2, written
+from batchd.pipeline.image.warps import cut_out, make_moves, turned
+from batchd.pipeline.options import PIXELS_MAX
+from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.timings import Laps
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value
+
+_GRAY_DIMENSIONS = 2
+
+
+def goes_on(step: ImageStep, following: ImageStep) -> bool:
+    """Can the stage that does ``step`` do the ``following`` one as well?"""
+    return step.field == following.field and _part(step) <= _part(following)
+
+
+def _part(step: ImageStep) -> int:
+    """Which part of a stage does a step: 0 decodes, 1 moves, 2 recolors, 3 converts."""
+    if isinstance(step, Decode | Follow):
+        return 0
+    if planner_for(step):
+        return 1
+    return 3 if isinstance(step, Normalize | SubtractMean | To | Layout) else 2
+
+
+def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
+    """Which laps there are: that of decoding, of moving, of converting; and that of each step that recolors.
+
+    What no step asks for (a turn by EXIF, a copy into the row) counts for the part before it, or where there is none, behind it.
+    """
+    decoding, moving, recoloring, converting = (
+        [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
+    )
+    before = [laps.part("+".join(names)) if names else None for names in (decoding, moving)]
+    each = [laps.part(name) for name in recoloring]
+    numbers = [*before, each[-1] if each else None, laps.part("+".join(converting)) if converting else None]
+    known = [number for number in numbers if number is not None] or [laps.part(steps[0].op)]
+    found, last = [], known[0]
+    for number in numbers:
+        last = last if number is None else number
+        found.append(last)
+    return (found[0], found[1], found[3]), each
+
+
+class ImagePlan(NamedTuple):
+    """What one image stage does to one image, decided before any pixel of it is touched."""
+
+    header: ImageHeader
+    height: int
+    width: int
+    """Of the whole image as looked at."""
+    geometry: Geometry
+    decoding: DecodePlan
+    is_cut_by_decoder: bool
+    """Is the box of ``decoding`` all that is decoded, as far as the header tells? Else it is cut out of the whole image."""
+    tiles: tuple[int, int] | None = None
+    """How many parts of the file between restart markers are read, of how many; None: it is not cut, or nobody asked."""
+
+
+class ImageStage:
+    """The steps on one image field that follow each other, ready to run on one sample after the other.
+
+    ``before`` and ``after``: the columns of the sample. ``writes``: the fields of which what is made here is what the batch has,
+    so that it goes straight into the row. ``laps``: what measures them.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[ImageStep],
+        before: Mapping[str, Column],
+        after: Mapping[str, Column],
+        writes: frozenset[str],
+        laps: Laps,
+    ) -> None:
+        decode = steps[0] if isinstance(steps[0], Decode) else None
+        self._laps = laps
+        self._field = steps[0].field
+        source, made = before[self._field], after[self._field]
+        self._row_shape = made.fixed_shape if self._field in writes else None
+        self._dtype = np.dtype(made.dtype)
+        self._channels = _channel_count(made)
+        self._channels_first = made.channels_first
+        self._scratch = Scratch()
+        self._decoder = Decoder(decode, self._scratch) if decode else None
+        self._pixels_max = made.pixels_max or PIXELS_MAX
+        self._applies_exif = decode is not None and decode.exif == "apply"
+        self._scales_decoding = decode is not None and decode.scale == "auto"
+        self._planners = [planner for planner in map(planner_for, steps) if planner]
+        moves_followers = bool(made.followers) and (
+            bool(self._planners) or any(isinstance(step, Follow) for step in steps)
+        )
+        self._followers = Followers(made.followers, before, after, writes) if moves_followers else None
+        recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
+        (self._decoding, self._moving, self._converting), recoloring = _laps_of(steps, laps)
+        self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
+        self.last_part = laps.part("follow") if self._followers else self._converting
+        """What is done last in ``run``."""
+        self._tables = next(
+            (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
+        )
+        self._writes_pixels = not self._channels_first and self._tables is None
+        self._moves_channels = (1 if decode.color == "gray" else 3) if decode else _channel_count(source)
+
+    def run(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
+        """See ``stages.Stage``. Raises ``SampleUndecodable``."""
+        value = values[self._field]
+        plan = self._plan(value, random)
+        pixels = self._decode(value, plan)
+        self._laps.lap(self._decoding)
+        failpoints.passing("worker.sample.decoded", random.sample)
+        out = row[self._field] if self._row_shape is not None else None
+        assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
+        into = out if self._writes_pixels and self._moves_channels == self._channels else None
+        pixels = self._upright(pixels, plan.decoding.moves, plan.geometry.turn, into)
+        self._laps.lap(self._moving)
+        if self._recolors:
+            pixels = self._recolored(self._own(pixels, value, into), random, out)
+        if pixels is not out:
+            pixels = self._converted(pixels, out)
+        values[self._field] = pixels
+        if self._followers:
+            self._laps.lap(self._converting)
+            self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
+
+    def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:
+        """Plan what ``run`` would do, with its ``tiles``. None where no file is decoded. Raises ``SampleUndecodable``."""
+        if self._decoder is None:
+            return None
+        value = values[self._field]
+        assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
+        plan = self._plan(value, random)
+        return plan._replace(tiles=self._decoder.tiles(value, plan.header, plan.decoding.factor, plan.decoding.box))
+
+    def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
+        header = self._look(value)
+        orientation = header.orientation if self._applies_exif else 1
+        is_followed = self._followers is not None
+        geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
+        height, width = geometry.height, geometry.width
+        for planner in self._planners:
+            planner(geometry, random.random)
+        is_scaled = self._scales_decoding and header.format == "JPEG"
+        decoding = plan_decoding(geometry.moves, header.height, header.width, is_scaled=is_scaled)
+        is_cut_by_decoder = self._decoder is not None and self._decoder.decodes_boxes(header)
+        return ImagePlan(header, height, width, geometry, decoding, is_cut_by_decoder)
+
+    def _look(self, value: Value) -> ImageHeader:
+        """Size and orientation of the image, before any pixel is touched."""
+        if self._decoder is None:
+            assert isinstance(value, np.ndarray), "pixels, as there is no decode step"
+            if not value.size:
+                raise SampleUndecodable(f"an image without pixels: {value.shape[1]} x {value.shape[0]}")
+            return ImageHeader("pixels", value.shape[0], value.shape[1], 1, 0)
+        assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
+        header = probe_image(value)
+        self._decoder.check_limits(value, header)
+        return header
+
+    def _decode(self, value: Value, plan: ImagePlan) -> Pixels:
+        """The pixels that the moves of the plan begin with."""
+        if self._decoder is None:
+            assert isinstance(value, np.ndarray)
+            pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
+            return cut_out(pixels, plan.decoding.box)
+        assert isinstance(value, memoryview)
+        return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
+
+    def _upright(self, pixels: Pixels, moves: list[Move], turn: Orientation, into: Pixels | None) -> Pixels:
+        """Make the moves and the turn, into ``into`` where that is given and anything is written at all."""
+        pixels = make_moves(pixels, moves, self._scratch, None if turn.transpose else into)
+        return turned(pixels, turn, self._scratch, into)
+
+    def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
+        """The pixels in memory that may be written to: ``into`` where that is given, and never the source's."""
+        if into is None and not (isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)):
+            return pixels
+        own = self._scratch.image("own", pixels.shape) if into is None else into
+        if pixels is not own:
+            np.copyto(own, pixels)
+        return own
+
+    def _recolored(self, pixels: Pixels, random: SampleRandom, out: Image | None) -> Pixels:
+        for recolor, part in self._recolors:
+            pixels = recolor(pixels, random, out if self._writes_pixels else None)
+            self._laps.lap(part)
+        return pixels
+
+    def _converted(self, pixels: Pixels, out: Image | None) -> Image:
+        """The upright image in the type and the order that it is to have, in ``out`` where that is given."""
+        if out is None:
+            if self._writes_pixels:
+                return pixels
+            height, width = pixels.shape[:2]
+            size = (self._channels, height, width) if self._channels_first else (height, width, self._channels)
+            out = np.empty(size, self._dtype)
+        if self._channels_first:
+            self._write_planes(pixels, out)
+        elif self._tables is not None:
+            _look_up(pixels, self._tables, out)
+        else:
+            np.copyto(out, pixels)
+        return out
+
+    def _write_planes(self, pixels: Pixels, out: Image) -> None:
+        for channel in range(self._channels):
+            plane = out[channel]
+            if self._tables is None:
+                written(cv2.extractChannel(pixels, channel, dst=plane), plane)
+            else:
+                grey = self._scratch.image("plane", (*plane.shape, 1))
+                written(cv2.extractChannel(pixels, channel, dst=grey), grey)
+                _look_up(grey, self._tables[:, :, channel], plane[:, :, np.newaxis])
+
+
+def _channel_count(column: Column) -> int:
+    """How many channels an image has; one without an axis for them has one."""
+    if len(column.shape) == _GRAY_DIMENSIONS:
+        return 1
+    channels = column.shape[0 if column.channels_first else 2]
+    assert channels is not None, f"{column.name} is {column.text}"
+    return channels
+
+
+def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
+    """Replace each pixel by its number. cv2 knows no tables of float16, but it only moves 16 bits, whatever they mean."""
+    if out.dtype == np.float16:
+        out, tables = out.view(np.int16), tables.view(np.int16)
+    written(cv2.LUT(pixels, tables, dst=out), out)
+
+
+def _tables(step: ImageStep, channels: int) -> npt.NDArray[np.floating[Any]] | None:
+    """Compute every result of a step that makes floating-point numbers, [1, 256, channels], each rounded once."""
+    pixel = np.arange(256, dtype=np.float64)[np.newaxis, :, np.newaxis]
+    dtype: str
+    match step:
+        case Normalize():
+            numbers, dtype = (pixel / 255 - np.array(step.mean)) / np.array(step.std), step.dtype
+        case SubtractMean():
+            numbers, dtype = (pixel - np.array(step.mean)) * step.scale, "float32"
+        case To(dtype="float32" | "float16"):
+            numbers, dtype = np.repeat(pixel / 255 if step.scale else pixel, channels, axis=2), step.dtype
+        case _:
+            return None
+    return np.ascontiguousarray(numbers.astype(dtype))

@@ -1,0 +1,83 @@
+"""What the steps on labels and numbers make of their column. Daemon, workers and ``batchd check``; standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, prod
+from types import MappingProxyType
+from typing import Any
+
+from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
+from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
+from batchd.pipeline.options import StepOptions
+from batchd.samples.columns import LENGTH_MAX, Column
+from batchd_wire.fields import DIMENSIONS_MAX
+
+WHOLE = {
+    "bool": (0, 1),
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+    **{f"int{bits}": (-1 << bits - 1, (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+}
+"""The smallest and the largest number of each type of whole numbers."""
+FLOAT_MAX = {"float16": 65504.0, "float32": (2 - 2.0**-23) * 2.0**127, "float64": inf}
+"""The largest number of each type of floating point; every bound of "clip" is within the last."""
+
+
+def _one_hot(step: OneHot, columns: Columns) -> Columns:
+    column = _numbers(step, columns)
+    if column.dtype not in WHOLE or column.dtype == "bool":
+        raise StepInvalid(
+            f'"one_hot" needs whole numbers, and {column.name!r} is {column.text}; {{ op = "cast" }} can make them'
+        )
+    shape = (*column.shape, step.classes)
+    if len(shape) > DIMENSIONS_MAX or prod(length or 1 for length in shape) > LENGTH_MAX:
+        raise StepInvalid(
+            f'"one_hot" would make {replace(column, shape=shape).text} of {column.name!r}, which is too large'
+        )
+    return _changed(step, columns, shape=shape, dtype=step.dtype)
+
+
+def _typed(step: Cast | Scale, columns: Columns) -> Columns:
+    _numbers(step, columns)
+    return _changed(step, columns, dtype=step.dtype)
+
+
+def _clip(step: Clip, columns: Columns) -> Columns:
+    column = _numbers(step, columns)
+    if column.dtype == "bool":
+        raise StepInvalid(f'"clip" needs numbers, and {column.name!r} is {column.text}')
+    low, high = WHOLE.get(column.dtype) or (-FLOAT_MAX[column.dtype], FLOAT_MAX[column.dtype])
+    for name, bound, is_beyond in (
+        ("min", step.min, step.min is not None and step.min > high),
+        ("max", step.max, step.max is not None and step.max < low),
+    ):
+        if column.dtype in WHOLE and bound is not None and bound != int(bound):
+            raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: whole numbers')
+        if is_beyond:
+            raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: {low} to {high}')
+    return _changed(step, columns)
+
+
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
+    {OneHot: _one_hot, Cast: _typed, Clip: _clip, Scale: _typed}
+)
+
+
+def is_random(_step: StepOptions) -> bool:
+    """None of them is."""
+    return False
+
+
+def _numbers(step: NumberStep, columns: Columns) -> Column:
+    """The column of a step that needs numbers of any type."""
+    column = column_of(step, columns)
+    if column.kind == "encoded":
+        raise StepInvalid(
+            f'"{step.op}" needs numbers, and {column.name!r} is the bytes of an image file; "decode" it first'
+        )
+    if column.kind == "text":
+        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
+    return column
+
+
+def _changed(step: NumberStep, columns: Columns, **changes: Any) -> Columns:
+    return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}

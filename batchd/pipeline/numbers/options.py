@@ -1,0 +1,121 @@
+"""The steps on labels and numbers, as plain data. Daemon, workers and CLI; standard library only.
+
+Each is done to every number of a field by itself, whatever its shape, and says exactly which number becomes which. A number that
+cannot become what it should is a bad sample, never a wrong number.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from batchd.pipeline.options import StepOptions
+from batchd.samples.checks import Range
+
+CLASSES_MAX = 1 << 24
+BOUND_MAX = 1 << 53
+"""Up to here a floating-point number of 64 bits is every whole number exactly."""
+FACTOR_MAX = 1e300
+
+NumberType: TypeAlias = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "float16",
+    "uint32",
+    "int32",
+    "float32",
+    "uint64",
+    "int64",
+    "float64",
+]
+Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
+Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
+
+
+class NumberStep(StepOptions):
+    """Base of the steps on labels and numbers."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneHot(NumberStep):
+    """Turn a class number into a row of zeros with a one in its place; whole numbers of shape s become s + [classes].
+
+    A number outside 0 to classes - 1 is a bad sample.
+    """
+
+    op: Literal["one_hot"] = "one_hot"
+    """The step's name."""
+    field: str = "label"
+    """Which field of the sample it is done to."""
+    classes: Annotated[int, Range(1, CLASSES_MAX)]
+    """How many classes there are."""
+    dtype: NumberType = "float32"
+    """Type of the zeros and the one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast(NumberStep):
+    """Change the type of numbers, and nothing else: a number that the type cannot hold is a bad sample.
+
+    Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad. Floating point: a whole number
+    has to be held exactly; other numbers are rounded to the nearest, of two equally near ones to the even one, and are bad
+    where that makes them infinite.
+    """
+
+    op: Literal["cast"] = "cast"
+    """The step's name."""
+    field: str = "label"
+    """Which field of the sample it is done to."""
+    dtype: NumberType
+    """Type of the numbers afterwards."""
+    truncate: bool = False
+    """Whether fractional parts may be cut off, towards zero, and whole numbers may be rounded where
+    they become floating point. NaN and numbers out of range are still bad; "clip" before it helps
+    with the latter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip(NumberStep):
+    """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``. NaN stays NaN."""
+
+    op: Literal["clip"] = "clip"
+    """The step's name."""
+    field: str = "label"
+    """Which field of the sample it is done to."""
+    min: Bound | None = None
+    """The smallest result; a whole number for whole numbers, otherwise rounded to the type."""
+    max: Bound | None = None
+    """The largest result; a whole number for whole numbers, otherwise rounded to the type."""
+
+    def __post_init__(self) -> None:
+        """At least one bound, and room between two."""
+        if self.min is None and self.max is None:
+            raise ValueError("clip needs min, max, or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min = {self.min} is more than max = {self.max}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale(NumberStep):
+    """Make ``number * factor + offset``.
+
+    The number becomes float64, the product and the sum are float64 too, each rounded to the nearest, and the sum is rounded
+    once more to ``dtype``. NaN and infinities are computed with as IEEE 754 says; a number that becomes infinite is a bad sample.
+    """
+
+    op: Literal["scale"] = "scale"
+    """The step's name."""
+    field: str = "label"
+    """Which field of the sample it is done to."""
+    factor: Factor = 1.0
+    """The factor of every number."""
+    offset: Factor = 0.0
+    """The number to add afterwards."""
+    dtype: Literal["float16", "float32", "float64"] = "float32"
+    """Type of the numbers afterwards."""

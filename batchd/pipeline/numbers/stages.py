@@ -1,0 +1,143 @@
+"""The steps on labels and numbers, run. Worker process. What each does exactly stands at its options, in ``number_steps``.
+
+Invariant: a number of the result is the number that the step's rules give, or the sample is bad; none wraps around, and no rule
+is left to what the machine does with numbers that a type cannot hold.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.pipeline.effects import Columns
+from batchd.pipeline.numbers.effects import FLOAT_MAX, WHOLE
+from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.stages import MakeStage, Row
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value, array_of
+
+Numbers = NDArray[Any]
+
+
+class NumberStage:
+    """One step on the numbers of one field."""
+
+    def __init__(self, step: OneHot | Cast | Clip | Scale, before: Columns, _after: Columns) -> None:
+        self._step = step
+        self._column: Column = before[step.field]
+
+    def run(self, values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        """See ``stages.Stage``."""
+        numbers = array_of(self._column, values[self._column.name])
+        values[self._column.name] = self._changed(numbers)
+
+    def _changed(self, numbers: Numbers) -> Numbers:
+        match self._step:
+            case OneHot() as step:
+                return one_hot(numbers, step)
+            case Cast() as step:
+                return cast(numbers, step)
+            case Clip() as step:
+                return clip(numbers, step)
+            case Scale() as step:
+                return scale(numbers, step)
+
+
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType(
+    dict.fromkeys((OneHot, Cast, Clip, Scale), NumberStage)
+)
+
+
+def one_hot(labels: Numbers, step: OneHot) -> Numbers:
+    """Zeros with a one in the place of each label, [..., classes]. Raises ``SampleUndecodable``."""
+    _refuse(labels, (labels < 0) | (labels >= step.classes), f'is no class from 0 to {step.classes - 1} of "one_hot"')
+    made = np.zeros((*labels.shape, step.classes), step.dtype)
+    np.put_along_axis(made, labels[..., np.newaxis].astype(np.int64), 1, axis=-1)
+    return made
+
+
+def cast(numbers: Numbers, step: Cast) -> Numbers:
+    """The numbers in another type. Raises ``SampleUndecodable`` for what it cannot hold."""
+    if step.dtype in WHOLE:
+        low, high = WHOLE[step.dtype]
+        if numbers.dtype.kind == "f":
+            numbers = _whole(numbers, step)
+        _refuse(numbers, _outside(numbers, low, high), f"is not from {low} to {high}, as {step.dtype} is")
+        return numbers.astype(step.dtype)
+    with np.errstate(over="ignore"):
+        made: Numbers = numbers.astype(step.dtype)
+    _refuse(numbers, np.isinf(made) & np.isfinite(numbers), f"is too large for {step.dtype}")
+    if numbers.dtype.kind in "iu" and not step.truncate:
+        _refuse(numbers, ~_same(numbers, made), f"is a whole number that {step.dtype} cannot hold exactly")
+    return made
+
+
+def clip(numbers: Numbers, step: Clip) -> Numbers:
+    """The numbers between the bounds. NaN is neither below nor above."""
+    for bound, beyond in ((step.min, np.less), (step.max, np.greater)):
+        if bound is None:
+            continue
+        limit = _bound(bound, numbers.dtype.name)
+        if limit is not None:
+            numbers = np.where(beyond(numbers, limit), limit, numbers)
+    return numbers
+
+
+def scale(numbers: Numbers, step: Scale) -> Numbers:
+    """``number * factor + offset`` in float64, rounded to the step's type. Raises ``SampleUndecodable`` where it overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
+    _refuse(numbers, ~np.isfinite(made) & np.isfinite(numbers), f'becomes too large for {step.dtype} by "scale"')
+    return made
+
+
+def _whole(numbers: Numbers, step: Cast) -> Numbers:
+    """Floating point without fractional parts, as float64, which holds each number of the narrower types exactly."""
+    wide = numbers.astype(np.float64)
+    _refuse(wide, ~np.isfinite(wide), f"is no number of {step.dtype}")
+    cut: Numbers = np.trunc(wide)
+    if not step.truncate:
+        _refuse(wide, cut != wide, f"has a fractional part, which {step.dtype} has not; truncate = true cuts it off")
+    return cut
+
+
+def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
+    """Which numbers are below ``low`` or above ``high``. In float64 the first number above is a power of two, which it has."""
+    if numbers.dtype.kind == "f":
+        return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
+    if numbers.dtype.kind == "b":
+        return np.zeros(numbers.shape, np.bool_)
+    least, most = WHOLE[numbers.dtype.name]
+    below = numbers < numbers.dtype.type(low) if low > least else np.False_
+    above = numbers > numbers.dtype.type(high) if high < most else np.False_
+    return np.broadcast_to(below | above, numbers.shape)
+
+
+def _same(numbers: Numbers, made: Numbers) -> NDArray[np.bool_]:
+    """Which whole numbers are still the same in floating point."""
+    low, high = WHOLE[numbers.dtype.name]
+    wide = made.astype(np.float64)
+    inside = ~_outside(wide, low, high)
+    return np.asarray(inside & (np.where(inside, wide, 0.0).astype(numbers.dtype) == numbers))
+
+
+def _bound(bound: float, dtype: str) -> Any:
+    """The bound in the type of the numbers; None where all of them are within it anyway."""
+    if dtype in WHOLE:
+        low, high = WHOLE[dtype]
+        return np.dtype(dtype).type(int(bound)) if low <= bound <= high else None
+    return np.dtype(dtype).type(bound) if abs(bound) <= FLOAT_MAX[dtype] else None
+
+
+def _refuse(numbers: Numbers, bad: NDArray[np.bool_], why: str) -> None:
+    """Raise ``SampleUndecodable`` with the first bad number, and where it stands."""
+    if not bad.any():
+        return
+    place = tuple(map(int, np.argwhere(bad)[0]))
+    where = f" at {list(place)}" if place else ""
+    raise SampleUndecodable(f"{numbers[place].item()}{where} {why}")

@@ -1,0 +1,217 @@
+"""Which fields a batch has, and what is wrong with a list of steps. Daemon, workers and ``batchd check``.
+
+Decides from the configuration alone, before any sample is seen; imports neither cv2 nor simplejpeg.
+
+Invariant: for steps without problems, ``sample_fields`` is exactly what ``execute.Pipeline`` writes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from batchd.errors import KeyPath
+from batchd.pipeline.call import effects as call_effects
+from batchd.pipeline.effects import INDEX, TAKEN, VALID, Columns, Effect, NoSuchField, StepInvalid, first_step_on
+from batchd.pipeline.fields import effects as field_effects
+from batchd.pipeline.file_checks import check_files
+from batchd.pipeline.image import effects as image_effects
+from batchd.pipeline.numbers import effects as number_effects
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.shapes import effects as shape_effects
+from batchd.pipeline.text import effects as text_effects
+from batchd.samples.columns import Column
+from batchd.suggestions import nearest
+from batchd_wire.fields import FIELDS_MAX, Field
+
+SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
+"""Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
+LARGEST_SIDE, LARGEST_LENGTH = 512, 128
+"""What is proposed as the room of a sample, in pixels and in elements."""
+OTHERS_MAX = 4
+"""Fields that are proposed in the place of one that is not there."""
+_FAMILIES = (image_effects, number_effects, field_effects, text_effects, shape_effects, call_effects)
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType(
+    {kind: effect for family in _FAMILIES for kind, effect in family.EFFECTS.items()}
+)
+
+
+def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
+    """Name the arrays of one sample: what the steps make of the source's columns, ``index``, and ``valid`` for "mask".
+
+    For steps without problems only.
+    """
+    made = columns_after(columns, steps).values()
+    fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
+    fields.append(Field(INDEX, "int64", ()))
+    if on_error == "mask":
+        fields.append(Field(VALID, "bool", ()))
+    return tuple(fields)
+
+
+def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> Columns:
+    """The columns that the steps make of those of a source. Raises ``StepInvalid``."""
+    made: Columns = {column.name: column for column in columns}
+    for step in steps:
+        made = _after(step, made)
+    return made
+
+
+def taken_names(columns: Sequence[Column]) -> list[str]:
+    """What is wrong with the names of a source's columns."""
+    return [
+        f"the source has a field {column.name!r}, which is what every batch calls something else; give it another name"
+        for column in columns
+        if column.name in TAKEN
+    ]
+
+
+def is_random(steps: Sequence[StepOptions]) -> bool:
+    """Tell whether one sample can give different fields; False means that it always gives the same bytes."""
+    return any(family.is_random(step) for step in steps for family in _FAMILIES)
+
+
+@dataclass(frozen=True, slots=True)
+class StepProblem:
+    """What is wrong with a pipeline, for people. ``key``: of the step, by its number, and of its option; empty for the whole."""
+
+    text: str
+    key: KeyPath = ()
+
+
+class StepCheck:
+    """Goes through the steps of one pipeline, with the columns as they are by then.
+
+    Where the ``columns`` are not known, it is the files of the steps alone. Nothing is told that only follows from what was told
+    before. Reads files, so it is for the start, once.
+    """
+
+    def __init__(self, columns: Sequence[Column] | None) -> None:
+        self._problems: list[StepProblem] = []
+        self._columns: Columns = {column.name: column for column in columns or ()}
+        self._is_lost = columns is None
+        """Can nobody say any more what a sample consists of?"""
+        self._spoilt: set[str] = set()
+        """Fields about which a mistake was told: it would be told once more for every step behind it."""
+        self._gone: dict[str, str] = {}
+        """The step that took away each field that is no more."""
+
+    def look_at(self, place: int, step: StepOptions) -> None:
+        """The next step."""
+        files = check_files(step)
+        self._problems += [StepProblem(text, (place, *key)) for key, text in files]
+        if files or self._is_spoilt(step.touches):
+            self._spoil(step.touches)
+            return
+        before = self._columns
+        try:
+            self._columns = _after(step, before)
+        except StepInvalid as problem:
+            self._tell(place, problem, step)
+            self._spoil(step.touches)
+            if isinstance(problem, NoSuchField):
+                self._spoil(self._meant(step, problem))
+        self._gone |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
+
+    def look_past(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
+        """The next step, whose options were told of already; what may be left to tell is that there is no such field."""
+        if field is not None and not self._is_spoilt(frozenset({field})) and field not in self._columns:
+            self._tell(place, NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
+        self._spoil(touches)
+        for name in (touches or frozenset()) - self._columns.keys():
+            meant = nearest(name, self._columns)
+            self._spoil(frozenset() if meant is None else frozenset({meant}))
+
+    def finish(self) -> list[StepProblem]:
+        """All that is wrong, behind the last step: what is left has to be fields of a batch."""
+        if self._is_lost:
+            return self._problems
+        count = len(self._columns)
+        if count > SAMPLE_FIELDS_MAX and not self._spoilt:
+            self._problems.append(
+                StepProblem(
+                    f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
+                )
+            )
+        return self._problems + [
+            StepProblem(_not_fixed(column))
+            for column in self._columns.values()
+            if not column.is_fixed and column.name not in self._spoilt
+        ]
+
+    def _tell(self, place: int, problem: StepInvalid, step: StepOptions | None = None) -> None:
+        text = str(problem)
+        if isinstance(problem, NoSuchField):
+            taken = [f"{self._gone[name]} took {name!r} away" for name in problem.names if name in self._gone]
+            others = self._others_for(step, problem) if step is not None else []
+            if taken:
+                text = f"{problem.said}; {' and '.join(taken)}"
+            elif others:
+                text = f"{problem.said}; write field = {' or field = '.join(map(json.dumps, others))}"
+        self._problems.append(StepProblem(text, (place, *problem.key)))
+
+    def _others_for(self, step: StepOptions, problem: NoSuchField) -> list[str]:
+        """The few fields that a step can be done to, where it names none that is there, or near to one that is."""
+        if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
+            return []
+        others = [name for name in self._columns if self._can_be_done_to(step, name)]
+        return others if len(others) <= OTHERS_MAX else []
+
+    def _meant(self, step: StepOptions, problem: NoSuchField) -> frozenset[str]:
+        """The fields that may have been meant by names that nobody has: a later step on these tells nothing new."""
+        near = {nearest(name, self._columns) for name in problem.names}
+        if None not in near:
+            return frozenset(filter(None, near))
+        if problem.key != ("field",):
+            return frozenset(self._columns)
+        return frozenset(name for name in self._columns if self._can_be_done_to(step, name))
+
+    def _can_be_done_to(self, step: Any, name: str) -> bool:
+        try:
+            _after(replace(step, field=name), self._columns)
+        except ValueError:  # StepInvalid is one, and so is what a step says of its own options
+            return False
+        return True
+
+    def _is_spoilt(self, touches: frozenset[str] | None) -> bool:
+        return self._is_lost or bool(self._spoilt if touches is None else self._spoilt & touches)
+
+    def _spoil(self, touches: frozenset[str] | None) -> None:
+        if touches is None:
+            self._is_lost = True
+        else:
+            self._spoilt |= touches
+
+
+def _after(step: StepOptions, columns: Columns) -> Columns:
+    """The columns after a step. Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches."""
+    for column in columns.values():
+        if column.varying is None:
+            continue
+        done = {column.name, shape_effects.sizes_column(column).name}
+        if step.touches is None or step.touches & done:
+            raise StepInvalid(
+                f'"{step.op}" cannot come after "{column.made_by}", which must be the last step on {column.name!r}; put it before'
+            )
+    return EFFECTS[type(step)](step, columns)
+
+
+def _not_fixed(column: Column) -> str:
+    if column.kind == "encoded":
+        return f"{column.name!r} is the bytes of an image file; {first_step_on(column)}"
+    if column.kind == "text":
+        return (
+            f"{column.name!r} is text, which no batch can hold as it is; add "
+            '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
+        )
+    is_image = len(column.shape) == image_effects.IMAGE_DIMENSIONS
+    largest = [length or (LARGEST_SIDE if is_image else LARGEST_LENGTH) for length in column.shape]
+    options = f"field = {json.dumps(column.name)}, max_shape = {largest}"
+    differ = f'{{ op = "pad_batch", {options} }} (filled up) or {{ op = "ragged", {options} }} (a list of arrays)'
+    if not is_image:
+        return f"no batch can hold {column.name!r} as it is ({column.text}, of different lengths); add {differ}"
+    return (
+        f"the images keep their different sizes ({column.name!r} is {column.text}), so no batch can hold them; add "
+        f'"random_resized_crop", "center_crop" or "resize" with size, or let them differ with {differ}'
+    )

@@ -1,0 +1,1 @@
+"""The steps that give samples of different shapes a place in a batch."""

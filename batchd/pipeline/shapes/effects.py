@@ -1,0 +1,85 @@
+"""What the steps for samples of different shapes make of their column.
+
+Daemon, workers and ``batchd check``; standard library only.
+
+    image: uint8 [?, ?, 3]  --pad_batch, ragged-->  image: uint8 [<=512, <=512, 3]   image_shape: int32 [2]
+    tokens: int32 [?]       --pad_batch, ragged-->  tokens: int32 [<=128]            tokens_length: int32
+
+Invariant: for each column that varies, the one with its sizes stands right behind it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from batchd.pipeline.effects import Columns, Effect, StepInvalid, column_of
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.samples.columns import Column
+from batchd_wire.fields import PADDED, RAGGED, Field, Varying, sizes_field
+
+FLOAT16_MAX = 65_504
+
+
+def _pad_batch(step: PadBatch, columns: Columns) -> Columns:
+    made = _with_room(step, columns, PADDED)
+    column = made[step.field]
+    if not _holds(column.dtype, step.fill):
+        raise StepInvalid(f'"pad_batch" has fill = {step.fill:g}, which {column.dtype} cannot hold ({step.field!r})')
+    return {**made, step.field: replace(column, fill=step.fill)}
+
+
+def _ragged(step: Ragged, columns: Columns) -> Columns:
+    return _with_room(step, columns, RAGGED)
+
+
+EFFECTS: Mapping[type[StepOptions], Effect] = MappingProxyType({PadBatch: _pad_batch, Ragged: _ragged})
+
+
+def is_random(_step: StepOptions) -> bool:
+    """Can this step make different values of one sample? None of them."""
+    return False
+
+
+def sizes_column(column: Column) -> Column:
+    """The column that says how large each sample of a varying one is."""
+    sizes = sizes_field(Field(column.name, column.dtype, column.fixed_shape, column.varying))
+    assert sizes is not None, f"{column.name} does not vary"
+    return Column(sizes.name, dtype=sizes.dtype, shape=sizes.shape, made_by=column.made_by)
+
+
+def _with_room(step: PadBatch | Ragged, columns: Columns, kind: str) -> Columns:
+    column = column_of(step, columns)
+    if column.kind == "encoded":
+        raise StepInvalid(
+            f'"{step.op}" needs pixels, and {column.name!r} is an image file; put {{ op = "decode" }} before'
+        )
+    if column.kind == "text":
+        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
+    axes = tuple(axis for axis, length in enumerate(column.shape) if length is None)
+    if not axes:
+        raise StepInvalid(f'"{step.op}" has nothing to do: every {column.name!r} is {column.text}; leave the step out')
+    fits = len(step.max_shape) == len(column.shape) and all(
+        length in (None, largest) for length, largest in zip(column.shape, step.max_shape, strict=True)
+    )
+    if not fits:
+        raise StepInvalid(
+            f'"{step.op}" has max_shape = {list(step.max_shape)}, and {column.name!r} is {column.text}: give one length for each '
+            "dimension, a largest one where there is ?, and the others as they are"
+        )
+    made = replace(column, shape=step.max_shape, varying=Varying(kind, axes), made_by=step.op)
+    sizes = sizes_column(made)
+    if sizes.name in columns:
+        raise StepInvalid(f'"{step.op}" makes a field {sizes.name!r}, and the sample already has one of this name')
+    return {one.name: one for old in columns.values() for one in ((made, sizes) if old.name == column.name else (old,))}
+
+
+def _holds(dtype: str, value: float) -> bool:
+    """Can a number be stored as it is?"""
+    if dtype.startswith("float"):
+        return dtype != "float16" or abs(value) <= FLOAT16_MAX
+    if value != int(value):
+        return False
+    bits = {"bool": 1}.get(dtype) or int(dtype.lstrip("uint"))
+    low = -(1 << bits - 1) if dtype.startswith("int") else 0
+    return low <= value < low + (1 << bits)

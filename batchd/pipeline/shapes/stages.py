@@ -1,0 +1,109 @@
+"""The last step on a field whose samples differ in shape: into a row with room for the largest. Worker process.
+
+    padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...    and the sizes, here (2, 3), into their own field
+              v v v f f
+              f f f f f
+
+Conventions: values keep their order (C order) and stand at the row's beginning; of a sample that is cut, the beginning is kept.
+
+What stands behind a sample does not depend on what was in the row before. A slot is used again and again, and zeros need not
+be written where they are: of a ragged row, the sizes in the slot say how far the former sample reached. They say so whoever
+wrote it, as the next one may be another process.
+
+Invariant: behind as many elements of a ragged row as its sizes say there are zeros alone. So it is in fresh memory, which is
+zeros; and while a row is written its sizes say that all of the room is used, so it stays true wherever a worker dies.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+
+from batchd.pipeline.effects import Columns
+from batchd.pipeline.image.vision import Image
+from batchd.pipeline.options import StepOptions
+from batchd.pipeline.randomness import SampleRandom
+from batchd.pipeline.shapes.effects import sizes_column
+from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.stages import MakeStage, Row
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
+from batchd.samples.values import Value
+from batchd_wire.fields import PADDED, Varying
+
+
+class RoomStage:
+    """``pad_batch`` or ``ragged`` on one field."""
+
+    def __init__(self, step: PadBatch | Ragged, before: Columns, after: Columns) -> None:
+        self._step = step
+        self._before = before[step.field]
+        self._column = after[step.field]
+        self._sizes = sizes_column(self._column).name
+
+    def run(self, values: dict[str, Value], _random: SampleRandom, row: Row) -> None:
+        """See ``stages.Stage``. Raises ``SampleUndecodable`` where the sample is larger than its room, or is something else."""
+        array = np.asarray(values[self._step.field])
+        self._check(array)
+        array = array[tuple(map(slice, self._step.max_shape))]
+        out, sizes = row[self._step.field], row[self._sizes]
+        varying = self._column.varying
+        assert varying is not None, "as both steps make it"
+        if varying.kind == PADDED:
+            _pad(array, out, self._column.fill)
+        else:
+            former = _elements(out.shape, sizes, varying)
+            _set_sizes(sizes, out.shape, varying)
+            _begin(array, out, former)
+        _set_sizes(sizes, array.shape, varying)
+        values[self._step.field], values[self._sizes] = out, sizes
+
+    def _check(self, array: Image) -> None:
+        column, step = self._before, self._step
+        is_one = len(array.shape) == len(column.shape) and all(
+            wanted in (None, length) for wanted, length in zip(column.shape, array.shape, strict=True)
+        )
+        if not is_one or not np.can_cast(array.dtype, column.dtype, "same_kind"):
+            raise SampleUndecodable(f"{_shown(column, array)} instead of {column.text}")
+        if step.too_large == "bad" and any(
+            length > largest for length, largest in zip(array.shape, step.max_shape, strict=True)
+        ):
+            raise SampleUndecodable(f"{_shown(column, array)}, larger than the max_shape {list(step.max_shape)}")
+
+
+STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({PadBatch: RoomStage, Ragged: RoomStage})
+
+
+def _shown(column: Column, array: Image) -> str:
+    return f"{column.name!r} is {array.dtype}{list(array.shape)}"
+
+
+def _pad(array: Image, out: Image, fill: float) -> None:
+    """Write ``array`` into the beginning corner of ``out``, and ``fill`` behind it in one dimension after the other."""
+    corner = tuple(map(slice, array.shape))
+    out[corner] = array
+    for axis, length in enumerate(array.shape):
+        out[(*corner[:axis], slice(length, None))] = fill
+
+
+def _begin(array: Image, out: Image, former: int) -> None:
+    """Write ``array`` at the beginning of the memory of ``out``, and zeros over what is left of ``former`` elements."""
+    assert out.flags.c_contiguous, "a row is one run of bytes"
+    flat, used = out.reshape(-1), prod(array.shape)
+    flat[:used].reshape(array.shape)[...] = array
+    flat[used:former] = 0
+
+
+def _elements(room: tuple[int, ...], sizes: Image, varying: Varying) -> int:
+    """How many elements of a row its sizes say are used; all of its room where they are sizes that no sample has."""
+    shape = list(room)
+    for axis, size in zip(varying.axes, sizes.reshape(-1).tolist(), strict=True):
+        if not 0 <= size <= room[axis]:
+            return prod(room)
+        shape[axis] = size
+    return prod(shape)
+
+
+def _set_sizes(sizes: Image, shape: tuple[int, ...], varying: Varying) -> None:
+    sizes.reshape(-1)[:] = [shape[axis] for axis in varying.axes]

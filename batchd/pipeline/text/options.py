@@ -1,0 +1,171 @@
+"""The steps on text, as plain data. Daemon, workers and CLI; standard library only.
+
+A *word* is what stands between white space, without what is neither letter, digit nor mark at its two ends: ``"(Don't stop!)"``
+has the words ``Don't`` and ``stop``. White space is what Python's ``str.split()`` splits at, letters and digits are what
+``str.isalnum()`` says, marks are Unicode's category M. Nothing is normalised.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from batchd.pipeline.options import StepOptions, check_names
+from batchd.samples.checks import Range
+from batchd.storage.location import check_path
+
+TOKENS_MAX = 1 << 20
+WORDS_MAX = 1 << 20
+TEXT_BYTES_MAX = 1 << 26
+TOKEN_MAX = (1 << 31) - 1
+
+
+class TextStep(StepOptions):
+    """Base of the steps on text."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenize(TextStep):
+    """Turn text into the numbers of tokens, with a Hugging Face tokenizer.json: int32[max_length] in the field ``to``.
+
+    Beside it stand ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding, and
+    ``to`` with ``_length``, int32, the number of tokens. They replace the text. Needs the library
+    tokenizers: ``pip install 'batchd[text]'``.
+    """
+
+    op: Literal["tokenize"] = "tokenize"
+    """The step's name."""
+    field: str = "text"
+    """Which field of the sample it is done to."""
+    to: str = "tokens"
+    """The name of the field of the tokens."""
+    file: Path
+    """The tokenizer.json. Its padding and truncation are ignored."""
+    max_length: Annotated[int, Range(1, TOKENS_MAX)]
+    """Most tokens of a text, special ones counted in."""
+    padding: Literal["max_length", "none"] = "max_length"
+    """"max_length" puts ``pad_id`` behind the tokens up to max_length. "none" makes int32[?], as many as there are, without mask
+    and length; a later step must then give it a shape."""
+    truncation: bool = True
+    """Whether a text with more tokens is cut at its end, its special tokens kept; when not, it is a bad sample."""
+    pad_id: Annotated[int, Range(0, TOKEN_MAX)] | None = None
+    """The number of the padding. When not set, the one that the tokenizer.json has for padding, else that of its special
+    token [PAD] or <pad>, else 0."""
+    special_tokens: bool = True
+    """Whether the tokenizer adds its special tokens, such as [CLS] and [SEP]."""
+
+    def __post_init__(self) -> None:
+        """The names that it makes, and the file."""
+        check_names(*self.makes)
+        check_path("file", self.file)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The fields that it makes."""
+        return (self.to,) if self.padding == "none" else (self.to, f"{self.to}_mask", f"{self.to}_length")
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The text, and what is made of it."""
+        return frozenset({self.field, *self.makes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowercase(TextStep):
+    """Convert a text to lower case, as Python's ``str.lower()`` does, in any language."""
+
+    op: Literal["lowercase"] = "lowercase"
+    """The step's name."""
+    field: str = "text"
+    """Which field of the sample it is done to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveStopwords(TextStep):
+    """Take the words of a list out of a text. A word is what stands between white space, without punctuation at its ends.
+
+    Punctuation around a word that goes stays; where nothing stays, its white space goes too, and the rest is joined by single
+    spaces: "The cat (the old one), and a dog." without "the", "and" and "a" is "cat ( old one), dog.".
+    """
+
+    op: Literal["remove_stopwords"] = "remove_stopwords"
+    """The step's name."""
+    field: str = "text"
+    """Which field of the sample it is done to."""
+    file: Path
+    """The list: UTF-8, one word on each line; blank lines are ignored, and so are comments after a
+    # at the beginning of a line or after white space."""
+    case: Literal["ignore", "exact"] = "ignore"
+    """"ignore" compares words after ``str.lower()``, "exact" as they stand."""
+
+    def __post_init__(self) -> None:
+        """The file."""
+        check_path("file", self.file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup(TextStep):
+    """Turn the words of a text into the rows of a table: float32[max_words, columns of the table] in the field ``to``.
+
+    Beside it stands ``to`` with ``_length``, int32, the number of rows that count; behind them are
+    zeros. Words are what stands between white space, without punctuation at its ends; they are
+    compared as they stand, so "lowercase" may have to come before. They replace the text.
+    """
+
+    op: Literal["lookup"] = "lookup"
+    """The step's name."""
+    field: str = "text"
+    """Which field of the sample it is done to."""
+    to: str = "vectors"
+    """The name of the field of the rows."""
+    words: Path
+    """The words: UTF-8, one on each line; that of row i of the table on line i, from 0. The first
+    of equal words is used."""
+    table: Path
+    """The table: an .npy file of float32 with two dimensions, [words, columns]. Workers map it, so that it is in memory once."""
+    max_words: Annotated[int, Range(1, WORDS_MAX)]
+    """Most words of a text."""
+    unknown: Literal["skip", "zeros"] = "skip"
+    """The treatment of words that are not in the table: "skip" leaves them out, "zeros" makes each
+    a row of zeros."""
+    truncation: bool = True
+    """Whether of a text with more rows the first max_words count; when not, it is a bad sample."""
+
+    def __post_init__(self) -> None:
+        """The names that it makes, and the files."""
+        check_names(*self.makes)
+        check_path("words", self.words)
+        check_path("table", self.table)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The fields that it makes."""
+        return self.to, f"{self.to}_length"
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The text, and what is made of it."""
+        return frozenset({self.field, *self.makes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBytes(TextStep):
+    """Turn text into its bytes: uint8[length], UTF-8 followed by zeros.
+
+    ``batchd_client.text(batch["text"])`` gives strings. A text with the character NUL is a bad
+    sample, because its end would be ambiguous.
+    """
+
+    op: Literal["text_bytes"] = "text_bytes"
+    """The step's name."""
+    field: str = "text"
+    """Which field of the sample it is done to."""
+    length: Annotated[int, Range(1, TEXT_BYTES_MAX)]
+    """Length of the field, in bytes."""
+    truncation: bool = True
+    """Whether a longer text is cut, after the last complete character that fits; otherwise it is a
+    bad sample."""

@@ -1,0 +1,1 @@
+"""Samples: what a source gives and a step takes. Daemon and workers."""

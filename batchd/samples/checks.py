@@ -1,0 +1,66 @@
+"""Several checks of one table, none of which hides what another finds. Daemon, workers and CLI; standard library only.
+
+    checks = Checks()
+    with checks.at("fields", "box"):     what goes wrong here stands at the key fields.box
+        parse_column("box", "int46")
+    checks.done()                        raises all of it as one ``ValueError``
+
+Invariant: no key has two problems.
+
+``Range`` is the one statement of what a number may be. pydantic reads it as ``ge`` and ``le``, so
+nothing here needs pydantic.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from batchd.errors import KeyPath
+
+
+class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong
+    """Some options of a table make no sense. ``found``: the key of each in the table, () for the whole, and what is wrong."""
+
+    def __init__(self, found: Sequence[tuple[KeyPath, str]]) -> None:
+        self.found = tuple(found)
+        super().__init__("; ".join(text for _key, text in self.found))
+
+
+class Checks:
+    """What a series of checks has found so far."""
+
+    def __init__(self) -> None:
+        self._found: dict[KeyPath, str] = {}
+
+    @contextmanager
+    def at(self, *key: str | int) -> Iterator[None]:
+        """Note a ``ValueError`` from within as a problem of this key, and go on."""
+        try:
+            yield
+        except OptionsInvalid as error:
+            for inner, text in error.found:
+                self.say(text, *key, *inner)
+        except ValueError as error:
+            self.say(str(error), *key)
+
+    def say(self, text: str, *key: str | int) -> None:
+        """Note a problem of this key."""
+        self._found[key] = f"{self._found[key]}; {text}" if key in self._found else text
+
+    def done(self) -> None:
+        """Raise ``OptionsInvalid`` with all that was found, if anything was."""
+        if self._found:
+            raise OptionsInvalid(list(self._found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The smallest and the largest value of a number, both allowed."""
+
+    minimum: float
+    maximum: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Tell pydantic, where it is there, in its own plain words."""
+        return {**handler(source), "ge": self.minimum, "le": self.maximum}

@@ -1,0 +1,98 @@
+"""Kinds of tables, told apart by one of their keys: sources by ``type``, steps by ``op``. Daemon, workers and CLI.
+
+A kind is a dataclass in the module ``options`` of a folder of a package. ``kinds_in`` finds all of
+them, so no list names them.
+
+``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic. pydantic
+takes a tenth of a second of a CPU for validators of all kinds, and two milliseconds for those of one.
+So each is made when the first table of its kind is read. To read the meanings of keys, which are the
+strings under them, takes it another tenth. Where everything is wanted, for the JSON Schema,
+``IS_WHOLE`` is set before the tree is imported.
+
+Invariant: what is wrong with a table has the type that pydantic's own tagged union would give it, and the key where it stands.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+
+class Options(Protocol):
+    """A dataclass, as every kind is."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+T = TypeVar("T", bound=Options)
+
+IS_WHOLE = False
+
+
+def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, type[T]]:
+    """Find every kind below a package: dataclasses that derive from ``base``, by the value of ``key``.
+
+    Their order is that of the folders' names, the ``first`` one first, and of their definition.
+    """
+    (path,) = import_module(package).__path__
+    folders = (file.parent.name for file in Path(path).glob("*/options.py"))
+    kinds: dict[str, type[T]] = {}
+    for folder in sorted(folders, key=lambda name: (name != first, name)):
+        module = import_module(f"{package}.{folder}.options")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, base) and kind.__module__ == module.__name__:
+                defaults = {field.name: field.default for field in fields(kind) if field.name == key}
+                kinds.update({str(name): kind for name in defaults.values()})
+    return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Says of a field that it is one of ``kinds``, which are dataclasses, by the value of ``key``."""
+
+    kinds: Mapping[str, type]
+    key: str
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        """Tell pydantic how such a field is validated."""
+        from pydantic_core import core_schema  # noqa: PLC0415  workers have no pydantic
+
+        if not IS_WHOLE:
+            return core_schema.no_info_plain_validator_function(self._validated)
+        choices = {name: handler.generate_schema(kind) for name, kind in self.kinds.items()}
+        return core_schema.tagged_union_schema(choices, self.key)
+
+    def _validated(self, value: Any) -> Any:
+        """The table as an instance of its kind. Raises what pydantic expects of validators."""
+        from pydantic_core import PydanticKnownError  # noqa: PLC0415  workers have no pydantic
+
+        if isinstance(value, tuple(self.kinds.values())):
+            return value
+        if not isinstance(value, dict):
+            raise PydanticKnownError("model_attributes_type")
+        discriminator = repr(self.key)
+        if self.key not in value:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": discriminator})
+        tag = value[self.key]
+        kind = self.kinds.get(tag) if isinstance(tag, str) else None
+        if kind is None:
+            expected = ", ".join(map(repr, self.kinds))
+            raise PydanticKnownError(
+                "union_tag_invalid", {"discriminator": discriminator, "tag": str(tag), "expected_tags": expected}
+            )
+        return _reader(kind)(json.dumps(value), strict=True)
+
+
+@cache
+def _reader(kind: type) -> Callable[..., Any]:
+    """Reads a table of one kind from JSON, the only way in for which strict mode takes a table for a dataclass."""
+    from pydantic import TypeAdapter  # noqa: PLC0415  workers have no pydantic
+
+    return TypeAdapter[Any](kind).validate_json

@@ -1,0 +1,127 @@
+"""The values of a sample, as sources give them and steps change them. Workers; the one module of ``config`` with numpy.
+
+What stands in a record becomes the value that its column says, or the reason why it cannot. Daemon and workers.
+
+Invariant: no number changes its value, but for the rounding of a float: what does not fit is refused, never wrapped or cut.
+
+Values of a sample as arrays of the type and shape that their columns say. Worker process.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd_wire.wording import counted
+
+Value: TypeAlias = memoryview | str | npt.NDArray[Any] | np.generic | int | float | bool
+"""A column of one sample: the bytes of an ``encoded`` one, a ``text``, or an ``array`` (a number where its shape is [])."""
+
+
+class Unfitting(SampleUnreadable):
+    """A number does not fit what its column says; ``place`` is which one of several."""
+
+    def __init__(self, reason: str, place: int = 0) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
+def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value:
+    """A value that is stored as bytes: an image's, a text in UTF-8, or little-endian numbers. Raises ``SampleUnreadable``."""
+    raw = memoryview(raw).cast("B")
+    if raw.nbytes > max_bytes:
+        raise SampleUnreadable(f"{column.name} has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
+    if column.kind == "encoded":
+        if not raw.nbytes:
+            raise SampleUnreadable(f"{column.name} is empty")
+        return raw
+    if column.kind == "text":
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            raise SampleUnreadable(f"{column.name} is no UTF-8: byte {error.start} of {raw.nbytes}") from None
+    dtype = np.dtype(column.dtype).newbyteorder("<")
+    if raw.nbytes % dtype.itemsize:
+        raise SampleUnreadable(f"{column.name} has {raw.nbytes} bytes, which are no whole number of {column.dtype}")
+    numbers = np.frombuffer(raw, np.uint8 if column.dtype == "bool" else dtype)
+    if column.dtype == "bool":
+        numbers = numbers != 0
+    return shaped(column, numbers)
+
+
+def default_value(column: Column, default: Any) -> Value:
+    """What stands for a value that is missing, as ``samples.defaults`` has checked it."""
+    if isinstance(default, str):
+        return default
+    if isinstance(default, Sequence):
+        return shaped(column, np.array(default, column.dtype))
+    return np.full(column.fixed_shape, default, column.dtype)
+
+
+def shaped(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
+    """Numbers in the shape of their column, the last dimension fastest. Raises ``SampleUnreadable`` where they do not fit."""
+    known = int(np.prod([length for length in column.shape if length is not None], dtype=np.int64))
+    is_open = None in column.shape
+    if numbers.size % known if is_open else numbers.size != known:
+        raise SampleUnreadable(f"{column.name} has {counted(numbers.size, 'number')}, not those of {column.text}")
+    return numbers.reshape([numbers.size // known if length is None else length for length in column.shape])
+
+
+def from_plain(column: Column, value: object) -> NDArray[Any]:
+    """A number, or a list of them, as JSON and msgpack have it, in the shape that it has. Raises ``SampleUnreadable``."""
+    try:
+        numbers = np.asarray(value)
+    except (ValueError, OverflowError):
+        numbers = np.asarray(None)
+    return converted(column, numbers if numbers.size else numbers.astype(column.dtype))
+
+
+def converted(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
+    """Numbers as the dtype of their column. Raises ``Unfitting`` where one does not fit, or they are of another kind."""
+    wanted = np.dtype(column.dtype)
+    if numbers.dtype == wanted:
+        return numbers
+    problem = kind_problem(column, numbers.dtype)
+    if problem:
+        raise Unfitting(f"{column.name} {problem}")
+    if wanted.kind in "iu" and numbers.dtype.kind in "iu" and numbers.size:
+        limits = np.iinfo(wanted)
+        for place in (int(numbers.argmin()), int(numbers.argmax())):
+            if not limits.min <= int(numbers.flat[place]) <= limits.max:
+                raise _too_large(column, numbers, place)
+    with np.errstate(over="ignore"):
+        made = numbers.astype(wanted)
+    if wanted.kind == "f":
+        lost = np.isfinite(numbers) & ~np.isfinite(made)
+        if lost.any():
+            raise _too_large(column, numbers, int(lost.argmax()))
+    return made
+
+
+def kind_problem(column: Column, dtype: np.dtype[Any]) -> str:
+    """Why numbers of a dtype can never be those of a column; "" where they may."""
+    wanted = np.dtype(column.dtype).kind
+    if dtype.kind not in "biuf":
+        return f"is {dtype}, which is no kind of number"
+    if (wanted == "b") != (dtype.kind == "b") or (wanted in "iu" and dtype.kind == "f"):
+        return f"is {dtype}, which cannot be {column.dtype} without loss"
+    return ""
+
+
+def _too_large(column: Column, numbers: NDArray[Any], place: int) -> Unfitting:
+    return Unfitting(f"{column.name} is {numbers.flat[place]}, which no {column.dtype} can be", place)
+
+
+def array_of(column: Column, value: Value) -> NDArray[Any]:
+    """The value as an array of its column's type. Raises ``SampleUndecodable`` where it is not what the column says."""
+    array = np.asarray(value)
+    fits = len(array.shape) == len(column.shape) and all(
+        wanted in (None, length) for wanted, length in zip(column.shape, array.shape, strict=True)
+    )
+    if not fits or not np.can_cast(array.dtype, column.dtype, "same_kind"):
+        raise SampleUndecodable(f"{column.name!r} is {array.dtype}{list(array.shape)} instead of {column.text}")
+    return array.astype(column.dtype, copy=False)

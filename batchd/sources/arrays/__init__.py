@@ -1,0 +1,1 @@
+"""Sources whose samples are rows of arrays in files: npy, npz and raw."""

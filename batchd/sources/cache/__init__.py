@@ -1,0 +1,1 @@
+"""Caches of samples: what a source gave is kept, so that it is read once."""

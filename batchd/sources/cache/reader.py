@@ -1,0 +1,164 @@
+"""A reader that keeps what it has read, and does not read it again. WORKER process.
+
+    read -> is it in the cache?  yes -> its values, in place
+                                 no  -> read -> (the caller makes a row of it) -> keep
+
+Each value of a sample is a fact of its record, as msgpack: (name, kind, ...). The bytes of images and arrays follow behind the
+facts, in this order:
+
+    bytes     (name, 0, bytes)                    a memoryview that only reads
+    array     (name, 1, dtype, shape, bytes)      copied out, as steps may write into theirs
+    scalar    (name, 2, dtype, its bytes)         of numpy
+    plain     (name, 3, value)                    a text, or a number of Python
+
+Invariant: whoever reads a sample gets the same values, in type, order and content, from the cache or not; but of a field with a
+rewriter other bytes, of which the steps make the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from batchd.samples.values import Value
+from batchd.sources.cache.disk import DiskCache
+from batchd.sources.cache.memory import SampleCache
+from batchd.sources.interface import Reader, read_ahead
+
+DISK_DESCRIPTORS = 3
+_BYTES, _ARRAY, _SCALAR, _PLAIN = range(4)
+
+
+Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
+"""Other bytes for a field, which mean the same to all who read it; None: the same bytes."""
+
+
+class Record(NamedTuple):
+    """A sample as a cache keeps it."""
+
+    facts: bytes
+    values: list[memoryview | bytes]
+
+
+def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
+    """The cache that the daemon has given a worker: of two descriptors in memory, of three on disk. They stay the caller's."""
+    if len(descriptors) == DISK_DESCRIPTORS:
+        return DiskCache(*descriptors)
+    return SampleCache(*descriptors)
+
+
+class CachedReader:
+    """Reads through a cache. Belongs to one worker and one stream; see ``kinds.Reader``, which it is, too.
+
+    Where it keeps what steps make of a sample, and not what the source gives, ``read`` gives either, and ``is_hit`` says which.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        cache: SampleCache | DiskCache,
+        *,
+        keeps_made: bool = False,
+        rewriters: Mapping[str, Rewriter] = MappingProxyType({}),
+    ) -> None:
+        """``rewriters``: of fields that are bytes, what makes others of them that are kept instead."""
+        self._reader = reader
+        self._cache = cache
+        self._keeps_made = keeps_made
+        self._rewriters = rewriters
+        self._sample = 0
+        self._fresh: tuple[int, Record] | None = None
+        self.is_hit = False
+        """Was the sample that was read last in the cache?"""
+        self.known = reader.known
+        self.name = reader.name
+        self.close = reader.close
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        self._fresh = None
+        found = self._cache.find(sample)
+        self.is_hit = found is not None
+        if found is not None:
+            return unpack(*found)
+        values = self._reader.read(sample)
+        self._sample = sample
+        if not self._keeps_made:
+            self.offer(values)
+        return values
+
+    def offer(self, values: Mapping[str, Value]) -> None:
+        """These are what is to be kept of the sample that was read last, if it turns out to be good, and there is room for it."""
+        if self._cache.has_room(sum(getattr(value, "nbytes", 0) for value in values.values())):
+            self._fresh = self._sample, pack(values)
+
+    def keep(self) -> None:
+        """Keep the sample that was read last: it is good. Called before the next is read."""
+        if self._fresh is None:
+            return
+        sample, record = self._fresh
+        self._fresh = None
+        self._cache.keep(sample, *(rewritten(record, self._rewriters) if self._rewriters else record))
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """See ``kinds.ReadsAhead``: those that are not in the cache are read next."""
+        read_ahead(self._reader, [sample for sample in samples if sample not in self._cache])
+
+
+def pack(values: Mapping[str, Value]) -> Record:
+    """The record of a sample. Arrays are copied, since steps may write into them; bytes are looked at when they are kept."""
+    facts: list[tuple[Any, ...]] = []
+    parts: list[memoryview | bytes] = []
+    for name, value in values.items():
+        if isinstance(value, memoryview):
+            facts.append((name, _BYTES, value.nbytes))
+            parts.append(value)
+        elif isinstance(value, np.ndarray):
+            facts.append((name, _ARRAY, value.dtype.str, value.shape, value.nbytes))
+            parts.append(value.tobytes())
+        elif isinstance(value, np.generic):
+            facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
+        else:
+            facts.append((name, _PLAIN, value))
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
+
+
+def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
+    """The record with other bytes of some fields, where their rewriters have others to give."""
+    facts = msgpack.unpackb(record.facts, unicode_errors="surrogatepass")
+    parts: list[memoryview | bytes] = []
+    old_parts = iter(record.values)
+    for fact in facts:
+        if fact[1] not in {_BYTES, _ARRAY}:
+            continue
+        part = next(old_parts)
+        if fact[1] == _BYTES and fact[0] in rewriters:
+            part = rewriters[fact[0]](memoryview(part)) or part
+            fact[2] = len(part)
+        parts.append(part)
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
+
+
+def unpack(facts: memoryview, parts: memoryview) -> dict[str, Value]:
+    """The way back."""
+    values: dict[str, Value] = {}
+    start = 0
+    for name, kind, *rest in msgpack.unpackb(facts, unicode_errors="surrogatepass"):
+        if kind == _BYTES:
+            (size,) = rest
+            values[name] = parts[start : start + size]
+            start += size
+        elif kind == _ARRAY:
+            dtype, shape, size = rest
+            array: npt.NDArray[Any] = np.frombuffer(parts[start : start + size], dtype)
+            values[name] = array.reshape(shape).copy()
+            start += size
+        elif kind == _SCALAR:
+            dtype, content = rest
+            values[name] = np.frombuffer(content, dtype)[0]
+        else:
+            (values[name],) = rest
+    return values

@@ -1,0 +1,1 @@
+"""Sources that are the user's own Python: objects, generators and plugins."""

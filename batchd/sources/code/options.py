@@ -1,0 +1,155 @@
+"""Sources that are somebody's own Python. Daemon, workers and CLI; standard library only.
+
+A source of a kind that another package brings. Daemon, workers and CLI; standard library only.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from batchd.functions.names import parse_function
+from batchd.samples.checks import Checks, Range
+from batchd.samples.declared import check_types
+from batchd.sources.options import SourceOptions
+
+LENGTH_TIMEOUT_MAX_S = 86_400.0
+OPTIONS_CHARACTERS_MAX = 8_192
+NUMBER_MAX = (1 << 63) - 1
+SAMPLES_MAX = 1 << 40
+"""Samples of an epoch that nobody sees the end of: at a million a second it takes twelve days."""
+
+
+def check_code(function: str, fields: dict[str, str], options: dict[str, Any]) -> Checks:
+    """Look at what both kinds have in common: a function, fields with types, and options."""
+    checks = Checks()
+    with checks.at("function"):
+        parse_function(function)
+    if not fields:
+        text = 'fields must not be empty; write for example { image = "uint8[32,32,3]", label = "int64" }'
+        checks.say(text, "fields")
+    check_types(checks, "fields", fields)
+    with checks.at("options"):
+        check_options(options)
+    return checks
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where they would not fit into a message to a worker."""
+    characters = len(json.dumps(options))
+    if characters > OPTIONS_CHARACTERS_MAX:
+        raise ValueError(
+            f"options has {characters} characters, more than {OPTIONS_CHARACTERS_MAX}; put what is long into a file, and name it"
+        )
+    values = [options]
+    while values:
+        value: Any = values.pop()
+        if isinstance(value, int) and abs(value) > NUMBER_MAX:
+            raise ValueError(f"options has a number above {NUMBER_MAX}; write it as text")
+        values += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonSource(SourceOptions):
+    """Your own object with `__len__` and `__getitem__`, as a torch `Dataset` is. Each worker makes one for itself."""
+
+    type: Literal["python"] = "python"
+    """Kind of source."""
+
+    function: str
+    """The maker of the object, as "package.module:name": a class, or a function that returns it.
+    Imported only in worker processes, from the folders of `python_path` in [daemon]."""
+
+    fields: dict[str, str]
+    """What `object[i]` consists of, with types: { image = "uint8[32,32,3]", label = "int64" }. A
+    tuple has this order, a dict has these names, and a single field may be the value itself.
+    "image" is the bytes of an image file."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the class or the function. Relative paths under keys such as `path` and
+    `root` are relative to the file, as everywhere; all other values are passed unchanged."""
+
+    digest: str = ""
+    """Any text that you change when the data changes. batchd does not know what your object reads;
+    it refuses a saved position if source, options, length or this text differ."""
+
+    length_timeout_s: Annotated[float, Range(0.1, LENGTH_TIMEOUT_MAX_S)] = 600.0
+    """How long it may take to make the object once and to ask for its length when the daemon starts, in seconds."""
+
+    def __post_init__(self) -> None:
+        check_code(self.function, self.fields, self.options).done()
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return self.function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSource(SourceOptions):
+    """Your own Python generator, endless or not.
+
+    Each worker runs one of its own, so the same position is never the same samples again: docs/sources.md says what that
+    changes.
+    """
+
+    is_live: ClassVar[bool] = True
+
+    type: Literal["generator"] = "generator"
+    """Kind of source."""
+
+    function: str
+    """The generator function, as "package.module:name", called with the options and, where it takes
+    one, with `rng`, a `numpy.random.Generator` of its own; see `seed`. A generator that ends is
+    called again."""
+
+    fields: dict[str, str]
+    """The yielded fields, with their types: { image = "uint8[32,32,3]", label = "int64" }. A tuple
+    has this order, a dict has these names, and a single field may be the value itself. "image" is
+    the bytes of an image file."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the function. Relative paths under keys such as `path` and `root` are
+    relative to the file, as everywhere; all other values are passed unchanged."""
+
+    epoch_samples: Annotated[int, Range(1, SAMPLES_MAX)] | None = None
+    """How many samples are called an epoch. When not set, the first epoch never ends."""
+
+    seed: Annotated[int, Range(0, NUMBER_MAX)] | None = None
+    """Makes `rng` repeatable: worker i, as `batchd status` numbers it, gets `numpy.random.default_rng((seed, i))`, and
+    `default_rng((seed, i, n))` when its generator is called again for the nth time. A worker that takes the place of a dead one
+    has a number of its own. When not set, no two instances have the same numbers."""
+
+    yields: Literal["sample", "batch"] = "sample"
+    """What each `yield` gives: a sample, or a batch of any length, whose arrays have one more dimension in front, as Keras's
+    generators do; batches are taken apart."""
+
+    def __post_init__(self) -> None:
+        checks = check_code(self.function, self.fields, self.options)
+        if "rng" in self.options:
+            checks.say("options cannot have rng, which every instance gets anew", "options", "rng")
+        checks.done()
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return self.function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSource(SourceOptions):
+    """A kind of source that an installed package brings, under an entry point of the group `batchd.sources`."""
+
+    type: Literal["plugin"] = "plugin"
+    """Kind of source."""
+
+    name: str
+    """Name of the entry point."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """The options of the package; see its documentation. Relative paths under keys such as `path`
+    and `root` are relative to the file, as everywhere."""
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])

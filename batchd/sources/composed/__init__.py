@@ -1,0 +1,1 @@
+"""Sources that are made of other sources: concat, mix and subset."""

@@ -1,0 +1,182 @@
+"""Sources that are made of other sources. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from batchd.errors import KeyPath
+from batchd.samples.checks import Checks
+from batchd.sources.options import SourceOptions
+from batchd_wire.wording import counted
+
+PARTS_MAX = 256
+NUMBER_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AnySource:
+    """Says of a field that it is a source of any kind; those are known only when all of them are defined."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Tell pydantic, where it is there."""
+        from batchd.samples.kinds import OneOf  # noqa: PLC0415  workers have no pydantic
+        from batchd.sources.kinds import SOURCE_KINDS  # noqa: PLC0415  it knows this module
+
+        return OneOf(SOURCE_KINDS, "type").__get_pydantic_core_schema__(source, handler)
+
+
+Part: TypeAlias = Annotated[SourceOptions, AnySource()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcatSource(SourceOptions):
+    """Several sources, one after the other. Their samples have the same fields, and their labels mean the same."""
+
+    type: Literal["concat"] = "concat"
+    """Kind of source."""
+
+    sources: tuple[Part, ...]
+    """The sources."""
+
+    source_field: str = ""
+    """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it out."""
+
+    def __post_init__(self) -> None:
+        _check_parts(self.sources)
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return _places(self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixSource(SourceOptions):
+    """Several sources, mixed by weight: always in the same order, and evenly, so that each stretch has its share of each."""
+
+    type: Literal["mix"] = "mix"
+    """Kind of source."""
+
+    sources: tuple[Part, ...]
+    """The sources. Their samples have the same fields, and their labels mean the same."""
+
+    weights: tuple[float, ...]
+    """For each source its share, such as [3, 1]. Only their proportions count."""
+
+    until: Literal["all", "first"] = "all"
+    """When an epoch ends: "all" when every sample of every source was used, while smaller sources
+    repeat; "first" when one of them ends, so that no sample is repeated, and the rest of the others
+    is never used."""
+
+    source_field: str = ""
+    """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it out."""
+
+    def __post_init__(self) -> None:
+        checks = Checks()
+        with checks.at():
+            _check_parts(self.sources)
+        if len(self.weights) != len(self.sources):
+            have = f"{counted(len(self.sources), 'source')} and {counted(len(self.weights), 'weight')}"
+            checks.say(f"{have}; give each source one", "weights")
+        for number, weight in enumerate(self.weights):
+            if not 0 < weight < float("inf"):
+                checks.say(f"weights must be more than 0, not {weight:g}", "weights", number)
+        checks.done()
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return _places(self.sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubsetSource(SourceOptions):
+    """Some of the samples of a source: a range of them, or those that a file names."""
+
+    type: Literal["subset"] = "subset"
+    """Kind of source."""
+
+    of: Part
+    """The source."""
+
+    start: int | str = 0
+    """The first sample: a number, or a percentage of all, such as "90%"."""
+
+    stop: int | str = "100%"
+    """The sample before which the range ends: a number, or a percentage of all. Two ranges that meet share no sample."""
+
+    shuffle_seed: int | None = None
+    """Puts all samples into an order of its own before the range is taken, for parts that are each like the whole: with the same
+    seed, stop = "90%" and start = "90%" are a training and a validation set. Unset, it is the order of the source, in which a
+    folder has class after class."""
+
+    indices: Path | None = None
+    """A file of sample numbers, counted from 0: text with one on each line, or a .npy file of whole
+    numbers. Use it instead of a range; a number may occur several times."""
+
+    def __post_init__(self) -> None:
+        self.settle_paths()
+        _check_parts((self.of,))
+        for name, text in (("start", self.start), ("stop", self.stop)):
+            if share_of(text, 100) is None:
+                raise ValueError(f'{name} = {text!r} is neither a number nor a percentage, such as "90%"')
+        if isinstance(self.start, int) and isinstance(self.stop, int) and self.start >= self.stop:
+            raise ValueError(f"the range from start = {self.start} to stop = {self.stop} holds no sample")
+        if self.shuffle_seed is not None and not 0 <= self.shuffle_seed <= NUMBER_MAX:
+            raise ValueError("shuffle_seed must be 0 or more")
+        if self.indices is not None and (self.start, self.stop, self.shuffle_seed) != (0, "100%", None):
+            raise ValueError("indices stand in place of start, stop and shuffle_seed")
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        which = str(self.indices) if self.indices is not None else f"{self.start} to {self.stop}"
+        return f"{which} of {self.of.place}"
+
+
+def parts_of(source: SourceOptions) -> Sequence[tuple[KeyPath, SourceOptions]]:
+    """The sources that one is made of, each with its key; none where it is made of none."""
+    match source:
+        case ConcatSource(sources=sources) | MixSource(sources=sources):
+            return [(("sources", number), part) for number, part in enumerate(sources)]
+        case SubsetSource(of=part):
+            return [(("of",), part)]
+        case _:
+            return []
+
+
+def sources_in(source: SourceOptions, key: KeyPath = ()) -> Iterator[tuple[KeyPath, SourceOptions]]:
+    """All that a source is made of, and then the source, each with its key."""
+    for name, part in parts_of(source):
+        yield from sources_in(part, (*key, *name))
+    yield key, source
+
+
+def share_of(given: int | str, samples: int) -> int | None:
+    """A number, or a percentage of ``samples``, rounded down; None where it is neither."""
+    if isinstance(given, int):
+        return given if 0 <= given <= NUMBER_MAX else None
+    whole, point, fraction = given.removesuffix("%").partition(".")
+    if not given.endswith("%"):
+        return None
+    digits = whole + fraction
+    if not digits.isdecimal() or not digits.isascii() or len(digits) > 15 or (point and not fraction):  # noqa: PLR2004  as exact as need be
+        return None
+    whole_share = 100 * 10 ** len(fraction)
+    return int(digits) * samples // whole_share if int(digits) <= whole_share else None  # exact, as floats are not
+
+
+def _check_parts(parts: tuple[SourceOptions, ...]) -> None:
+    if not 1 <= len(parts) <= PARTS_MAX:
+        raise ValueError(f"from 1 to {PARTS_MAX} sources, not {len(parts)}")
+    live = next((part for part in parts if part.is_live), None)
+    if live is not None:
+        raise ValueError(f'samples of type "{live.type}" have no numbers, so it cannot be a part of another source')
+
+
+def _places(parts: tuple[SourceOptions, ...]) -> str:
+    return " + ".join(part.place for part in parts)

@@ -1,0 +1,1 @@
+"""The source ``csv``: records of text tables."""

@@ -1,0 +1,112 @@
+"""The text of one record of a table becomes values. Workers; the daemon reads headers with it.
+
+Invariant: a value is what its text says, or refused: numbers are decimal, and within what their type can hold.
+"""
+
+import csv
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.samples.columns import Column
+from batchd.samples.values import Value
+from batchd_wire.wording import counted
+
+SHOWN_CHARACTERS_MAX = 40
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""What some programs write in front of UTF-8."""
+ReadCell: TypeAlias = Callable[[str], Value]
+"""Makes a value of a cell's text. Raises ``ValueError`` saying what the text is not."""
+_Number: TypeAlias = int | float | bool
+_INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
+_REAL = re.compile(r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE)
+_TRUTHS = {"0": False, "1": True, "false": False, "true": True}
+
+csv.field_size_limit(sys.maxsize)  # of the whole process; the length of a record has its own limit
+
+
+def split_record(record: bytes | memoryview, delimiter: str) -> list[str]:
+    """The cells of one record. Raises ``ValueError`` saying why it is none."""
+    try:
+        rows = [row for row in csv.reader([str(record, "utf-8")], delimiter=delimiter, strict=True) if row]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"is not UTF-8: byte 0x{record[error.start]:02x} at byte {error.start} of the record"
+        ) from None
+    except csv.Error as error:
+        raise ValueError(f"is no record of a table: {str(error).partition(' - ')[0]}") from None
+    if len(rows) != 1:
+        raise ValueError("is no record any more; the file was changed after the daemon read it")
+    return rows[0]
+
+
+def cell_reader(column: Column) -> ReadCell:
+    """What reads the cells of a column."""
+    if column.kind == "text":
+        return str
+    dtype = np.dtype(column.dtype)
+    read = _number_reader(dtype)
+    if not column.shape:
+        number = dtype.type
+        return lambda text: number(read(text.strip()))
+    return lambda text: _array(column, np.array([read(word) for word in text.split()], dtype))
+
+
+def shown(text: str) -> str:
+    """A cell as a message shows it."""
+    short = text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
+    return repr(short)
+
+
+def _array(column: Column, numbers: NDArray[Any]) -> Value:
+    known = math.prod(length for length in column.shape if length is not None)
+    if column.is_fixed and len(numbers) != known:
+        raise ValueError(f"has {counted(len(numbers), 'number')}, and {column.text} has {known}")
+    if len(numbers) % known:
+        raise ValueError(f"has {counted(len(numbers), 'number')}, not those of {column.text}")
+    return numbers.reshape([len(numbers) // known if length is None else length for length in column.shape])
+
+
+def _number_reader(dtype: np.dtype[Any]) -> Callable[[str], _Number]:
+    """What reads one number of a type. Raises ``ValueError``."""
+    name = dtype.name  # numpy works it out each time
+    if dtype.kind == "b":
+        return _truth
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        return lambda text: _real(text, name, largest)
+    limits = np.iinfo(dtype)
+    lowest, highest = int(limits.min), int(limits.max)
+    return lambda text: _integer(text, name, lowest, highest)
+
+
+def _truth(text: str) -> bool:
+    truth = _TRUTHS.get(text.lower())
+    if truth is None:
+        raise ValueError(f"is {shown(text)}, which is not bool: 0, 1, false or true")
+    return truth
+
+
+def _integer(text: str, dtype: str, lowest: int, highest: int) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"is {shown(text)}, which is no whole number, so not {dtype}")
+    number = int(text)
+    if not lowest <= number <= highest:
+        raise ValueError(f"is {shown(text)}, and {dtype} goes from {lowest} to {highest}")
+    return number
+
+
+def _real(text: str, dtype: str, largest: float) -> float:
+    if not _REAL.fullmatch(text):
+        hint = "; write nan where there is no number" if not text else ""
+        raise ValueError(f"is {shown(text)}, which is no number, so not {dtype}{hint}")
+    number = float(text)
+    is_written = "n" in text.lower()  # nan and inf are meant, 1e999 is not
+    if abs(number) > largest and not is_written:
+        raise ValueError(f"is {shown(text)}, and {dtype} goes from {-largest:g} to {largest:g}")
+    return number

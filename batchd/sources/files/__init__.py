@@ -1,0 +1,1 @@
+"""Sources whose samples are files: folder, list and glob."""

@@ -1,0 +1,1 @@
+"""The source ``lmdb``: records of a key-value database."""

@@ -1,0 +1,100 @@
+"""An LMDB database, open for reading. Daemon (in a process of its own) and workers.
+
+The library maps the whole file, so what it reads is memory: a file that is cut ends the process with SIGBUS. Whoever opens one
+here compares the length of the file with what the database says that it needs, and again before each record.
+
+Invariant: a process has a database open once, as the library demands, however many streams read it; and never across a fork.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import lmdb
+
+from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage.paths import open_regular
+
+DATA_FILE = "data.mdb"
+
+
+class Environment:
+    """One database at one moment: what is written to it later is not seen, and may not be written at all."""
+
+    _opened: dict[tuple[int, int], Self] = {}  # noqa: RUF012  by device and inode, of this process
+
+    def __init__(self, path: Path) -> None:
+        self._users = 0
+        with ExitStack() as where_it_fails:
+            self._descriptor = os.open(data_file(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            where_it_fails.callback(os.close, self._descriptor)
+            self._env = lmdb.open(
+                str(path), subdir=path.is_dir(), readonly=True, create=False, lock=False, readahead=False, max_dbs=0
+            )
+            where_it_fails.callback(self._env.close)
+            self.bytes_needed = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+            self._check_length()
+            self.transaction: Any = self._env.begin(buffers=True)
+            where_it_fails.pop_all()
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The database at a path, open once in this process; to be closed as often. Raises ``SampleUnreadable``, ``OSError``."""
+        try:
+            descriptor = open_regular(str(data_file(path)), os.O_RDONLY)
+            status = os.fstat(descriptor)
+            os.close(descriptor)
+            if not status.st_size:
+                raise SampleUnreadable("is empty: LMDB writes at least two pages")
+            identity = (status.st_dev, status.st_ino)
+            one = cls._opened.get(identity)
+            if one is None:
+                with _reasons(path, status.st_size):
+                    one = cls._opened[identity] = cls(path)
+        except SourceInvalid as error:
+            raise SampleUnreadable(str(error)) from None
+        one._users += 1
+        return one
+
+    def get(self, key: bytes) -> memoryview | None:
+        """The record under a key, as long as the database is open. Raises ``SampleUnreadable``."""
+        self._check_length()
+        try:
+            value: memoryview | None = self.transaction.get(key)
+        except lmdb.Error as error:
+            raise SampleUnreadable(f"the database is damaged: {error}") from None
+        return value
+
+    def close(self) -> None:
+        """Close it, where this was the last user."""
+        self._users -= 1
+        if self._users:
+            return
+        for identity in [identity for identity, one in self._opened.items() if one is self]:
+            del self._opened[identity]
+        self.transaction.abort()
+        self._env.close()
+        os.close(self._descriptor)
+
+    def _check_length(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size < self.bytes_needed:
+            raise SampleUnreadable(f"the database is cut: it has {size} bytes, and its pages need {self.bytes_needed}")
+
+
+def data_file(path: Path) -> Path:
+    """The file that holds the records."""
+    return path / DATA_FILE if path.is_dir() else path
+
+
+@contextmanager
+def _reasons(path: Path, size: int) -> Iterator[None]:
+    """What the library says of a file that it cannot open, without the path, which whoever is told has already."""
+    try:
+        yield
+    except lmdb.Error as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        raise SampleUnreadable(f"is no LMDB database, or is damaged ({size} bytes): {problem}") from None

@@ -1,0 +1,85 @@
+"""Sources in key-value databases. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from batchd.samples.checks import Checks
+from batchd.samples.columns import Column
+from batchd.samples.declared import check_declared, check_names
+from batchd.sources.options import SourceOptions
+from batchd.storage.location import check_path
+
+FIELD_MARK, SAMPLE_MARK = "{field}", "*"
+"""What stands in ``key`` for the name of a field, and for what the keys of one sample have in common."""
+
+NO_URL = "the library maps the file into memory; copy the database to this machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmdbSource(SourceOptions):
+    """The records of an LMDB database, in the order of their keys.
+
+    Do not write to it while it is served.
+    """
+
+    type: Literal["lmdb"] = "lmdb"
+    """Kind of source."""
+
+    path: Path
+    """The database: the folder of a `data.mdb`, or the file itself."""
+
+    fields: dict[str, str]
+    """The fields of a sample, such as { image = "image", label = "text" }: "image" is the bytes of
+    an image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are
+    several."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """The names of fields in the keys, or in the maps of the records, if they differ, such as {
+    image = "img" }."""
+
+    key: str = SAMPLE_MARK
+    """What the keys of samples look like: `*` is what they differ in. With `{field}` in it each field of a sample has a record of
+    its own, so "{field}-*" takes `image-0001` and `label-0001` as one sample. Other keys are skipped."""
+
+    format: Literal["bytes", "text", "msgpack"] = "bytes"
+    """What a record is: "bytes", one field, whose numbers are little-endian; "text", the same, but a number is written in digits;
+    "msgpack", a map of all fields."""
+
+    def __post_init__(self) -> None:
+        checks = Checks()
+        with checks.at("path"):
+            check_path("path", self.path, NO_URL)
+        columns = check_declared(checks, self.fields)
+        check_names(checks, self.fields, self.names)
+        with checks.at():
+            self._check_records(columns)
+        checks.done()
+
+    def _check_records(self, columns: tuple[Column, ...]) -> None:
+        """Raise ``ValueError`` where such columns cannot be told from keys and records."""
+        if self.key.count(SAMPLE_MARK) != 1 or self.key.count(FIELD_MARK) > 1:
+            raise ValueError('key must have one * in it, and {field} at most once, as in "{field}-*"')
+        if self.format == "msgpack" and FIELD_MARK in self.key:
+            raise ValueError('format = "msgpack" has all fields in one record, so key must not have {field} in it')
+        if self.format != "msgpack" and FIELD_MARK not in self.key and len(self.fields) > 1:
+            raise ValueError(
+                'a record is one field; write key = "{field}-*" for one record for each, or format = "msgpack"'
+            )
+        lists = [column.name for column in columns if column.kind == "array" and column.shape]
+        if self.format == "text" and lists:
+            raise ValueError(f'format = "text" has no lists of numbers, and fields.{lists[0]} is one')
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return str(self.path)
+
+    def key_of(self, field: str) -> tuple[bytes, bytes]:
+        """What stands before and behind the part of a key that tells samples apart, for the record of a field."""
+        name = self.names.get(field, field)
+        before, _, behind = (part.replace(FIELD_MARK, name) for part in self.key.partition(SAMPLE_MARK))
+        return before.encode(), behind.encode()

@@ -1,0 +1,171 @@
+"""The records of an LMDB database: any sample by its key. Workers read; the scan is ``lmdb_scan``.
+
+    format      a record is
+    bytes       one field: an image's bytes, UTF-8, or little-endian numbers
+    text        the same, but a number is written in digits
+    msgpack     a map of all fields
+
+Values are views of the library's own memory, as long as the database is open: an image is decoded right from the page cache.
+
+Invariant: nothing of a record is ever executed: pickles are named as what they are, and refused.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from batchd.samples.columns import Column
+from batchd.samples.declared import declared_columns
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.isolated_scan import scan_apart
+from batchd.sources.lmdb.environment import Environment, data_file
+from batchd.sources.lmdb.options import LmdbSource
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.survey import Survey
+
+SCAN_MODULE = "batchd.sources.lmdb.scan"
+PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""How pickles begin."""
+NUMBER_BYTES_MAX = 64
+"""Digits that a number may have."""
+
+
+class LmdbReader:
+    """Reads the fields of any sample. Belongs to one worker and one stream."""
+
+    def __init__(self, source: LmdbSource, index: SourceIndex, max_bytes: int) -> None:
+        self._source = source
+        self._index = index
+        self._columns = declared_columns(source.fields)
+        self._parts = [source.key_of(column.name) for column in self._columns]
+        self._offsets = index.arrays["offsets"]
+        self._keys = index.arrays["keys"]
+        self._path = Path(index.place["path"])
+        self._max_bytes = max_bytes
+        self._environment: Environment | None = None
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        part = self._part(sample)
+        if self._source.format == "msgpack":
+            raw = self._record(part, *self._parts[0])
+            record = _unpack(raw, self._max_bytes)
+            return {
+                column.name: _from_msgpack(
+                    column, record, self._source.names.get(column.name, column.name), self._max_bytes
+                )
+                for column in self._columns
+            }
+        return {
+            column.name: self._from_record(column, self._record(part, *around))
+            for column, around in zip(self._columns, self._parts, strict=True)
+        }
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Nothing is known of a sample but its key."""
+        self._index.checked(sample)
+        return {}
+
+    def name(self, sample: int) -> str:
+        """The database, and the key of the sample's first field."""
+        before, behind = self._parts[0]
+        return f"{self._path}: {readable(before + self._part(sample) + behind)}"
+
+    def close(self) -> None:
+        """See ``kinds.Reader``."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def _part(self, sample: int) -> bytes:
+        start, end = self._offsets[self._index.checked(sample) : sample + 2].tolist()
+        return self._keys[start:end].tobytes()
+
+    def _record(self, part: bytes, before: bytes, behind: bytes) -> memoryview:
+        key = before + part + behind
+        value = self._opened().get(key)
+        if value is None:
+            raise SampleUnreadable(f"there is no key {readable(key)!r} any more")
+        return value
+
+    def _opened(self) -> Environment:
+        """The database, opened when the first sample is read, so never before this process began."""
+        if self._environment is None:
+            with blaming_the_sample():
+                self._environment = Environment.of(self._path)
+        return self._environment
+
+    def _from_record(self, column: Column, raw: memoryview) -> Value:
+        if self._source.format == "text" and column.kind == "array":
+            return _number(column, bytes(raw[: NUMBER_BYTES_MAX + 1]))
+        return from_bytes(column, raw, self._max_bytes)
+
+
+def _number(column: Column, digits: bytes) -> Value:
+    try:
+        if len(digits) > NUMBER_BYTES_MAX:
+            raise ValueError
+        number = np.asarray(float(digits) if column.dtype.startswith("float") else int(digits))
+    except ValueError:
+        raise SampleUnreadable(f"{column.name} is {readable(digits)!r}, which is no {column.dtype}") from None
+    return converted(column, number)
+
+
+def _unpack(raw: memoryview, max_bytes: int) -> dict[Any, Any]:
+    """A record in msgpack, of nothing but its own types."""
+    if raw.nbytes > max_bytes:
+        raise SampleUnreadable(f"has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
+    try:
+        record = msgpack.unpackb(raw, raw=False, strict_map_key=True, ext_hook=_refuse_extension)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        if raw[:2] in PICKLES:
+            raise SampleUnreadable(
+                "looks like a pickle, which batchd never reads: write msgpack, or one record for each field"
+            ) from None
+        raise SampleUnreadable(f"is no msgpack: {type(error).__name__} {error}") from None
+    if type(record) is not dict:
+        raise SampleUnreadable(f"is {type(record).__name__} in msgpack, not a map")
+    return record
+
+
+def _refuse_extension(number: int, _data: bytes) -> None:
+    raise ValueError(f"extension {number}")
+
+
+def _from_msgpack(column: Column, record: dict[Any, Any], name: str, max_bytes: int) -> Value:
+    if name not in record:
+        raise SampleUnreadable(f"has no {name!r}; there are {', '.join(map(repr, list(record)[:20]))}")
+    value = record[name]
+    if isinstance(value, bytes) and (column.kind != "array" or column.shape):
+        return from_bytes(column, value, max_bytes)
+    if column.kind == "text" and isinstance(value, str):
+        return value
+    if column.kind == "array" and (isinstance(value, list) if column.shape else type(value) in (int, float, bool)):
+        numbers = from_plain(column, value)
+        return shaped(column, numbers.reshape(-1)) if column.shape else numbers
+    raise SampleUnreadable(f'{column.name} is {type(value).__name__} in msgpack, not "{column.text}"')
+
+
+def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
+    with survey.open(data_file(source.path)):
+        return scan_apart(SCAN_MODULE, source, survey)
+
+
+def _problems(source: LmdbSource, storage: Storage) -> list[str]:
+    file = data_file(source.path)
+    return storage.at(file).file_problems(file, "the database")
+
+
+KIND = BuiltInKind(
+    problems=_problems,
+    columns=lambda source, _storage: declared_columns(source.fields),
+    scan=_scan,
+    open=lambda source, index, max_bytes, _storage: LmdbReader(source, index, max_bytes),
+)

@@ -1,0 +1,111 @@
+"""The keys of an LMDB database become an index. A process of its own, which the daemon starts: see ``apart``.
+
+    offsets   int64 [n + 1]    the part of the key of sample i is keys[offsets[i]:offsets[i + 1]]
+    keys      uint8 [bytes]    the parts of the keys that tell samples apart, one right after the other, in their order
+
+Of the records only the lengths are looked at; they and the keys are what the digest names.
+
+Invariant: each sample has a record for each of its fields; no list with an entry for each sample is made.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterator
+from hashlib import sha256
+from itertools import islice
+from struct import Struct
+from typing import Any
+
+import lmdb
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
+from batchd.sources.isolated_scan import answer
+from batchd.sources.lmdb.environment import Environment
+from batchd.sources.lmdb.options import FIELD_MARK, LmdbSource
+from batchd.storage.index import NUMBER, SourceIndex, readable
+from batchd.storage.survey import Survey
+
+PROGRESS_EVERY = 4096
+"""Samples between two reports of progress."""
+SHOWN_KEYS = 3
+"""Keys that are named where none is one of a sample."""
+_LENGTH = Struct("<Q")
+
+
+def scan(source: LmdbSource, survey: Survey) -> SourceIndex:
+    """Find all samples. Raises ``SourceInvalid``."""
+    try:
+        environment = Environment.of(source.path)
+        try:
+            return _scan(source, environment, survey)
+        finally:
+            environment.close()
+    except SampleUnreadable as error:
+        raise SourceInvalid(f"{source.path}: {error}") from None
+    except lmdb.Error as error:
+        raise SourceInvalid(f"{source.path} is damaged: {error}; copy it again") from None
+
+
+def _scan(source: LmdbSource, environment: Environment, survey: Survey) -> SourceIndex:
+    keys, offsets, lengths = bytearray(), array("q", [0]), sha256()
+    first, *others = [source.key_of(field) for field in (source.fields if FIELD_MARK in source.key else ["*"])]
+    for part, value in _records(environment, *first):
+        lengths.update(_LENGTH.pack(value.nbytes))
+        for before, behind in others:
+            other = environment.get(before + part + behind)
+            if other is None:
+                key, missing = readable(first[0] + part + first[1]), readable(before + part + behind)
+                raise SourceInvalid(
+                    f"{source.path} has the key {key!r} and no {missing!r}, which would be the same sample"
+                )
+            lengths.update(_LENGTH.pack(other.nbytes))
+        keys += part
+        offsets.append(len(keys))
+        if len(offsets) % PROGRESS_EVERY == 0:
+            survey.progress(len(offsets) - 1)
+    survey.progress(len(offsets) - 1)
+    if len(offsets) == 1:
+        raise SourceInvalid(_nothing(source, environment, *first))
+    facts = {
+        "fields": dict(source.fields),
+        "names": dict(source.names),
+        "key": source.key,
+        "format": source.format,
+        "lengths": lengths.hexdigest(),
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        "offsets": np.frombuffer(offsets, np.int64).astype(NUMBER, copy=False),
+        "keys": np.frombuffer(keys, np.uint8),
+    }
+    return SourceIndex.build(len(offsets) - 1, facts, arrays, {"path": str(source.path.absolute())})
+
+
+def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator[tuple[bytes, memoryview]]:
+    """What tells the keys apart that look so, and the records under them."""
+    cursor = environment.transaction.cursor()
+    if not (cursor.set_range(before) if before else cursor.first()):
+        return
+    for found, value in cursor:
+        key = bytes(found)
+        if not key.startswith(before):
+            return
+        if key.endswith(behind) and len(key) > len(before) + len(behind):
+            yield key[len(before) : len(key) - len(behind)], value
+
+
+def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind: bytes) -> str:
+    """Why there are no samples."""
+    entries = environment.transaction.stat()["entries"]
+    if not entries:
+        return f"{source.path} holds no record"
+    cursor = environment.transaction.cursor()
+    some = [repr(readable(bytes(key))) for key in islice(cursor.iternext(values=False), SHOWN_KEYS)]
+    wanted = readable(before + b"*" + behind)
+    return f"{source.path}: no key looks like {wanted}; there are {entries}, such as {', '.join(some)}"
+
+
+if __name__ == "__main__":
+    sys.exit(answer(scan))

@@ -1,0 +1,1 @@
+"""The source ``parquet``: rows of Parquet files."""

@@ -1,0 +1,60 @@
+"""Sources that pyarrow reads. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from batchd.samples.checks import Checks
+from batchd.samples.declared import check_declared, check_names
+from batchd.sources.options import SourceOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSource(SourceOptions):
+    """The rows of Parquet files."""
+
+    type: Literal["parquet"] = "parquet"
+    """Kind of source."""
+
+    root: Path
+    """The folder of the files. Images that a file names by their paths are relative to it."""
+
+    shards: tuple[str, ...]
+    """The paths of the files below the root, or patterns of them, such as ["train-*.parquet"]. Each that is named has to be
+    there."""
+
+    fields: dict[str, str]
+    """The columns to read, with their types, such as { image = "image", label = "int64" }: "image"
+    is the bytes of an image file, or an image as Hugging Face stores it; "text" is a string;
+    "float32" is a number; "int32[?]" and "float32[128]" are lists of numbers, or binary values that
+    hold them."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    """The columns of fields with other names, such as { label = "class_id" }."""
+
+    cache_bytes: int = 128 << 20
+    """How many bytes of decoded row groups each worker keeps. Only values that cannot be read one
+    by one need row groups; a row group that is larger than this is refused."""
+
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root, and files may name images outside of it, by absolute paths, `..` or links."""
+
+    def __post_init__(self) -> None:
+        checks = Checks()
+        with checks.at("root"):
+            self.settle_paths()
+        if not self.shards or not all(self.shards):
+            checks.say("shards must not be empty", "shards")
+        check_declared(checks, self.fields)
+        check_names(checks, self.fields, self.names)
+        if self.cache_bytes < 1:
+            checks.say(f"cache_bytes must be 1 or more, not {self.cache_bytes}", "cache_bytes")
+        checks.done()
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"{self.root}: {' '.join(self.shards)}"

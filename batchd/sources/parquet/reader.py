@@ -1,0 +1,344 @@
+"""The rows of Parquet files: any row, at random. Workers read; the scan is ``parquet_scan``.
+
+    number       from the index
+    verbatim     one pread of the file, or one request, wherever the row group ends
+    the rest     the row group is decoded, and kept while there is room for it (``parquet_files``)
+
+Invariant: a worker keeps no more than ``cache_bytes`` of row groups, and reads only columns that are declared.
+
+Parquet files that are open, on this machine or on a server. Workers only.
+
+    on this machine    pyarrow reads what it needs
+    on a server        the footer is one request, and what is stored of a column in a row group another one, long ones in parts
+                       at once; pyarrow finds all of it in memory
+
+Invariant: a file that is open is the one that was scanned, by its size and the checksum of its footer; an object stays of that
+version.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from io import BufferedReader
+from typing import Any, BinaryIO
+
+from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
+from batchd.samples.declared import declared_columns
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value, converted, from_bytes, shaped
+from batchd.sources.files.walk import file_to_look_at, shards_problems
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.parquet.index import ParquetIndex, Place
+from batchd.sources.parquet.options import ParquetSource
+from batchd.sources.parquet.row_groups import (
+    FOOTER_BYTES,
+    Footer,
+    ParquetFile,
+    Unreadable,
+    footer_bytes,
+    use_one_thread,
+)
+from batchd.sources.parquet.scan import check_columns, scan
+from batchd.sources.parquet.types import BYTES, PATH, has_path, is_image, is_single_number
+from batchd.sources.parquet.value_extents import NOWHERE
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex, readable
+from batchd.storage.open_files import blaming_the_sample
+from batchd.storage.paths import below_root, open_regular, real_path
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.remote_stream import ObjectStream
+from batchd.storage.survey import quick_look
+from batchd.storage.values import ObjectUnreadable
+from batchd_wire.wording import counted
+
+FILES_MAX = 64
+"""Files whose footers a worker keeps, for row groups that it decodes."""
+OBJECT_NAME = "its file"
+
+
+class OpenFile:
+    """One of them. Raises ``SampleUnreadable`` where it cannot be read, or is another one than ``footer`` says."""
+
+    def __init__(self, path: bytes, footer: Footer, remote: RemoteBytes) -> None:
+        self._path = path
+        self._remote = remote
+        self._object: ObjectStream | None = None
+        self._stream = self._open_object(footer.size) if remote.reads_ahead else _open_here(path)
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.close)
+            self._file = self._opened(footer)
+            where_it_fails.pop_all()
+
+    def read(self, group: int, title: str, bytes_max: int) -> Any:
+        """A column of a row group. Raises ``Unreadable`` where it is damaged, ``SampleUnreadable`` where it is out of reach."""
+        if self._object is None:
+            return self._file.read(group, title, bytes_max)
+        extent = self.extent(group, title)
+        if extent.size and extent.size <= bytes_max:
+            self._object.hold(extent.start, self._bytes(extent))
+        try:
+            return self._file.read(group, title, bytes_max)
+        except SourceInvalid as problem:
+            raise SampleUnreadable(str(problem)) from None
+        finally:
+            self._object.hold(0, memoryview(b""))
+
+    def extent(self, group: int, title: str) -> Extent:
+        """Where a column of a row group is stored."""
+        return Extent(self._path, *self._file.extent(group, title))
+
+    def close(self) -> None:
+        """Close it."""
+        self._stream.close()
+
+    def _opened(self, footer: Footer) -> ParquetFile:
+        try:
+            file = ParquetFile(self._stream)
+        except SourceInvalid as problem:
+            raise SampleUnreadable(str(problem)) from None
+        if file.footer != footer:
+            raise SampleUnreadable("the file is another one than when the daemon started")
+        return file
+
+    def _open_object(self, size: int) -> BinaryIO:
+        self._object = ObjectStream(
+            OBJECT_NAME, size, lambda start, count: self._remote.read(Extent(self._path, start, count), count)
+        )
+        end = self._bytes(tail_of(self._path, size))
+        if len(end) < (longer := footer_bytes(end)) <= size:
+            end = self._bytes(Extent(self._path, size - longer, longer))
+        self._object.hold(size - len(end), end)
+        return BufferedReader(self._object)
+
+    def _bytes(self, extent: Extent) -> memoryview:
+        assert extent.size is not None, "it is a range"
+        try:
+            return self._remote.read(extent, extent.size)
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(f"{OBJECT_NAME} cannot be read at byte {extent.start}: {reason}") from None
+
+
+class OpenFiles:
+    """Those that were used lately, by their numbers in the index."""
+
+    def __init__(self, index: ParquetIndex, remote: RemoteBytes) -> None:
+        self._index = index
+        self._remote = remote
+        self._opened: dict[int, OpenFile] = {}
+
+    def __getitem__(self, number: int) -> OpenFile:
+        """A file, opened if it is not. Raises ``SampleUnreadable``."""
+        file = self._opened.pop(number, None)
+        if file is None:
+            if len(self._opened) >= FILES_MAX:
+                self._opened.pop(next(iter(self._opened))).close()
+            file = OpenFile(self._index.file(number), self._index.footer(number), self._remote)
+        self._opened[number] = file
+        return file
+
+    def tails(self, numbers: Iterable[int]) -> Iterator[Extent]:
+        """Where the footers of those are that are not open."""
+        for number in numbers:
+            if number not in self._opened:
+                yield tail_of(self._index.file(number), self._index.footer(number).size)
+
+    def close(self) -> None:
+        """Close all that are open."""
+        while self._opened:
+            self._opened.popitem()[1].close()
+
+
+def tail_of(path: bytes, size: int) -> Extent:
+    """The end of a file, with its footer as a rule."""
+    count = min(size, FOOTER_BYTES)
+    return Extent(path, size - count, count)
+
+
+def _open_here(path: bytes) -> BinaryIO:
+    try:
+        with blaming_the_sample():
+            return open(os.fsdecode(path), "rb", buffering=0, opener=open_regular)
+    except SourceInvalid as error:
+        raise SampleUnreadable(str(error)) from None
+
+
+KEPT_BYTES_MIN = 1 << 10
+"""What a row group counts in the cache at least, also one that is damaged, of which the reason is kept."""
+
+
+class ParquetReader:
+    """Reads the declared columns of any row. Belongs to one worker and one stream."""
+
+    def __init__(self, source: ParquetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
+        use_one_thread()
+        self._index = ParquetIndex(index)
+        self._columns = declared_columns(source.fields)
+        self._titles = [source.names.get(column.name, column.name) for column in self._columns]
+        self._outside = source.allow_outside_root
+        self._max_bytes = max_bytes
+        self._numbers = {
+            column.name: self._index.numbers(column.name) for column in self._columns if is_single_number(column)
+        }
+        self._remote = RemoteBytes(storage, os.fsencode(self._index.root), index.place)
+        self._bytes = {
+            column.name: BytesReader(self._remote, max_bytes, "file")
+            for column in self._columns
+            if not is_single_number(column)
+        }
+        self._groups = _RowGroups(self._index, source.cache_bytes, self._remote)
+        self.name = self._index.shown
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        place = self._index.place(sample)
+        values = dict(self.known(sample))
+        for number, column in enumerate(self._columns):
+            if column.name not in values:
+                values[column.name] = self._value(sample, place, number)
+        return values
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers at once for all that these samples need: values, and row groups that are not kept."""
+        if not self._remote.reads_ahead:
+            return
+        values, groups = [], []
+        for number, column in enumerate(self._columns):
+            if column.name in self._numbers:
+                continue
+            for sample in samples:
+                place = self._index.place(sample)
+                extent = self._extent(column.name, place, sample)
+                if extent is None:
+                    groups.append((place, number, self._titles[number]))
+                elif 0 < (extent.size or 0) <= self._max_bytes:
+                    values.append(extent)
+        self._remote.fetch([*values, *self._groups.ahead(groups)], further=True)
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Single numbers stand in the index."""
+        return {name: numbers[sample] for name, numbers in self._numbers.items() if numbers is not None}
+
+    def close(self) -> None:
+        """See ``kinds.Reader``."""
+        self._groups.close()
+        for one in self._bytes.values():
+            one.close()
+
+    def _value(self, sample: int, place: Place, number: int) -> Value:
+        column = self._columns[number]
+        extent = self._extent(column.name, place, sample)
+        try:
+            if extent is not None:
+                path, start, size = extent
+                raw = self._bytes[column.name].read_extent(path, start, size) if size else b""
+                return from_bytes(column, raw, self._max_bytes)
+            values = self._groups.column(place, number, self._titles[number])
+            return self._from_arrow(column, values, place.row, sample)
+        except SampleUnreadable as error:
+            raise SampleUnreadable(f"{error} (row group {place.group}, row {place.row} of it)") from None
+
+    def _extent(self, name: str, place: Place, sample: int) -> Extent | None:
+        """Where a value stands in its file as it is; None where its row group has to be decoded."""
+        extents = self._index.extents(name)
+        if extents is None or extents[sample, 0] == NOWHERE:
+            return None
+        return Extent(self._index.file(place.file), *extents[sample].tolist())
+
+    def _from_arrow(self, column: Column, values: Any, row: int, sample: int) -> Value:
+        value = values[row]
+        if not value.is_valid:
+            raise SampleUnreadable(f"there is no {column.name}")
+        if column.kind == "array" and not hasattr(value, "as_buffer"):
+            numbers = value.values
+            if numbers.null_count:
+                raise SampleUnreadable(f"{column.name} lacks {counted(numbers.null_count, 'number')}")
+            return shaped(column, converted(column, numbers.to_numpy(zero_copy_only=False)))
+        if is_image(values.type):
+            raw = value[BYTES].as_buffer()
+            path = value[PATH].as_buffer() if raw is None and has_path(values.type) else None
+            if path:
+                return self._from_path(column, path.to_pybytes(), sample)
+            if raw is None:
+                raise SampleUnreadable(f"{column.name} has neither bytes nor a path")
+            return from_bytes(column, memoryview(raw), self._max_bytes)
+        return from_bytes(column, memoryview(value.as_buffer()), self._max_bytes)
+
+    def _from_path(self, column: Column, name: bytes, sample: int) -> Value:
+        if b"\0" in name:
+            raise SampleUnreadable(f"the path of {column.name} holds the character NUL")
+        root = os.fsencode(self._index.root)
+        try:
+            file = os.path.join(root, name) if self._outside else below_root(real_path(root), name)  # noqa: PTH118  bytes
+            return self._bytes[column.name].read_file(file, sample)
+        except ValueError as error:
+            raise SampleUnreadable(f"{readable(name)}: {error}") from None
+
+
+class _RowGroups:
+    """Columns of row groups, decoded; those that were used least lately go when there is no room."""
+
+    def __init__(self, index: ParquetIndex, cache_bytes: int, remote: RemoteBytes) -> None:
+        self._index = index
+        self._cache_bytes = cache_bytes
+        self._remote = remote
+        self._files = OpenFiles(index, remote)
+        self._kept: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._kept_bytes = 0
+
+    def column(self, place: Place, number: int, title: str) -> Any:
+        """A column of the row group of a sample. Raises ``SampleUnreadable``."""
+        key = (place.number, number)
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            self._make_room(int(self._index.chunks[key]))
+            file = self._files[place.file]
+            try:
+                column = file.read(place.group, title, self._cache_bytes)
+                kept = column, max(column.nbytes, KEPT_BYTES_MIN)
+            except Unreadable as error:
+                kept = str(error), KEPT_BYTES_MIN
+            self._kept_bytes += kept[1]
+        self._kept[key] = kept
+        if isinstance(kept[0], str):
+            raise SampleUnreadable(kept[0])
+        return kept[0]
+
+    def ahead(self, wanted: Iterable[tuple[Place, int, str]]) -> list[Extent]:
+        """Where the columns of row groups are stored that are not here. Footers that this needs are read at once."""
+        absent = {(place.number, number): (place, title) for place, number, title in wanted}
+        absent = {key: one for key, one in absent.items() if key not in self._kept}
+        self._remote.fetch(self._files.tails({place.file for place, _title in absent.values()}))
+        extents = []
+        for place, title in absent.values():
+            with suppress(SampleUnreadable):  # whoever reads the sample is told
+                extents.append(self._files[place.file].extent(place.group, title))
+        return extents
+
+    def close(self) -> None:
+        """Close the files and give the memory back."""
+        self._kept.clear()
+        self._files.close()
+
+    def _make_room(self, needed_bytes: int) -> None:
+        while self._kept and self._kept_bytes + needed_bytes > self._cache_bytes:
+            self._kept_bytes -= self._kept.pop(next(iter(self._kept)))[1]
+
+
+def _problems(source: ParquetSource, storage: Storage) -> list[str]:
+    """The footer of one file is read too, so that a column that is not there is found before the daemon starts."""
+    problems = shards_problems(source.root, source.shards, storage)
+    file = None if problems else file_to_look_at(source.root, source.shards)
+    if file is not None:
+        with quick_look(storage).open(file) as stream:
+            check_columns(source, file, stream)
+    return problems
+
+
+KIND = BuiltInKind(
+    problems=_problems,
+    columns=lambda source, _storage: declared_columns(source.fields),
+    scan=scan,
+    open=ParquetReader,
+)

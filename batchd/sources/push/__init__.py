@@ -1,0 +1,1 @@
+"""The source ``push``: samples that producers push while they are read."""

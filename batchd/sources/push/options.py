@@ -1,0 +1,84 @@
+"""Sources whose samples come while they are read. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from batchd.samples.checks import Checks
+from batchd.samples.columns import Column, parse_column
+from batchd.samples.declared import check_types
+from batchd.samples.sizes import parse_bytes
+from batchd.sources.options import SourceOptions
+from batchd_wire.fields import FIELDS_MAX
+from batchd_wire.mailbox import MAILBOX_BYTES_MAX, MailColumn, PlaceLayout
+
+CAPACITY_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushSource(SourceOptions):
+    """Live data: programs on the daemon's host push samples with `batchd_client.push`, as cameras, sensors and simulators do."""
+
+    is_live: ClassVar[bool] = True
+
+    type: Literal["push"] = "push"
+    """Kind of source."""
+
+    fields: dict[str, str]
+    """The fields of a sample, each with a type such as "float32", "uint8[480,640,3]", "int32[?]"
+    for a length that differs from sample to sample, "image" for the bytes of an image file, or
+    "text"."""
+
+    capacity: int = 256
+    """How many samples may wait. At least a batch of them; less than two leaves no batch to be read ahead."""
+
+    sample_bytes_max: str = "4MiB"
+    """Maximum size of the parts of one sample without a fixed size: "image", "text" and fields with
+    a length "?". Each of the `capacity` places has so much memory. Used only with such a field."""
+
+    when_full: Literal["block", "drop_oldest", "drop_newest"] = "block"
+    """What happens to a new sample when no place is free: "block" makes its producer wait,
+    "drop_oldest" drops the oldest waiting sample, "drop_newest" drops the new one. Dropped samples
+    are counted."""
+
+    def __post_init__(self) -> None:
+        checks = Checks()
+        if not 1 <= len(self.fields) <= FIELDS_MAX:
+            checks.say(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}", "fields")
+        check_types(checks, "fields", self.fields)
+        if not 1 <= self.capacity <= CAPACITY_MAX:
+            checks.say(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}", "capacity")
+        with checks.at("sample_bytes_max"):
+            if not 1 <= parse_bytes(self.sample_bytes_max) <= MAILBOX_BYTES_MAX:
+                raise ValueError(f"sample_bytes_max must be from 1 byte to 1TiB, not {self.sample_bytes_max}")
+        checks.done()
+        if self.mailbox_bytes > MAILBOX_BYTES_MAX:
+            raise ValueError(f"{self.capacity} places of {self.layout.place_bytes} bytes are more than 1TiB")
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"into {self.capacity} places"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What a sample consists of. Raises ``ValueError`` where a type is none."""
+        return tuple(parse_column(name, text) for name, text in self.fields.items())
+
+    @property
+    def layout(self) -> PlaceLayout:
+        """How a sample lies in its place."""
+        return PlaceLayout(tuple(_mail_column(column) for column in self.columns), parse_bytes(self.sample_bytes_max))
+
+    @property
+    def mailbox_bytes(self) -> int:
+        """The memory of all places."""
+        return self.capacity * self.layout.place_bytes
+
+
+def _mail_column(column: Column) -> MailColumn:
+    if column.kind == "array":
+        return MailColumn(column.name, column.dtype, column.shape)
+    return MailColumn(column.name, {"encoded": "image", "text": "text"}[column.kind], (None,))

@@ -1,0 +1,116 @@
+"""Samples that producers push into a mailbox while they are read. Daemon and workers.
+
+There is nothing to scan. A sample's number is its row in the stream, counted from the first batch, and says nothing of where it
+is: each order says in which places the samples of its rows lie.
+
+Whoever may push can also write into any place at any time, also while it is read. So a place is copied, lengths first, before
+anything in it is looked at, and the worst that comes of it is a sample with wrong values.
+
+Invariant: what ``read`` returns lies in this process's own memory and is what ``columns`` says.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.push.options import PushSource
+from batchd.storage.index import SourceIndex
+from batchd.storage.survey import Survey
+from batchd_wire.mailbox import MailColumn, ValueExtent
+
+
+class PushReader:
+    """Reads samples out of a mailbox. ``attach`` comes first, and ``expect`` before the samples of each order."""
+
+    def __init__(self, source: PushSource, max_bytes: int) -> None:
+        self._layout = source.layout
+        self._capacity = source.capacity
+        self._max_bytes = max_bytes
+        self._descriptor = -1
+        self._buffer = np.zeros(self._layout.place_bytes, np.uint8)
+        self._first = 0
+        self._places: tuple[int, ...] = ()
+
+    def attach(self, descriptor: int) -> None:
+        """Read from this mailbox; the descriptor is ours from now on."""
+        self._descriptor = descriptor
+
+    def expect(self, first: int, places: tuple[int, ...]) -> None:
+        """The samples from number ``first`` on lie in ``places``."""
+        self._first, self._places = first, places
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        place = self._places[sample - self._first]
+        assert 0 <= place < self._capacity, f"place {place} of a mailbox with {self._capacity}"
+        start = place * self._layout.place_bytes
+        self._copy(start, 0, self._layout.values_start)
+        try:
+            extents = self._layout.extents(self._layout.unpack_lengths(self._buffer.data))
+        except ValueError as error:
+            raise SampleUnreadable(f"was pushed with lengths that cannot be: {error}") from None
+        last = extents[-1]
+        self._copy(start, self._layout.values_start, last.start + last.size)
+        return {
+            column.name: self._value(column, extent)
+            for column, extent in zip(self._layout.columns, extents, strict=True)
+        }
+
+    def known(self, _sample: int) -> Mapping[str, Value]:
+        """Nothing is known of a sample that cannot be read."""
+        return {}
+
+    def name(self, sample: int) -> str:
+        """See ``kinds.Reader``."""
+        return f"pushed sample {sample}"
+
+    def close(self) -> None:
+        """Close the mailbox."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _copy(self, start: int, first: int, end: int) -> None:
+        """Copy a part of a place into the same part of the buffer. Its producer cannot cut it short: the memory is sealed."""
+        while first < end:
+            first += os.preadv(self._descriptor, [self._buffer.data[first:end]], start + first)
+
+    def _value(self, column: MailColumn, extent: ValueExtent) -> Value:
+        value: npt.NDArray[Any] = self._buffer[extent.start : extent.start + extent.size]
+        if column.kind == "text":
+            return _text(column.name, value)
+        if column.kind == "image":
+            if extent.size > self._max_bytes:
+                raise SampleUnreadable(f"has {extent.size} bytes, more than max_bytes = {self._max_bytes}")
+            return memoryview(value.data)
+        if column.kind == "bool":
+            value = value != 0  # a byte that is neither 0 nor 1 is no bool
+        typed: npt.NDArray[Any] = value.view(np.dtype(column.kind))
+        return typed.reshape(extent.shape)
+
+
+def _text(name: str, value: npt.NDArray[np.uint8]) -> str:
+    try:
+        return value.tobytes().decode()
+    except UnicodeDecodeError:
+        raise SampleUnreadable(f"{name!r} is no UTF-8") from None
+
+
+def _scan(source: PushSource, survey: Survey) -> SourceIndex:
+    survey.progress(0)
+    facts = {"push": [column.text for column in source.columns], "fields": [column.name for column in source.columns]}
+    return SourceIndex.build(0, facts, {}, {})
+
+
+KIND = BuiltInKind(
+    problems=lambda _source, _storage: [],
+    columns=lambda source, _storage: source.columns,
+    scan=_scan,
+    open=lambda source, _index, max_bytes, _storage: PushReader(source, max_bytes),
+)

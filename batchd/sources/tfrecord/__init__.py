@@ -1,0 +1,1 @@
+"""The source ``tfrecord``: TensorFlow's examples."""

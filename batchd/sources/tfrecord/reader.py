@@ -1,0 +1,337 @@
+"""Records of TFRecord files become samples. Workers only.
+
+Invariant: the data of a record is looked at only after its checksum was found to be the one that the index has.
+
+TensorFlow's messages for samples, made without TensorFlow. Daemon and workers.
+
+    message BytesList       { repeated bytes value = 1; }
+    message FloatList       { repeated float value = 1; }
+    message Int64List       { repeated int64 value = 1; }
+    message Feature         { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
+    message Features        { map<string, Feature> feature = 1; }
+    message FeatureList     { repeated Feature feature = 1; }
+    message FeatureLists    { map<string, FeatureList> feature_list = 1; }
+    message Example         { Features features = 1; }
+    message SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
+
+They have a pool of their own, so a process that has TensorFlow too has them twice, and neither minds.
+
+Invariant: names and numbers are TensorFlow's. An ``Example`` can be read as a ``SequenceExample``: its features are the context.
+
+A feature of an example becomes the value of a column, or the reason why it cannot. Workers only.
+
+    bytes_list  of one     -> "image", "text", uint8 [n] or [?]: the bytes as numbers
+    int64_list             -> any whole number, bool
+    float_list             -> float16, float32, float64
+    feature list of steps  -> [?] or [?, k]: a row for each step
+
+A length that differs is worked out from how many values there are: 12 of them are a [?, 4] of three rows.
+
+Invariant: a value is what its column says, in dtype and shape; nothing is stretched, cut or wrapped round.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from numpy.typing import NDArray
+
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value, default_value
+from batchd.sources.tfrecord.frames import FOOTER, HEADER, masked_crc
+from batchd.sources.tfrecord.options import TFRecordSource
+from batchd.storage.access import Storage
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
+
+_PACKAGE = "tensorflow"
+
+
+def _messages() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="batchd/example.proto", package=_PACKAGE, syntax="proto3")
+    for name, kind in (
+        ("BytesList", FieldDescriptorProto.TYPE_BYTES),
+        ("FloatList", FieldDescriptorProto.TYPE_FLOAT),
+        ("Int64List", FieldDescriptorProto.TYPE_INT64),
+    ):
+        values = file.message_type.add(name=name)
+        values.field.add(name="value", number=1, type=kind, label=FieldDescriptorProto.LABEL_REPEATED)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, name in enumerate(("BytesList", "FloatList", "Int64List"), start=1):
+        _add(feature, name.replace("List", "_list").lower(), number, name).oneof_index = 0
+    _add_map(file.message_type.add(name="Features"), "feature", "Feature")
+    _add(file.message_type.add(name="FeatureList"), "feature", 1, "Feature", repeated=True)
+    _add_map(file.message_type.add(name="FeatureLists"), "feature_list", "FeatureList")
+    _add(file.message_type.add(name="Example"), "features", 1, "Features")
+    sequence = file.message_type.add(name="SequenceExample")
+    _add(sequence, "context", 1, "Features")
+    _add(sequence, "feature_lists", 2, "FeatureLists")
+    return file
+
+
+def _add(message: DescriptorProto, name: str, number: int, of: str, *, repeated: bool = False) -> FieldDescriptorProto:
+    """A field that is another message."""
+    return message.field.add(
+        name=name,
+        number=number,
+        type=FieldDescriptorProto.TYPE_MESSAGE,
+        type_name=f".{_PACKAGE}.{of}",
+        label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
+    )
+
+
+def _add_map(message: DescriptorProto, name: str, of: str) -> None:
+    """The field 1, a map from strings to another message, which in a descriptor is a list of entries."""
+    entry = message.nested_type.add(name=name.title().replace("_", "") + "Entry")
+    entry.options.map_entry = True
+    entry.field.add(
+        name="key", number=1, type=FieldDescriptorProto.TYPE_STRING, label=FieldDescriptorProto.LABEL_OPTIONAL
+    )
+    _add(entry, "value", 2, of)
+    _add(message, name, 1, f"{message.name}.{entry.name}", repeated=True)
+
+
+_POOL = DescriptorPool()
+_POOL.Add(_messages())
+Example: Any = GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.Example"))
+"""``tf.train.Example``."""
+SequenceExample: Any = GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.SequenceExample"))
+"""``tf.train.SequenceExample``."""
+
+
+_FLOATS = frozenset({"float16", "float32", "float64"})
+
+
+class FeatureMisfits(ValueError):  # noqa: N818  names what is wrong
+    """A feature is not what its field was declared as; the text says what it is."""
+
+
+def value_of(column: Column, feature: Any) -> Value:
+    """The value of a column that is one ``Feature``. Raises ``FeatureMisfits``."""
+    if column.kind == "array":
+        return _shaped(_flat(column.dtype, feature), column.shape)
+    data = _only_bytes(feature)
+    if column.kind == "encoded":
+        if not data:
+            raise FeatureMisfits("is empty")
+        return memoryview(data)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise FeatureMisfits(f"is not UTF-8 at its byte {error.start}") from None
+
+
+def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
+    """The value of a column that is a ``FeatureList``: a row for each step, all of them alike. Raises ``FeatureMisfits``."""
+    if column.kind != "array" or column.shape[:1] not in ((None,), (len(steps),)):
+        raise FeatureMisfits(f"is a feature list of {len(steps)}")
+    rows = []
+    for number, step in enumerate(steps):
+        try:
+            rows.append(_shaped(_flat(column.dtype, step), column.shape[1:]))
+        except FeatureMisfits as misfit:
+            raise FeatureMisfits(f"in step {number} {misfit}") from None
+        if rows[-1].shape != rows[0].shape:
+            raise FeatureMisfits(f"in step {number} has {rows[-1].size} values, and {rows[0].size} in step 0")
+    if not rows:
+        return np.zeros([length or 0 for length in column.shape], column.dtype)
+    return np.stack(rows)
+
+
+def _flat(dtype: str, feature: Any) -> npt.NDArray[Any]:
+    """The values of a feature in one row."""
+    kind = feature.WhichOneof("kind")
+    if kind == "int64_list" and dtype not in _FLOATS:
+        return _whole_numbers(dtype, np.asarray(feature.int64_list.value, np.int64))
+    if kind == "float_list" and dtype in _FLOATS:
+        return _floats(dtype, np.asarray(feature.float_list.value, np.float32))
+    if kind == "bytes_list" and dtype == "uint8":
+        return np.frombuffer(_only_bytes(feature), np.uint8)
+    raise FeatureMisfits(_described(feature))
+
+
+def _whole_numbers(dtype: str, values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    if dtype != "int64" and values.size:
+        low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        for value in (int(values.min()), int(values.max())):
+            if not low <= value <= high:
+                raise FeatureMisfits(f"has {value} in it")
+    return values.astype(dtype, copy=False)
+
+
+def _floats(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+    with np.errstate(over="ignore"):
+        converted = values.astype(dtype, copy=False)
+    if dtype == "float16":
+        lost = np.isinf(converted) & ~np.isinf(values)
+        if lost.any():
+            raise FeatureMisfits(f"has {values[lost][0]:g} in it")
+    return converted
+
+
+def _shaped(values: npt.NDArray[Any], shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
+    """Values in a shape with at most one length to be found out. Raises ``FeatureMisfits`` where they are too few or too many."""
+    known = prod(length for length in shape if length is not None)
+    rest = values.size % known if None in shape else values.size - known
+    if rest:
+        raise FeatureMisfits(f"has {values.size} values")
+    return values.reshape([values.size // known if length is None else length for length in shape])
+
+
+def _only_bytes(feature: Any) -> bytes:
+    if feature.WhichOneof("kind") != "bytes_list" or len(feature.bytes_list.value) != 1:
+        raise FeatureMisfits(_described(feature))
+    data: bytes = feature.bytes_list.value[0]
+    return data
+
+
+def _described(feature: Any) -> str:
+    kind = feature.WhichOneof("kind")
+    return f"is of kind {kind}, {len(getattr(feature, kind).value)} long" if kind else "is of no kind"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureField:
+    """A field of a sample: the column, the feature that it is made of, and what stands for a missing one."""
+
+    column: Column
+    feature: str
+    default: Value | None
+
+    @property
+    def fact(self) -> list[str | None]:
+        """What decides bytes, however it was written."""
+        default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
+        assert default is None or isinstance(default, str)
+        return [self.column.text, self.feature, default]
+
+
+def parts_of(source: TFRecordSource) -> tuple[FeatureField, ...]:
+    """The fields of a source, in their order."""
+    return tuple(
+        FeatureField(
+            column,
+            source.names.get(column.name, column.name),
+            default_value(column, source.defaults[column.name]) if column.name in source.defaults else None,
+        )
+        for column in source.columns
+    )
+
+
+class _Record(NamedTuple):
+    """Where a sample is."""
+
+    shard: int
+    number: int
+    start: int
+    size: int
+
+
+class TFRecordReader:
+    """Reads any record with one ``pread``; see ``kinds.Reader``. Examples are read as ``SequenceExample`` without lists."""
+
+    def __init__(self, source: TFRecordSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
+        self._index = index
+        self._max_bytes = max_bytes
+        self._parts = parts_of(source)
+        self._sequence = source.sequence
+        self._firsts: list[int] = index.arrays["firsts"].tolist()
+        self._sizes: NDArray[np.int64] = index.arrays["sizes"]
+        self._starts: NDArray[np.int64] = index.arrays["starts"]
+        self._checksums: NDArray[np.uint32] = index.arrays["checksums"]
+        root = os.fsencode(index.place["root"])
+        self._files = [os.path.join(root, name) for name in index.names("shards")]  # noqa: PTH118  bytes
+        if not len(self._starts) == len(self._checksums) == len(index) or not (
+            len(self._firsts) - 1 == len(self._sizes) == len(self._files)
+        ):
+            raise IndexMalformed(f"{len(self._starts)} records of {len(index)}, in {len(self._files)} files")
+        self._bytes = BytesReader(RemoteBytes(storage, root, index.place), max_bytes)
+        self.close = self._bytes.close
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        record = self._record(sample)
+        try:  # nobody keeps the data: values are made in its memory, which is in the caches
+            example = SequenceExample.FromString(self._data(record, int(self._checksums[sample])))
+        except DecodeError:
+            raise SampleUnreadable(f"is no tf.train.{self._message}") from None
+        return {part.column.name: self._value(part, example) for part in self._parts}
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers for all these records at once."""
+        records = map(self._record, samples)
+        self._bytes.prefetch(Extent(self._files[one.shard], one.start + HEADER.size, one.size) for one in records)
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Nothing stands in the index but where the record is."""
+        self._index.checked(sample)
+        return {}
+
+    def name(self, sample: int) -> str:
+        """See ``kinds.Reader``."""
+        record = self._record(sample)
+        return f"{readable(self._files[record.shard])}: record {record.number} (byte {record.start})"
+
+    @property
+    def _message(self) -> str:
+        return "SequenceExample" if self._sequence else "Example"
+
+    def _record(self, sample: int) -> _Record:
+        sample = self._index.checked(sample)
+        shard = bisect_right(self._firsts, sample) - 1
+        start = int(self._starts[sample])
+        is_last = sample + 1 == self._firsts[shard + 1]
+        end = int(self._sizes[shard] if is_last else self._starts[sample + 1])
+        return _Record(shard, sample - self._firsts[shard], start, end - start - HEADER.size - FOOTER.size)
+
+    def _data(self, record: _Record, checksum: int) -> bytes:
+        """The data of a record, which is what it was when it was found."""
+        if record.size > self._max_bytes:
+            raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
+        first = record.start + HEADER.size
+        file = self._files[record.shard]
+        data = self._bytes.read_up_to(file, first, record.size)
+        if len(data) < record.size:
+            raise SampleUnreadable(f"is cut: the file ends at byte {self._bytes.end_of(file, first + len(data))}")
+        if masked_crc(data) != checksum:
+            footer = self._bytes.read_up_to(file, first + record.size, FOOTER.size)
+            raise SampleUnreadable(
+                "has changed since the source was scanned"
+                if footer != FOOTER.pack(checksum)
+                else "does not match its checksum: its data is damaged"
+            )
+        return data
+
+    def _value(self, part: FeatureField, example: Any) -> Value:
+        try:
+            return self._found(part, example.context.feature, example.feature_lists.feature_list)
+        except FeatureMisfits as misfit:
+            raise SampleUnreadable(f"{part.feature!r} is declared as {part.column.text}, and {misfit}") from None
+
+    def _found(self, part: FeatureField, features: Any, lists: Any) -> Value:
+        """The value of a field. Where there are a feature and a feature list of the same name, a length of ? means the list."""
+        name, column = part.feature, part.column
+        is_feature = name in features and features[name].WhichOneof("kind") is not None  # as TensorFlow sees it
+        if self._sequence and name in lists and not (is_feature and column.shape[:1] != (None,)):
+            return value_of_steps(column, lists[name].feature)
+        if is_feature:
+            return value_of(column, features[name])
+        if part.default is not None:
+            return part.default
+        if name in features:
+            raise FeatureMisfits("is of no kind")
+        if name in lists:
+            raise FeatureMisfits("is a feature list: set sequence = true")
+        raise FeatureMisfits(f"is missing; there are {', '.join(map(repr, sorted([*features, *lists]))) or 'none'}")

@@ -1,0 +1,1 @@
+"""The source ``video``: frames of video files."""

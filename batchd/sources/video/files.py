@@ -1,0 +1,124 @@
+"""Video files, opened so that FFmpeg reads this one file and nothing else. Daemon and workers.
+
+FFmpeg takes playlists and whatever else it knows for a video, if it is let, and then opens what they name. So it gets an open
+file instead of a path, may use demuxers of plain files alone, no protocol at all, and no decoder to look at a file with.
+
+Invariant: opening and demuxing a file runs no decoder, and opens nothing.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NoReturn, TypeAlias
+
+import av
+import av.logging
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+FORMATS = "mov,mp4,matroska,webm,avi"
+"""FFmpeg's names of the demuxers that may be used: each finds a key frame by its time, exactly."""
+FORMATS_SHOWN = "mp4, mov, mkv, webm or avi"
+DECODERS = frozenset(
+    {
+        *("h264", "hevc", "libdav1d", "vp9", "vp8", "mjpeg", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4"),
+        *("prores", "dnxhd", "ffv1", "huffyuv", "utvideo", "rawvideo", "png"),
+    }
+)
+"""FFmpeg's names of the decoders that may be used."""
+READ_BYTES = 64 << 10
+"""Read from a file at once."""
+_LIMITS = {"format_whitelist": FORMATS, "protocol_whitelist": "none", "codec_whitelist": "none"}
+
+VideoPacket: TypeAlias = "Packet[VideoStream]"
+
+av.logging.set_level(None)
+"""FFmpeg would write to the standard error about each damaged packet."""
+
+
+class VideoUnreadable(ValueError):  # noqa: N818  names what is wrong
+    """A file that is no video which can be read; the text is the reason, without the file's name."""
+
+
+class _PlainFile:
+    """An open file as FFmpeg reads it. A damaged one sends it anywhere: outside of the file there is nothing to read."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._place = 0
+
+    def read(self, count: int) -> bytes:
+        """The next bytes, or none."""
+        if not 0 <= self._place < self._size:
+            return b""
+        data = os.pread(self._descriptor, count, self._place)
+        self._place += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go anywhere, as ``lseek``."""
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """Where it is."""
+        return self._place
+
+
+def open_video(descriptor: int) -> tuple[InputContainer, VideoStream]:
+    """The container of an open file, and its first video that is no cover picture.
+
+    The container is the caller's to close, and so is the descriptor. Raises ``VideoUnreadable``.
+    """
+    if os.fstat(descriptor).st_size == 0:
+        raise VideoUnreadable("is empty")
+    try:
+        container = av.open(
+            _PlainFile(descriptor),
+            "r",
+            container_options=_LIMITS,
+            metadata_errors="replace",
+            buffer_size=READ_BYTES,
+            io_open=_open_nothing,
+        )
+    except av.FFmpegError as error:
+        raise VideoUnreadable(f"is no {FORMATS_SHOWN}, or damaged at its header: {reason_of(error)}") from None
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(container.close)
+        video = _video_of(container)
+        where_it_fails.pop_all()
+    return container, video
+
+
+def packets_of(container: InputContainer, stream: VideoStream) -> Iterator[VideoPacket]:
+    """The packets of a video from where the container stands, up to the end of the file."""
+    for packet in container.demux(stream):
+        if packet.size == 0 and packet.pts is None:
+            return
+        yield packet
+
+
+def reason_of(error: av.FFmpegError) -> str:
+    """What FFmpeg says is wrong with a file; no memory, too, where a damaged one wants more than there can be."""
+    return (error.strerror or str(error)).lower()
+
+
+def _video_of(container: InputContainer) -> VideoStream:
+    videos = [stream for stream in container.streams.video if not stream.disposition & stream.disposition.attached_pic]
+    if not videos:
+        raise VideoUnreadable("has no video in it")
+    stream = videos[0]
+    context: Any = stream.codec_context
+    name = context.name if context is not None else "unknown"
+    if name not in DECODERS:
+        raise VideoUnreadable(f"is coded as {name}, which is not among {', '.join(sorted(DECODERS))}")
+    if not stream.time_base:
+        raise VideoUnreadable("does not say in what unit its times are")
+    return stream
+
+
+def _open_nothing(url: str, *_others: object) -> NoReturn:
+    """Files are never led to other files by what they hold."""
+    raise PermissionError(f"a video may not open {url!r}")

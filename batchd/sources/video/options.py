@@ -1,0 +1,112 @@
+"""Sources whose samples are frames of videos. Daemon, workers and CLI; standard library only.
+
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from batchd.samples.checks import Range
+from batchd.sources.options import SourceOptions, check_path_bytes
+from batchd.storage.location import check_path
+
+NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
+SIDE_MAX = 16_384
+"""Pixels that a side may have which frames are scaled to."""
+CLIP_FRAMES_MAX = 4096
+SCAN_TIMEOUT_MAX_S = 86_400.0
+SAMPLE_BYTES_MAX = 1 << 30
+"""Bytes of the pixels of one sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSource(SourceOptions):
+    """The frames of video files, in the order in which they are shown; a sample is one frame, or a clip of several."""
+
+    type: Literal["video"] = "video"
+    """Kind of source."""
+
+    root: Path
+    """The folder of the files."""
+
+    files: tuple[str, ...]
+    """The paths of the files below the root, or patterns of them, such as ["train/**/*.{mp4,mkv}"]. Each that is named has to be
+    there."""
+
+    allow_outside_root: bool = False
+    """Whether links may lead out of the root."""
+
+    every: int = 1
+    """Each so many-th frame of a file begins a sample: 1 is all of them."""
+
+    frames: int = 1
+    """Frames in a sample. With more than 1 the image has a dimension in front that counts them; all are of the same file."""
+
+    stride: int = 1
+    """How many frames on the next frame of a clip is: 1 is the very next one."""
+
+    size: tuple[int, int] | None = None
+    """Height and width that frames are scaled to when their colours are made, in pixels; proportions are not kept. Without
+    it each frame has the size that it has in its file."""
+
+    interpolation: Literal["bilinear", "bicubic", "area"] = "bilinear"
+    """How pixels are made from pixels where there is a size; each of them looks at all pixels that become one when it shrinks."""
+
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    """Order of the channels: "rgb" and "bgr" give three, "gray" gives one."""
+
+    rotation: Literal["apply", "ignore"] = "apply"
+    """Whether the display matrix of a file turns its frames upright ("apply") or is left alone ("ignore")."""
+
+    classes: Literal["none", "folder"] = "none"
+    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their order; "none" makes all 0."""
+
+    path_bytes: int = 0
+    """Length of the field `path`, in which a batch carries the path of each sample's file, relative to the root, as UTF-8 and
+    zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+
+    max_pixels: int = 100_000_000
+    """Width times height, in pixels, above which a frame is a bad sample; looked at before anything is decoded."""
+
+    scan_timeout_s: Annotated[float, Range(1, SCAN_TIMEOUT_MAX_S)] = 60.0
+    """How long the first start may get no further in a file before the file is given up and named, in seconds."""
+
+    def __post_init__(self) -> None:
+        check_path("root", self.root, NO_URL)
+        check_path_bytes(self.path_bytes)
+        if not self.files or not all(self.files):
+            raise ValueError("files must not be empty")
+        for name in ("every", "stride", "max_pixels"):
+            if not 1 <= getattr(self, name) < 1 << 31:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if not 1 <= self.frames <= CLIP_FRAMES_MAX:
+            raise ValueError(f"frames must be from 1 to {CLIP_FRAMES_MAX}, not {self.frames}")
+        if self.size is None:
+            return
+        if not all(1 <= side <= SIDE_MAX for side in self.size):
+            raise ValueError(f"size must be two lengths from 1 to {SIDE_MAX}, not {list(self.size)}")
+        if self.sample_bytes(*self.size) > SAMPLE_BYTES_MAX:
+            raise ValueError(
+                f"{self.frames} frames of {list(self.size)} are {self.sample_bytes(*self.size)} bytes, and a sample may have "
+                f"{SAMPLE_BYTES_MAX}"
+            )
+
+    @property
+    def channels(self) -> int:
+        """How many numbers a pixel has."""
+        return 1 if self.color == "gray" else 3
+
+    @property
+    def span(self) -> int:
+        """How many frames of a file a sample reaches over."""
+        return (self.frames - 1) * self.stride + 1
+
+    @property
+    def place(self) -> str:
+        """Where the samples come from, for people."""
+        return f"{self.root}: {' '.join(self.files)}"
+
+    def sample_bytes(self, height: int, width: int) -> int:
+        """The pixels of a sample whose frames have this size, in bytes."""
+        return self.frames * height * width * self.channels

@@ -1,0 +1,187 @@
+"""Video files become an index: which frames they have, without decoding any. A process of its own: see ``apart``.
+
+A file is read once, from its first packet to its last. Packets come in the order in which they are decoded, each with the time at
+which its frame is shown; what the header says about their number does not count.
+
+Invariant: no decoder runs, and as long as packets come, progress is reported.
+"""
+
+import os
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO
+from zlib import crc32
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from batchd import failpoints
+from batchd.errors import SourceInvalid
+from batchd.sources.arrays.index import fingerprint
+from batchd.sources.files.walk import Patterns, matching
+from batchd.sources.isolated_scan import answer
+from batchd.sources.video.files import VideoUnreadable, open_video, packets_of, reason_of
+from batchd.sources.video.index import NO_KEY, PACKET
+from batchd.sources.video.options import VideoSource
+from batchd.storage.index import NUMBER, SourceIndex, blob, readable
+from batchd.storage.path_checks import no_match
+from batchd.storage.survey import Survey
+from batchd_wire.wording import counted
+
+PROGRESS_EVERY_S = 0.5
+"""Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
+_VP8_SHOWN = 0x10
+"""The bit of a VP8 frame's first byte that says whether it is shown: some are there for others to refer to alone."""
+_REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
+
+
+def scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    """Find the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
+    folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
+    if not folders:
+        raise SourceInvalid(no_match(source.root, source.files))
+    growing = _GrowingIndex(source)
+    for label, (folder, names) in enumerate(folders):
+        for name in names:
+            path = source.root / os.fsdecode(folder) / os.fsdecode(name)
+            with survey.open(path) as stream:
+                failpoints.passing("scan.video.opening")
+                growing.add(path, stream, label if source.classes == "folder" else 0, survey)
+            survey.progress(growing.samples)
+    if growing.samples == 0:
+        raise SourceInvalid(
+            f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
+        )
+    return growing.finish([folder for folder, _ in folders] if source.classes == "folder" else [b""])
+
+
+class _GrowingIndex:
+    """An index of videos while it is built; see ``video_index`` for what is in it."""
+
+    def __init__(self, source: VideoSource) -> None:
+        self.samples = 0
+        self._source = source
+        self._names = bytearray()
+        self._files = array("q", [0, 0, 0, 0])
+        self._units = array("q")
+        self._labels = array("q")
+        self._digests = bytearray()
+        self._order = array("I")
+        self._keys = array("I")
+        self._times = array("q")
+        self._checksums = array("I")
+
+    def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
+        """Add the frames of one file, all of which have ``label``."""
+        try:
+            container, stream = open_video(file.fileno())
+        except VideoUnreadable as error:
+            raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
+        with container:
+            found = _read_packets(path, container, stream, partial(survey.progress, self.samples))
+            unit = stream.time_base
+        assert unit is not None, "as open_video found"
+        _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
+        order, keys = _in_order(path, found)
+        self.samples += max(0, -(-(len(order) - self._source.span + 1) // self._source.every))
+        self._names += self._name(path)
+        self._order.frombytes(order.astype(PACKET).tobytes())
+        self._keys.frombytes(keys.astype(PACKET).tobytes())
+        self._times.extend(found.times)
+        self._checksums.extend(found.checksums)
+        self._digests += bytes.fromhex(digest)
+        self._units.extend((unit.numerator, unit.denominator))
+        self._labels.append(label)
+        self._files.extend((len(self._names), self.samples, len(self._order), len(self._times)))
+
+    def finish(self, class_names: list[bytes]) -> SourceIndex:
+        """Make the index; nothing may be added afterwards."""
+        arrays: dict[str, NDArray[Any]] = {
+            "names": np.frombuffer(self._names, np.uint8),
+            "files": _numbers(self._files).reshape(-1, 4).T,
+            "units": _numbers(self._units).reshape(-1, 2),
+            "labels": _numbers(self._labels),
+            "digests": np.frombuffer(self._digests, np.uint8).reshape(len(self._labels), -1),
+            "classes": blob(class_names),
+            "order": np.frombuffer(self._order, np.uint32).astype(PACKET, copy=False),
+            "keys": np.frombuffer(self._keys, np.uint32).astype(PACKET, copy=False),
+            "times": _numbers(self._times),
+            "checksums": np.frombuffer(self._checksums, np.uint32).astype(PACKET, copy=False),
+        }
+        source = self._source
+        options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
+        facts = {name: getattr(source, name) for name in options}
+        return SourceIndex.build(self.samples, facts, arrays, {"root": os.fsdecode(source.root.absolute())})
+
+    def _name(self, path: Path) -> bytes:
+        name = os.fsencode(path.relative_to(self._source.root))
+        if self._source.path_bytes and len(name) > self._source.path_bytes:
+            raise SourceInvalid(
+                f"the path {readable(name)} has {len(name)} bytes, more than path_bytes = {self._source.path_bytes}"
+            )
+        return name
+
+
+@dataclass(slots=True)
+class _Packets:
+    """What the packets of one file say, in the order in which they are decoded."""
+
+    times: "array[int]" = field(default_factory=lambda: array("q"))
+    checksums: "array[int]" = field(default_factory=lambda: array("I"))
+    flags: bytearray = field(default_factory=bytearray)
+    """1 where it is a key frame, plus 2 where its frame is shown."""
+
+
+def _read_packets(path: Path, container: InputContainer, stream: VideoStream, progress: Callable[[], None]) -> _Packets:
+    found, reported_s = _Packets(), monotonic()
+    codec: Any = stream.codec_context
+    is_vp8 = codec.name == "vp8"
+    try:
+        for packet in packets_of(container, stream):
+            if packet.pts is None:
+                raise SourceInvalid(f"{path}: packet {len(found.times)} does not say when it is shown; {_REMUX}")
+            data = memoryview(packet)
+            is_hidden = packet.is_discard or (is_vp8 and data and not data[0] & _VP8_SHOWN)
+            found.times.append(packet.pts)
+            found.checksums.append(crc32(data))
+            found.flags.append(packet.is_keyframe + 2 * (not is_hidden))
+            if monotonic() - reported_s >= PROGRESS_EVERY_S:
+                reported_s = monotonic()
+                progress()
+    except av.FFmpegError as error:
+        raise SourceInvalid(f"{path} cannot be read behind packet {len(found.times)}: {reason_of(error)}") from None
+    if not any(flags & 2 for flags in found.flags):
+        raise SourceInvalid(f"{path} has no frame in it: it is cut, or was never finished")
+    return found
+
+
+def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The packets of the frames in the order in which they are shown, and where the decoding of each begins."""
+    times = np.frombuffer(found.times, np.int64)
+    flags = np.frombuffer(found.flags, np.uint8)
+    shown, keys = np.flatnonzero(flags & 2), np.flatnonzero(flags & 1)
+    order = shown[np.argsort(times[shown], kind="stable")]
+    same = np.flatnonzero(np.diff(times[order]) == 0)
+    if len(same):
+        raise SourceInvalid(f"{path}: frames {same[0]} and {same[0] + 1} are shown at the same time; {_REMUX}")
+    if not len(keys):
+        return order, np.zeros(len(order), PACKET)
+    keys = keys[np.argsort(times[keys], kind="stable")]
+    places = np.searchsorted(times[keys], times[order], "right") - 1
+    return order, np.where(places < 0, NO_KEY, keys[places])
+
+
+def _numbers(grown: "array[int]") -> NDArray[np.int64]:
+    return np.frombuffer(grown, np.int64).astype(NUMBER, copy=False)
+
+
+if __name__ == "__main__":
+    sys.exit(answer(scan))

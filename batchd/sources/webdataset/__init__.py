@@ -1,0 +1,1 @@
+"""The source ``webdataset``: samples in shards in tar format."""

@@ -1,0 +1,302 @@
+"""Members of a sample in a tar shard become its fields. Workers; what a source's fields are, in the daemon too.
+
+    coding     member                    field
+    image      any                       its bytes
+    text       any                       str, from UTF-8
+    json       a JSON object, one key    a text, a number, or a list of them
+    npy        an array of numpy         numbers, in the shape that they have there
+    written    cls, txt, ...             numbers in digits, with white space between several
+    bytes      any other                 little-endian numbers
+
+Each member is read with one ``pread``, also where several fields come from it.
+
+Invariant: nothing of a member is ever executed; a value is what its column says, in dtype and shape.
+
+The bytes of a member of a tar shard become the value of a column, or the reason why they cannot. Workers.
+
+Invariant: an array is parsed by its header alone, and those of objects, which need pickle, are refused; JSON is data.
+"""
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from tarfile import BLOCKSIZE
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import Value, converted, default_value, from_bytes, from_plain, shaped
+from batchd.sources.arrays.npy import read_header
+from batchd.sources.csv.values import cell_reader
+from batchd.sources.files.options import WebDatasetSource
+from batchd.sources.files.reader import padded_text
+from batchd.sources.webdataset.options import Coding, Member, coding_of, member_of
+from batchd.storage.access import Storage
+from batchd.storage.index import IndexMalformed, SourceIndex, readable
+from batchd.storage.paths import bound_of
+from batchd.storage.reader import BytesReader
+from batchd.storage.remote_reader import Extent, RemoteBytes
+
+
+def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
+    """The value of a column that is all of a member. Raises ``SampleUnreadable``."""
+    if coding == "npy":
+        return _fitting(column, converted(column, _array(column, content)))
+    if coding == "written":
+        return _written(column, content)
+    return from_bytes(column, content, max_bytes)
+
+
+def json_object(content: memoryview) -> Mapping[str, Any]:
+    """The object that is a member. Raises ``SampleUnreadable``."""
+    try:
+        found = json.loads(bytes(content))
+    except RecursionError:
+        raise SampleUnreadable("is no JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise SampleUnreadable(f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise SampleUnreadable(f"is {_kind(found)} in JSON, not an object")
+    return found
+
+
+def value_in_json(column: Column, value: object) -> Value:
+    """The value of a column that stands under a key. Raises ``SampleUnreadable``."""
+    is_numbers = isinstance(value, list) if column.shape else type(value) in (int, float, bool)
+    if column.kind == "text" and isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise SampleUnreadable(f"{column.name} has half a character in it, which no UTF-8 can hold")
+        return value
+    if column.kind != "array" or not is_numbers:
+        raise SampleUnreadable(f'{column.name} is {_kind(value)} in JSON, not "{column.text}"')
+    numbers = from_plain(column, value)
+    return shaped(column, numbers) if column.shape and _is_row(column, numbers) else _fitting(column, numbers)
+
+
+def _is_row(column: Column, numbers: NDArray[Any]) -> bool:
+    """Are these the numbers of a shape one after the other, as far as that tells the shape?"""
+    return numbers.ndim == 1 and (column.shape.count(None) <= 1 or not numbers.size)
+
+
+def _fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
+    """Numbers whose shape is that of their column. Raises ``SampleUnreadable``."""
+    lengths = zip(column.shape, numbers.shape, strict=False)
+    if numbers.ndim != len(column.shape) or any(length not in (None, there) for length, there in lengths):
+        raise SampleUnreadable(f'{column.name} has the shape {list(numbers.shape)}, and is declared as "{column.text}"')
+    return np.ascontiguousarray(numbers).reshape(numbers.shape)
+
+
+def _array(column: Column, content: memoryview) -> NDArray[Any]:
+    """The array in a .npy member."""
+    stream = BytesIO(content)
+    try:
+        stored = read_header(column.name, stream)
+    except SourceInvalid as error:
+        raise SampleUnreadable(str(error)) from None
+    if len(content) != stored.first + stored.size:
+        what = "is cut" if len(content) < stored.first + stored.size else "has something behind its array"
+        raise SampleUnreadable(
+            f"{column.name} {what}: it has {len(content)} bytes, and its header says {stored.first + stored.size}"
+        )
+    if not stored.size:
+        return np.zeros(stored.shape, stored.dtype.newbyteorder("="))
+    numbers = np.frombuffer(content, stored.dtype, offset=stored.first)
+    if stored.dtype.kind == "b" and numbers.view(np.uint8).max() > 1:
+        raise SampleUnreadable(f"{column.name} has a byte {numbers.view(np.uint8).max()}, which is not bool: 0 or 1")
+    numbers = numbers.reshape(stored.shape, order="F" if stored.fortran else "C")
+    return numbers if stored.dtype.isnative else numbers.astype(stored.dtype.newbyteorder("="))
+
+
+def _written(column: Column, content: memoryview) -> Value:
+    try:
+        return cell_reader(column)(str(content, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise SampleUnreadable(f"{column.name} is no UTF-8: byte {error.start} of {content.nbytes}") from None
+    except ValueError as error:
+        raise SampleUnreadable(f"{column.name} {error}") from None
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+PLACE = np.dtype("<u4")
+BYTES_MAX = (1 << 32) - 1
+"""A member that says so many bytes has as many or more: none can be read that is so long."""
+MISSING = 255
+"""Stands for the ending of a member that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberField:
+    """A field of a sample: the member that it comes from, which is number ``slot`` of those that are read."""
+
+    column: Column
+    member: Member
+    slot: int
+    coding: Coding
+    default: Value | None
+
+    @property
+    def members(self) -> str:
+        """Its member, for people, or those that it may come from."""
+        return " or ".join(f".{ending}" for ending in self.member.endings)
+
+    @property
+    def fact(self) -> list[str | None]:
+        """What decides bytes, however it was written."""
+        default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
+        assert default is None or isinstance(default, str)
+        return [self.column.text, self.member.text, default]
+
+
+def parts_of(source: WebDatasetSource) -> tuple[MemberField, ...]:
+    """The fields of a source, in their order."""
+    slots: dict[tuple[str, ...], int] = {}
+    parts = []
+    for column in source.columns:
+        member = member_of(column, source.names)
+        slot = slots.setdefault(member.endings, len(slots))
+        given = column.name in source.defaults
+        default = default_value(column, source.defaults[column.name]) if given else None
+        parts.append(MemberField(column, member, slot, coding_of(column, member), default))
+    return tuple(parts)
+
+
+def endings_of(parts: Sequence[MemberField]) -> list[tuple[str, ...]]:
+    """Of each member that is read, the endings that it may have."""
+    return list(dict.fromkeys(part.member.endings for part in parts))
+
+
+def fields_columns(source: WebDatasetSource) -> tuple[Column, ...]:
+    """What a sample consists of, where the source says it."""
+    path = (Column("path", shape=(source.path_bytes,)),) if source.path_bytes else ()
+    return *source.columns, *path
+
+
+class _Found(NamedTuple):
+    """A member of a sample."""
+
+    ending: str
+    extent: Extent
+
+
+class MembersReader:
+    """Reads the fields of any sample; see ``kinds.Reader``. Belongs to one worker and one stream."""
+
+    def __init__(self, source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
+        self._index = index
+        self._max_bytes = max_bytes
+        self._path_bytes = source.path_bytes
+        self._parts = parts_of(source)
+        self._wanted = endings_of(self._parts)
+        self._firsts: list[int] = index.arrays["firsts"].tolist()
+        self._starts: NDArray[np.int64] = index.arrays["starts"]
+        self._extents: NDArray[np.uint32] = index.arrays["extents"]
+        self._endings: NDArray[np.uint8] = index.arrays["endings"]
+        self._offsets: NDArray[np.int64] = index.arrays["offsets"]
+        self._keys = index.arrays["keys"]
+        root = os.fsencode(index.place["root"])
+        self._files = [os.path.join(root, name) for name in index.names("shards")]  # noqa: PTH118  bytes
+        shape = (len(index), len(self._wanted))
+        if self._endings.shape != shape or self._extents.shape != (*shape, 2):
+            raise IndexMalformed(f"members of {self._endings.shape} instead of {shape}")
+        bound = bound_of(root, allow_outside_root=source.allow_outside_root)
+        self._bytes = BytesReader(RemoteBytes(storage, root, index.place), max_bytes, bound=bound)
+        self.close = self._bytes.close
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``kinds.Reader``."""
+        found = self._found(sample)
+        contents = [self._content(one, is_last=one is found[-1]) for one in found]
+        objects: dict[int, Mapping[str, Any]] = {}
+        values: dict[str, Value] = {}
+        for part in self._parts:
+            member, content = found[part.slot], contents[part.slot]
+            if member is None or content is None:
+                values[part.column.name] = _default(part, f"there is no member {part.members}")
+                continue
+            place = member.ending
+            try:
+                if part.coding == "json":
+                    if part.slot not in objects:
+                        objects[part.slot] = json_object(content)
+                    place = f"{place}:{part.member.key}"
+                values[part.column.name] = self._value(part, content, objects)
+            except SampleUnreadable as error:
+                raise SampleUnreadable(f"{place}: {error}") from None
+        return {**values, **self.known(sample)}
+
+    def prefetch(self, samples: Sequence[int]) -> None:
+        """Ask servers for the members of all these samples at once."""
+        self._bytes.prefetch(self._extents_of(samples))
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Nothing stands in the index but where members are, and the key."""
+        key = self._key(sample)
+        return {"path": padded_text(key, self._path_bytes)} if self._path_bytes else {}
+
+    def name(self, sample: int) -> str:
+        """The shard, and the key of the sample in it."""
+        return f"{readable(self._file(sample))}: {readable(self._key(sample))}"
+
+    def _key(self, sample: int) -> bytes:
+        start, end = self._offsets[self._index.checked(sample) : sample + 2].tolist()
+        return self._keys[start:end].tobytes()
+
+    def _file(self, sample: int) -> bytes:
+        return self._files[bisect_right(self._firsts, self._index.checked(sample)) - 1]
+
+    def _found(self, sample: int) -> list[_Found | None]:
+        """The members of a sample that are wanted; None for one that is missing."""
+        file, start = self._file(sample), int(self._starts[sample])
+        return [
+            None if number == MISSING else _Found(endings[number], Extent(file, start + blocks * BLOCKSIZE, size))
+            for endings, number, (blocks, size) in zip(
+                self._wanted, self._endings[sample].tolist(), self._extents[sample].tolist(), strict=True
+            )
+        ]
+
+    def _extents_of(self, samples: Sequence[int]) -> Iterator[Extent]:
+        for sample in samples:
+            yield from (one.extent for one in self._found(sample) if one is not None)
+
+    def _content(self, found: _Found | None, *, is_last: bool) -> memoryview | None:
+        """The bytes of a member. The buffer that they are read into is used again for the next, so all but the last move."""
+        if found is None:
+            return None
+        path, start, size = found.extent
+        if not size:
+            return memoryview(b"")
+        try:
+            if size == BYTES_MAX:
+                raise SampleUnreadable(f"has {size} bytes or more, more than max_bytes = {self._max_bytes}")
+            assert size is not None, "the index has it"
+            content = self._bytes.read_extent(path, start, size)
+        except SampleUnreadable as error:
+            raise SampleUnreadable(f"{found.ending}: {error}") from None
+        return content if is_last else memoryview(bytes(content))
+
+    def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, Any]]) -> Value:
+        if part.coding != "json":
+            return value_of(part.column, part.coding, content, self._max_bytes)
+        value = objects[part.slot].get(part.member.key)
+        if value is None:
+            there = ", ".join(map(repr, list(objects[part.slot])[:20]))
+            return _default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")
+        return value_in_json(part.column, value)
+
+
+def _default(part: MemberField, problem: str) -> Value:
+    """What stands for what is missing. Raises ``SampleUnreadable``."""
+    if part.default is None:
+        raise SampleUnreadable(f"{problem}, which the field {part.column.name} comes from")
+    return part.default

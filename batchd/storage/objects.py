@@ -1,0 +1,369 @@
+"""Objects of http, s3 and gs, by range requests. Daemon, workers and CLI; the one module that knows obstore.
+
+    read_many   [ (url, start, size) ... ]  --16 at once-->  bytes, or the reason why there are none
+                every request: a server that says nothing for timeout_s, answers 429 or 5xx, or closes within the answer
+                is asked again, with growing pauses, up to the deadline
+
+obstore does the HTTP, the TLS and the signing, and takes credentials, endpoints and proxies from the environment. It is asked to
+try once; trying again is done here, so that it is the same for all that may go wrong, within answers too.
+
+Invariant: what is read of an object whose version is known is of that version. No reason holds what a server says in its own
+words, or anything of the credentials.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from math import ceil, inf, log
+from os import environ
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import obstore
+from obstore.exceptions import BaseError, NotSupportedError
+from obstore.store import GCSStore, HTTPStore, S3Store
+
+from batchd.storage.values import Listing, ObjectTooLong, ObjectUnreadable, StorageLimits, Version, Wanted
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+_Ask: TypeAlias = tuple[str, Callable[[float], T]]
+"""A URL, and what asks for it and waits so many seconds at most."""
+
+CONCURRENT_MAX = 16
+"""Requests of one process at once."""
+BLOCK_BYTES = 4 << 20
+"""A longer range is asked for in parts."""
+BLOCK_TIMEOUTS = 12
+"""A request may take as many times ``timeout_s`` in all, even if bytes keep coming."""
+GONE_FAILURES = 3
+"""After as many requests in a row that no asking again could mend, a server is gone, and left alone for ``timeout_s``."""
+TIMEOUT_STEP = 1.25
+"""Each time limit that a request may have is as many times the next shorter one."""
+PAUSE_S = 0.1
+PAUSE_MAX_S = 5.0
+_STATUS = re.compile(r"\bstatus: (\d{3}),")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_TOO_MANY, _TIMEOUT, _SERVER_ERRORS = 429, 408, 500
+_MEANINGS = {
+    401: "the server asks for other credentials (401)",
+    404: "it is not there (404)",
+    405: "the server does not allow it (405)",
+    412: "it has changed since the source was scanned (412)",
+    416: "it ends before the bytes that were asked for (416)",
+}
+_SYMPTOMS = (
+    ("dns error", "its host has no address that could be found (DNS)", True),
+    ("ConnectionRefused", "nobody listens at its host and port", True),
+    ("InvalidContentType", "its server does not speak TLS; is it http?", False),
+    ("kind: Timeout", "its server does not answer", True),
+    ("TimedOut", "its server does not answer", True),
+    ("MissingContentLength", "its server does not say how long it is (no Content-Length)", False),
+    ("BareRedirect", "its server redirects without saying where; is the region the right one?", False),
+    ("kind: Body", "the connection was closed within the answer", True),
+    ("kind: Interrupted", "the connection was closed within the answer", True),
+    ("kind: Connect", "there is no connection to its server", True),
+)
+_METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+
+
+class _Trouble(ObjectUnreadable):
+    """Something that asking again may mend."""
+
+
+class _Time(NamedTuple):
+    """How long some requests may take together. Nothing is begun in the second half, and nothing takes longer than a half."""
+
+    deadline_s: float
+    begin_until_s: float
+    request_s: float
+
+    @classmethod
+    def of(cls, limits: StorageLimits, deadline_s: float | None) -> _Time:
+        """From now on; None is no limit but that of each request."""
+        usual_s = BLOCK_TIMEOUTS * limits.timeout_s
+        if deadline_s is None:
+            return cls(inf, inf, usual_s)
+        return cls(deadline_s, monotonic() + deadline_s / 2, _one_of_few(min(usual_s, deadline_s / 2), usual_s))
+
+    def is_fair(self, limits: StorageLimits) -> bool:
+        """Has the server had about as long as it mostly has? The last requests of a sample may have next to no time."""
+        return self.request_s >= min(limits.timeout_s, limits.deadline_s / 2) / 2
+
+
+@dataclass(slots=True)
+class _Server:
+    """What is known of a server: its failures since it last answered, and until when it is left alone."""
+
+    failures: int = 0
+    gone_until_s: float = 0.0
+    gone_because: str = ""
+    trouble: str = ""
+    """What was wrong with the last request, where it may pass."""
+
+
+def _one_of_few(request_s: float, usual_s: float) -> float:
+    """No longer, and one of few limits: each has a store of its own, with connections that are used again."""
+    return usual_s / TIMEOUT_STEP ** ceil(log(usual_s / request_s, TIMEOUT_STEP))
+
+
+class RemoteClient:
+    """Asks servers. Belongs to one thread; its own ones work while it is asked for several things, and at no other time.
+
+    ``limits``: how patient it is, asked for again with each request, as they may change.
+
+    Things that don't work: obstore's functions for asyncio. A thread of theirs may still let go of a Python object when the
+    process ends, and the process is aborted then, once in ten times.
+    """
+
+    def __init__(self, limits: Callable[[], StorageLimits]) -> None:
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(CONCURRENT_MAX, "storage")
+        self._stores: dict[tuple[str, float], ObjectStore] = {}
+        self._servers: dict[str, _Server] = {}
+
+    def close(self) -> None:
+        """Close the connections, and end the threads."""
+        self._threads.shutdown()
+        self._stores.clear()
+
+    def heads(self, urls: Sequence[str], deadline_s: float | None = None) -> list[Version | ObjectUnreadable]:
+        """What each object is, or why it cannot be known."""
+        return self._all([(url, partial(self._head, url)) for url in urls], deadline_s)
+
+    def head(self, url: str, deadline_s: float | None = None) -> Version:
+        """What an object is. Raises ``ObjectUnreadable``."""
+        return _good(self.heads([url], deadline_s)[0])
+
+    def read_many(
+        self, wanted: Sequence[Wanted], deadline_s: float | None = None
+    ) -> list[memoryview | ObjectUnreadable]:
+        """The bytes of each: fewer than were asked for where the object ends before. Within the deadline, or a reason."""
+        return self._all([(one.url, partial(self._get, one)) for one in wanted], deadline_s)
+
+    def read(self, wanted: Wanted, deadline_s: float | None = None) -> memoryview:
+        """The bytes of one, long ones in parts at once. Raises ``ObjectUnreadable``."""
+        if wanted.size is None or wanted.size <= BLOCK_BYTES:
+            return _good(self.read_many([wanted], deadline_s)[0])
+        end = wanted.start + wanted.size
+        starts = range(wanted.start, end, BLOCK_BYTES)
+        parts = [wanted._replace(start=start, size=min(BLOCK_BYTES, end - start)) for start in starts]
+        return memoryview(b"".join(_good(part) for part in self.read_many(parts, deadline_s)))
+
+    def fetch(
+        self, wanted: Sequence[Wanted], deadline_s: float, bytes_max: int
+    ) -> list[memoryview | ObjectUnreadable | None]:
+        """As ``read_many``, but once there are ``bytes_max`` bytes, nothing more is asked for, and the rest are None."""
+        spent = 0
+
+        def one(wanted: Wanted, request_s: float) -> memoryview | None:
+            nonlocal spent
+            if spent >= bytes_max:
+                return None
+            data = self._get(wanted, request_s)
+            spent += len(data)
+            return data
+
+        return self._all([(each.url, partial(one, each)) for each in wanted], deadline_s)
+
+    def list_folder(self, url: str, deadline_s: float | None = None) -> Listing:
+        """What is in a folder of a bucket. Raises ``ObjectUnreadable``."""
+        return _good(self._all([(url, partial(self._list, url))], deadline_s)[0])
+
+    def holds_any(self, url: str, deadline_s: float | None = None) -> bool:
+        """Is there anything in a folder of a bucket? Raises ``ObjectUnreadable``."""
+        return _good(self._all([(url, partial(self._holds_any, url))], deadline_s)[0])
+
+    # --- one after the other, several at once ---------------------------------------------------------------------------
+
+    def _all(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
+        """The answers, each of them or why there is none. All threads are idle again when they are there."""
+        time = _Time.of(self._limits(), deadline_s)
+        if len(asks) == 1:
+            return [self._one(time, asks[0])]
+        return list(self._threads.map(partial(self._one, time), asks))
+
+    def _one(self, time: _Time, ask: _Ask[T]) -> T | ObjectUnreadable:
+        server = self._servers.setdefault(_server_of(ask[0]), _Server())
+        try:
+            return self._persist(server, time, ask[1])
+        except _Trouble as trouble:
+            if time.is_fair(self._limits()):
+                self._failed(server, trouble)
+            return trouble
+        except ObjectUnreadable as reason:
+            return reason
+
+    def _persist(self, server: _Server, time: _Time, ask: Callable[[float], T]) -> T:
+        """Ask until there is an answer, or asking again is of no use. Raises ``ObjectUnreadable``."""
+        patience = self._limits()
+        if monotonic() < server.gone_until_s:
+            raise ObjectUnreadable(f"{server.gone_because}; it is left alone for a moment")
+        for attempt in range(patience.retries + 1):
+            if attempt:
+                pause_s = min(PAUSE_S * 2 ** (attempt - 1), PAUSE_MAX_S)
+                sleep(pause_s * random.uniform(1.0, 1.5))  # noqa: S311  that not all ask again at once
+            if monotonic() >= time.begin_until_s:
+                because = f": {server.trouble}" if server.trouble else ""
+                raise _Trouble(f"it was not read within {time.deadline_s:g} s{because}")
+            try:
+                answer = _once(ask, time.request_s)
+            except _Trouble as trouble:
+                server.trouble = str(trouble)
+            else:
+                server.failures, server.trouble = 0, ""
+                return answer
+        times = "" if patience.retries == 0 else f" (asked {patience.retries + 1} times)"
+        raise _Trouble(f"{server.trouble}{times}")
+
+    def _failed(self, server: _Server, trouble: _Trouble) -> None:
+        """A request failed for good. Where they all do, whoever asks next need not wait as long."""
+        server.failures += 1
+        if server.failures >= GONE_FAILURES:
+            server.gone_because, server.gone_until_s = str(trouble), monotonic() + self._limits().timeout_s
+
+    # --- what is asked --------------------------------------------------------------------------------------------------
+
+    def _head(self, url: str, request_s: float) -> Version:
+        store, path = self._store(url, request_s)
+        return _version(obstore.head(store, path))
+
+    def _get(self, wanted: Wanted, request_s: float) -> memoryview:
+        store, path = self._store(wanted.url, request_s)
+        options: dict[str, Any] = {}
+        if wanted.size is not None:
+            options["range"] = (wanted.start, wanted.start + wanted.size)
+        etag = wanted.version.etag if wanted.version is not None else None
+        if etag is not None and not etag.startswith("W/"):
+            options["if_match"] = etag
+        result = obstore.get(store, path, options=options)  # type: ignore[arg-type]
+        version = _version(result.meta)
+        difference = wanted.version.differs_from(version) if wanted.version is not None else ""
+        if difference:
+            raise ObjectUnreadable(f"it has changed since the source was scanned: {difference}")
+        start, end = result.range
+        if end - start > wanted.bytes_max:
+            raise ObjectTooLong(f"has {end - start} bytes, more than max_bytes = {wanted.bytes_max}")
+        if wanted.size is not None and (start != wanted.start or end > wanted.start + wanted.size):
+            raise ObjectUnreadable(f"its server answered bytes {start} to {end} instead of those that were asked for")
+        data = memoryview(result.bytes())
+        if len(data) != end - start:
+            raise _Trouble(f"its server sent {len(data)} bytes instead of {end - start}")
+        return data
+
+    def _list(self, url: str, request_s: float) -> Listing:
+        store, prefix = self._store(url, request_s)
+        found = obstore.list_with_delimiter(store, prefix or None)
+        skipped = len(prefix) + 1 if prefix else 0
+        folders = [path[skipped:] for path in found["common_prefixes"]]
+        files = [(one["path"][skipped:], _version(one)) for one in found["objects"] if one["path"] != prefix]
+        return Listing(folders, files)
+
+    def _holds_any(self, url: str, request_s: float) -> bool:
+        store, prefix = self._store(url, request_s)
+        return len(next(iter(obstore.list(store, prefix or None, chunk_size=1)), ())) > 0
+
+    def _store(self, url: str, request_s: float) -> tuple[ObjectStore, str]:
+        """The store of an object, whose requests take no longer, and its path there."""
+        scheme, _, rest = url.partition("://")
+        host, _, path = rest.partition("/")
+        key = (_server_of(url), request_s)
+        store = self._stores.get(key)
+        if store is None:
+            silence_s = min(self._limits().timeout_s, request_s)
+            store = self._stores.setdefault(key, _new_store(scheme, host, silence_s, request_s))
+        return store, path.rstrip("/")
+
+
+def _once(ask: Callable[[float], T], request_s: float) -> T:
+    """Ask once. Raises ``_Trouble`` where asking again may mend it, and ``ObjectUnreadable`` where not."""
+    try:
+        return ask(request_s)
+    except (BaseError, OSError) as error:
+        raise _trouble(error) from None
+    except ValueError:
+        raise ObjectUnreadable("its name is none that an object can have") from None
+
+
+def _server_of(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _trouble(error: BaseError | OSError) -> _Trouble:
+    """What an error of obstore means, where asking again may mend it. Raises ``ObjectUnreadable`` where it does not."""
+    text = str(error)
+    reason, passes = _meaning(error, text)
+    if passes:
+        return _Trouble(reason)
+    raise ObjectUnreadable(reason)
+
+
+def _meaning(error: BaseError | OSError, text: str) -> tuple[str, bool]:
+    """A reason for people, and whether asking again may mend it."""
+    if any(host in text for host in _METADATA_HOSTS):
+        return "there are no credentials for it in the environment, and no machine gives any", False
+    if isinstance(error, NotSupportedError):
+        return "its server ignores Range, so no part of a file can be read: use one that knows range requests", False
+    status = _STATUS.search(text)
+    if status is not None:
+        return _status_meaning(int(status[1]), text)
+    certificate = _CERTIFICATE.search(text)
+    if certificate is not None:
+        return f"TLS fails: its server's certificate is not accepted ({certificate[1]})", False
+    for symptom, reason, passes in _SYMPTOMS:
+        if symptom in text:
+            return reason, passes
+    if isinstance(error, FileNotFoundError):
+        return _MEANINGS[404], False
+    return f"it cannot be read ({type(error).__name__})", True
+
+
+def _status_meaning(status: int, text: str) -> tuple[str, bool]:
+    passes = status >= _SERVER_ERRORS or status in (_TOO_MANY, _TIMEOUT)
+    code = _CODE.search(text)
+    detail = f"{status} {code[1]}" if code else str(status)
+    if status in _MEANINGS:
+        return _MEANINGS[status].replace(str(status), detail), passes
+    refused = 403
+    return (f"it may not be read ({detail})" if status == refused else f"its server answers {detail}"), passes
+
+
+def _new_store(scheme: str, host: str, silence_s: float, request_s: float) -> ObjectStore:
+    silence = timedelta(seconds=silence_s)
+    request = timedelta(seconds=request_s)
+    options: dict[str, Any] = {
+        "connect_timeout": silence,
+        "read_timeout": silence,
+        "timeout": request,
+        "pool_max_idle_per_host": str(CONCURRENT_MAX),
+    }
+    once: dict[str, Any] = {"max_retries": 0, "retry_timeout": request}
+    if scheme == "s3":
+        endpoint = environ.get("AWS_ENDPOINT_URL") or environ.get("AWS_ENDPOINT") or ""
+        options["allow_http"] = endpoint.startswith("http://")
+        return S3Store(host, client_options=options, retry_config=once)  # type: ignore[arg-type]
+    if scheme == "gs":
+        options["allow_http"] = environ.get("GOOGLE_BASE_URL", "").startswith("http://")
+        return GCSStore(host, client_options=options, retry_config=once)  # type: ignore[arg-type]
+    options["allow_http"] = scheme == "http"
+    return HTTPStore.from_url(f"{scheme}://{host}", client_options=options, retry_config=once)  # type: ignore[arg-type]
+
+
+def _version(meta: Any) -> Version:
+    return Version(meta["size"], meta["e_tag"], int(meta["last_modified"].timestamp()) * 1_000_000_000)
+
+
+def _good(found: T | ObjectUnreadable) -> T:
+    if isinstance(found, ObjectUnreadable):
+        raise found
+    return found

@@ -1,0 +1,233 @@
+"""The bytes of files, records in files, and objects, one after the other. Workers only.
+
+A source is someone else's disk: files vanish, are replaced by a FIFO, shrink while they are read. Each of these is one
+``SampleUnreadable`` with a short reason; what is wrong with this process instead (no descriptors, no memory) stays an
+``OSError``, so that a good sample is never called bad.
+
+A file may lie behind links, and must not lie outside of its source's root. Where it really lies, the kernel tells of a file that
+is open, which takes longer than to open it. So a folder that was seen to lie within the root stays open, and files in it are
+opened by their names alone: no link can lead elsewhere from there but the last one, which is not followed then.
+
+Invariant: what is returned is the whole of one regular file as it was in one piece, or of one record, at most ``max_bytes`` long,
+within the bound, whoever changes links and folders meanwhile. It stays valid until the next call.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+
+from batchd import failpoints
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage.location import is_url
+from batchd.storage.open_files import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened
+from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.values import ObjectUnreadable
+
+KEPT_BYTES_MAX = 8 << 20
+"""A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
+FIRST_BUFFER_BYTES = 1 << 20
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+FOLDERS_MAX = 4096
+"""Of a source with more of them, the first ones that are met stay open."""
+_FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_HAS_LINKS = -1
+"""In place of a folder's descriptor, where files in it are links."""
+
+
+class BytesReader:
+    """Reads whole files, and parts of files that stay open, one after the other into one buffer.
+
+    Belongs to one worker and one stream. ``remote``: what reads objects, for several readers together. ``holder``: what people
+    call a file that records lie in. ``bound``: a real path that links must not lead out of.
+    """
+
+    def __init__(self, remote: RemoteBytes, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:
+        self._remote = remote
+        self._max_bytes = max_bytes
+        self._holder = holder
+        self._buffer = bytearray()
+        self._folders = Folders(bound)
+        self._shards = OpenShards(bound, remote.versions)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._shards.close()
+        self._folders.close()
+
+    def read_file(self, path: bytes, sample: int) -> memoryview:
+        """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        if is_url(path):
+            return self._read_object(path, sample)
+        try:
+            descriptor = self._folders.open(path)
+            try:
+                failpoints.passing("worker.sample.opened", sample)
+                return self._read_whole(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise blamed(error) from None
+
+    def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
+        """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        if is_url(path):
+            return self._read_range(path, start, size)
+        with blaming_the_sample():
+            data = self._read_extent(self._shards.descriptor(path), start, size)
+            self._shards.check(path)
+            return data
+
+    def prefetch(self, extents: Iterable[Extent]) -> None:
+        """Ask servers for all of these at once, before they are read one by one; files are not read ahead."""
+        self._remote.fetch(
+            one for one in extents if is_url(one.path) and (one.size is None or 0 < one.size <= self._max_bytes)
+        )
+
+    def read_up_to(self, path: bytes, start: int, size: int) -> bytes:
+        """``size`` bytes of a file, fewer where it ends before: the caller checks them. Raises ``SampleUnreadable``."""
+        if not is_url(path):
+            with blaming_the_sample():
+                return os.pread(self._shards.descriptor(path), size, start)
+        try:
+            return bytes(self._remote.read(Extent(path, start, size), self._max_bytes)) if size else b""
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(f"cannot be read: {reason}") from None
+
+    def end_of(self, path: bytes, reached: int) -> int:
+        """The byte at which a file ends that ended too soon, at byte ``reached``. Raises ``SampleUnreadable``."""
+        if is_url(path):
+            return reached
+        with blaming_the_sample():
+            return os.fstat(self._shards.descriptor(path)).st_size
+
+    def _read_object(self, url: bytes, sample: int) -> memoryview:
+        try:
+            data = self._remote.read(Extent(url, 0, None), self._max_bytes)
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(str(reason)) from None
+        failpoints.passing("worker.sample.opened", sample)
+        if not data:
+            raise SampleUnreadable("is empty")
+        if len(data) > self._max_bytes:
+            raise SampleUnreadable(f"has {len(data)} bytes, more than max_bytes = {self._max_bytes}")
+        return data
+
+    def _read_range(self, url: bytes, start: int, size: int) -> memoryview:
+        self._check_size(start, size)
+        try:
+            data = self._remote.read(Extent(url, start, size), self._max_bytes)
+        except ObjectUnreadable as reason:
+            raise SampleUnreadable(f"cannot be read at byte {start} of its {self._holder}: {reason}") from None
+        if len(data) != size:
+            raise self._cut(start + len(data), size - len(data))
+        return data
+
+    def _check_size(self, start: int, size: int) -> None:
+        if size == 0:
+            raise SampleUnreadable(f"is empty (at byte {start} of its {self._holder})")
+        if size > self._max_bytes:
+            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+
+    def _cut(self, end: int, missing: int) -> SampleUnreadable:
+        return SampleUnreadable(f"the {self._holder} ends at byte {end}, {missing} bytes before the sample does")
+
+    def _read_extent(self, shard: int, start: int, size: int) -> memoryview:
+        self._check_size(start, size)
+        room = self._room(size)
+        filled = 0
+        while filled < size and (count := os.preadv(shard, [room[filled:]], start + filled)):
+            filled += count
+        if filled != size:
+            end = os.fstat(shard).st_size
+            raise self._cut(end, start + size - end)
+        return room
+
+    def _read_whole(self, descriptor: int) -> memoryview:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something")
+            raise SampleUnreadable(f"is {kind}, not a regular file")
+        size = status.st_size
+        if size == 0:
+            raise SampleUnreadable("is empty")
+        if size > self._max_bytes:
+            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+        room = self._room(size + 1)  # one more than the file has, to see whether it grew
+        filled = 0
+        while filled < size and (count := os.readv(descriptor, [room[filled:] if filled else room])):
+            filled += count
+        if filled != size:
+            raise SampleUnreadable(
+                f"changed while it was read: {filled} bytes{' or more' * (filled > size)}, not {size}"
+            )
+        return room[:size]
+
+    def _room(self, size: int) -> memoryview:
+        """``size`` bytes to read into."""
+        if size > KEPT_BYTES_MAX:
+            return memoryview(bytearray(size))
+        if size > len(self._buffer):
+            self._buffer = bytearray(max(FIRST_BUFFER_BYTES, min(2 * size, KEPT_BYTES_MAX)))
+        return memoryview(self._buffer)[:size]
+
+
+class Folders:
+    """Opens files. Belongs to one reader. ``bound``: a real path that no file may lie outside of; None: any may lie anywhere."""
+
+    def __init__(self, bound: bytes | None) -> None:
+        self._bound = bound
+        self._open: dict[bytes, int] = {}
+        self._has_room = bound is not None
+
+    def open(self, path: bytes) -> int:
+        """The descriptor of a file, to read, which is the caller's.
+
+        Raises ``OSError``, and ``SampleUnreadable`` for a file that lies outside.
+        """
+        folder, _, name = path.rpartition(b"/")
+        known = self._open.get(folder)
+        if known is not None and known != _HAS_LINKS:
+            try:
+                return os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=known)
+            except OSError as error:  # a link, or there may be another folder by that name now
+                os.close(self._open.pop(folder))
+                if error.errno == errno.ELOOP:
+                    self._open[folder] = known = _HAS_LINKS
+        descriptor = os.open(path, OPEN_FLAGS)
+        try:
+            check_opened(descriptor, self._bound)
+            if known != _HAS_LINKS and self._has_room:
+                self._keep(folder)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def close(self) -> None:
+        """Close the folders."""
+        while self._open:
+            descriptor = self._open.popitem()[1]
+            if descriptor != _HAS_LINKS:
+                os.close(descriptor)
+
+    def _keep(self, folder: bytes) -> None:
+        """Have a folder open from now on, if it lies within the bound, and there is a descriptor for it."""
+        try:
+            descriptor = os.open(folder or b"/", _FOLDER_FLAGS)
+        except OSError:
+            self._has_room = False
+            return
+        try:
+            check_opened(descriptor, self._bound)
+        except (OSError, SampleUnreadable):
+            os.close(descriptor)
+            return
+        self._open[folder] = descriptor
+        self._has_room = len(self._open) < FOLDERS_MAX

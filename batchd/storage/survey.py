@@ -1,0 +1,95 @@
+"""One scan of a source: who is told of its progress, and what it looked at. Daemon.
+
+What it looked at are its witnesses: as long as each folder and file still is what it was, another scan would find the same.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import time_ns
+from typing import BinaryIO, TypeAlias
+
+from batchd.storage.access import Storage
+from batchd.storage.local_files import FoundNames, WantedNames
+from batchd.storage.values import Version, Witness, witness
+
+ReportProgress: TypeAlias = Callable[[int], None]
+"""Called now and then with the number of samples found so far."""
+
+
+class Survey:
+    """What a scan reads through, and what it reports.
+
+    ``storage``: where the source's files are. Without witnesses of them the source is scanned at each start.
+    """
+
+    def __init__(
+        self,
+        progress: ReportProgress,
+        python_path: Sequence[Path] = (),
+        looked: Callable[[], None] = lambda: None,
+        storage: Storage | None = None,
+    ) -> None:
+        self.progress = progress
+        self.looked = looked
+        """Called for each step of a scan that may take a while: an entry of a folder, a sample of a shard, a block of a file.
+        What it raises ends the scan."""
+        self.python_path = python_path
+        """Where modules of people's own functions are looked for first."""
+        self.storage = storage or Storage()
+        self.started_ns = time_ns()
+        self._seen: list[Witness] = []
+        self._parts: list[Survey] = []
+        self.versions: dict[str, Version] = {}
+        """The files and the objects of servers that were read, which whoever reads samples of them has to find as they were."""
+
+    def part(self, found_before: int) -> "Survey":
+        """The survey of one of several sources, when those before it have so many samples."""
+        part = Survey(lambda found: self.progress(found_before + found), self.python_path, self.looked, self.storage)
+        self._parts.append(part)
+        return part
+
+    @property
+    def witnesses(self) -> list[Witness]:
+        """Everything that was looked at, also for its parts."""
+        return self._seen + [one for part in self._parts for one in part.witnesses]
+
+    def is_settled(self, settled_ns: int) -> bool:
+        """Would each witness look different if it changed from now on? False where there are none, too."""
+        last_ns = max((one.last_change_ns(self.started_ns) for one in self._seen), default=None)
+        is_settled = last_ns is None or last_ns < self.started_ns - settled_ns
+        has_any = bool(self._seen or self._parts)
+        return has_any and is_settled and all(part.is_settled(settled_ns) for part in self._parts)
+
+    def saw(self, path: bytes, status: os.stat_result) -> None:
+        """The scan looked into this folder, or read this file; ``status`` is from before it did."""
+        self.add(witness(path, status))
+
+    def add(self, seen: Witness) -> None:
+        """The scan looked at what this is the witness of."""
+        self.looked()
+        self._seen.append(seen)
+
+    def reads(self, file: Path, seen: Witness, version: Version) -> None:
+        """The scan reads this file, and readers of its samples have to find it as it was."""
+        self.add(seen)
+        self.versions[str(file.absolute())] = version
+
+    def open(self, file: Path) -> AbstractContextManager[BinaryIO]:
+        """A file, open for the scan. Raises ``SourceInvalid``."""
+        return self.storage.at(file).open(file, self)
+
+    def names_in(self, folder: bytes, wanted: WantedNames) -> FoundNames:
+        """The wanted names in a folder that the scan looks into. Raises ``SourceInvalid``."""
+        return self.storage.at(folder).names_in(folder, wanted, self)
+
+    def place(self) -> dict[str, dict[str, list[object]]]:
+        """What belongs to an index's place besides where files are: what they were."""
+        versions: dict[str, list[object]] = {where: list(version) for where, version in self.versions.items()}
+        return {"versions": versions} if versions else {}
+
+
+def quick_look(storage: Storage) -> Survey:
+    """A survey whose progress and witnesses nobody needs: to look at a file without scanning the source."""
+    return Survey(lambda _found: None, storage=storage)

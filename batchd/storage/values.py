@@ -1,0 +1,139 @@
+"""Plain values of storage: limits, what identifies a file, and what is asked of servers. Daemon, workers and CLI.
+
+    Version    what readers of samples compare: size, ETag, time     in an index's place
+    Witness    what the index cache compares: also inode and ctime   in a file of the cache
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from batchd.storage.location import is_url
+
+
+class StorageLimits(NamedTuple):
+    """How patient a process is with servers."""
+
+    timeout_s: float = 5.0
+    """How long a server may say nothing."""
+    retries: int = 3
+    """How often a request is made again."""
+    deadline_s: float = 24.0
+    """How long the bytes of one sample may take, with all requests that are made again."""
+
+    def to_wire(self) -> tuple[int, int, int]:
+        """As a message carries it, in milliseconds."""
+        return round(self.timeout_s * 1000), self.retries, round(self.deadline_s * 1000)
+
+    @classmethod
+    def from_wire(cls, told: Sequence[int]) -> StorageLimits:
+        """The way back."""
+        timeout_ms, retries, deadline_ms = told
+        return cls(timeout_ms / 1000, retries, deadline_ms / 1000)
+
+
+USUAL_LIMITS = StorageLimits()
+CHECK_LIMITS = StorageLimits(timeout_s=3.0, retries=0, deadline_s=6.0)
+"""For a quick look: is it there?"""
+
+
+class Version(NamedTuple):
+    """What an object was. Two of the same version have the same bytes, as far as its server tells."""
+
+    size: int
+    etag: str | None
+    modified_ns: int
+    """0 where the server does not say."""
+
+    def differs_from(self, other: Version) -> str:
+        """What tells the two apart; "" where nothing does."""
+        if self.size != other.size:
+            return f"it had {self.size} bytes, and has {other.size}"
+        if self.etag is not None and other.etag is not None:
+            return "its ETag is another" if self.etag != other.etag else ""
+        return "it was modified" if self.modified_ns != other.modified_ns else ""
+
+
+class Witness(NamedTuple):
+    """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel.
+
+    Of an object of a server, ``identity`` is its ETag, and of a folder in a bucket, whose path ends with a slash, a digest of
+    what was in it.
+    """
+
+    path: str
+    size: int
+    modified_ns: int
+    changed_ns: int
+    identity: int | str
+    """The inode of a file or folder."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Is it a server that can tell whether it has changed?"""
+        return is_url(os.fsencode(self.path))
+
+    @property
+    def is_listing(self) -> bool:
+        """Is it a folder of a bucket?"""
+        return self.is_remote and self.path.endswith("/")
+
+    def last_change_ns(self, now_ns: int) -> int:
+        """When it last changed, as far as that counts: what has an ETag cannot change unseen, however fast."""
+        if self.is_remote:
+            return 0 if self.identity else self.modified_ns or now_ns
+        return max(self.modified_ns, self.changed_ns)
+
+
+def versions_in(place: Mapping[str, Any]) -> dict[str, Version]:
+    """The versions that the place of an index holds, of the files and objects that it was made of."""
+    return {where: Version(*version) for where, version in place.get("versions", {}).items()}
+
+
+def version_of(status: os.stat_result) -> Version:
+    """What a file is."""
+    return Version(status.st_size, None, status.st_mtime_ns)
+
+
+def witness(path: bytes, status: os.stat_result) -> Witness:
+    """A file or folder as it is."""
+    return Witness(os.fsdecode(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def object_witness(url: str, version: Version) -> Witness:
+    """An object as it is."""
+    return Witness(url, version.size, version.modified_ns, 0, version.etag or "")
+
+
+def listing_witness(url: str, digest: str) -> Witness:
+    """A folder of a bucket, by a digest of what is in it."""
+    return Witness(f"{url.rstrip('/')}/", 0, 0, 0, digest)
+
+
+class ObjectUnreadable(Exception):  # noqa: N818  names what is wrong
+    """An object, or a folder of them, cannot be read; the text is the reason, short, without its name."""
+
+
+class ObjectTooLong(ObjectUnreadable):
+    """An object is longer than it may be."""
+
+
+class Wanted(NamedTuple):
+    """Bytes of an object: ``size`` of them from ``start``, or all where ``size`` is None, at most ``bytes_max``."""
+
+    url: str
+    start: int = 0
+    size: int | None = None
+    version: Version | None = None
+    bytes_max: int = 1 << 62
+
+
+class Listing(NamedTuple):
+    """What is in a folder of a bucket."""
+
+    folders: list[str]
+    files: list[tuple[str, Version]]

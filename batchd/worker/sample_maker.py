@@ -1,0 +1,160 @@
+"""Makes the samples of one stream, one after the other. WORKER process, and a WRITER of ``batchd prepare``.
+
+    recipe + index --> reader, behind a cache --> values --first steps--> values --other steps--> a row, or values
+                                    ^---- a cache of decoded samples keeps what the first steps make
+
+Invariant: what is wrong with one sample is a reason, and the next sample can be made; ``RecipeUnusable`` is about all samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from batchd import failpoints
+from batchd.functions.load import FunctionUnusable, expect
+from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
+from batchd.pipeline.effects import StepInvalid
+from batchd.pipeline.execute import Pipeline
+from batchd.pipeline.image.seekable import made_seekable
+from batchd.pipeline.kinds import step_from_plain
+from batchd.pipeline.stages import Row
+from batchd.pipeline.step_files import changed_file
+from batchd.samples.columns import parse_column
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.values import Value
+from batchd.sources.cache.reader import CachedReader, open_cache
+from batchd.sources.interface import Reader, ReadsAhead, kind_of, read_ahead
+from batchd.sources.kinds import source_from_plain
+from batchd.sources.push.reader import PushReader
+from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.worker.stopwatch import Stopwatch
+
+BAD = SampleUnreadable, SampleUndecodable
+"""What is wrong with one sample."""
+
+
+class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
+    """No sample can be made: a user's function cannot be imported, or a file that a step reads is not what the daemon saw."""
+
+
+class SampleMaker:
+    """Reads samples and runs the steps. Belongs to one stream of one process; not for several threads at once.
+
+    ``columns``: what a sample consists of behind all steps, by name. ``is_live``: another reading of a number is another sample.
+    """
+
+    def __init__(  # noqa: PLR0913  each is one thing that samples are made with
+        self,
+        recipe: SampleRecipe,
+        index: SourceIndex,
+        stopwatch: Stopwatch,
+        storage: Storage,
+        *,
+        cache: str = "off",
+        others: Sequence[int] = (),
+        has_rows: bool = True,
+    ) -> None:
+        """Open the reader and load the steps. Raises ``RecipeUnusable``.
+
+        ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay the caller's, or that of the
+        mailbox. Without rows, samples are values of whatever shape.
+        """
+        steps = [step_from_plain(step) for step in recipe.steps]
+        source = source_from_plain(recipe.source)
+        columns = [parse_column(name, text) for name, text in recipe.columns]
+        expect(recipe.python_path, dict(recipe.modules))
+        self.is_live = source.is_live
+        self._stopwatch = stopwatch
+        self._storage = storage
+        self._cached: CachedReader | None = None
+        self._first: Pipeline | None = None
+        """Makes what a cache of decoded samples keeps."""
+        laps, cut = stopwatch.laps, recipe.cut
+        with ExitStack() as where_it_fails:
+            try:
+                self._reader: Reader = kind_of(source).open(source, index, recipe.record_bytes_max, storage)
+                where_it_fails.callback(self._reader.close)
+                self._reads_ahead = isinstance(self._reader, ReadsAhead)
+                self.mailbox = self._reader if isinstance(self._reader, PushReader) else None
+                if self.mailbox is not None:
+                    self.mailbox.attach(*others)
+                if cache != "off":
+                    kept = open_cache(others)
+                    where_it_fails.callback(kept.close)
+                    rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in recipe.rewritten}
+                    self._cached = CachedReader(self._reader, kept, keeps_made=cut > 0, rewriters=rewriters)
+                    self._reader = self._cached
+                    self._keeping = laps.part(KEEP_PART)
+                if cut:
+                    self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, laps=laps)
+                    columns = list(self._first.columns.values())
+                self._pipeline = Pipeline(columns, steps[cut:], recipe.seed, has_rows=has_rows, laps=laps)
+                self.columns = self._pipeline.columns
+                changed = changed_file(recipe.files)
+            except (FunctionUnusable, StepInvalid) as error:
+                changed = changed_file(recipe.files) or str(error)
+            if changed is not None:
+                raise RecipeUnusable(changed)
+            self._opened = where_it_fails.pop_all()
+
+    def close(self) -> None:
+        """Give back what is open."""
+        self._opened.close()
+
+    def read_ahead(self, samples: Sequence[int]) -> None:
+        """Have the reader get what it can get at once. The more it is, the less waiting that is for each sample."""
+        if self._reads_ahead:
+            self._storage.begin_reading_ahead()
+            read_ahead(self._reader, samples)
+            self._stopwatch.waited()
+
+    def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
+        """The values of a sample, made without a row. Raises ``BAD``, and what is wrong with all samples: see ``fill``."""
+        return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
+
+    def fill(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
+        """Write the fields of a sample into ``row``; says why it is bad, if it is, and then they hold anything.
+
+        Raises ``StepInvalid`` and ``FunctionUnusable`` where no other sample can be made either.
+        """
+        try:
+            self._pipeline.run(self._read(epoch, sample, attempt), epoch, sample, attempt, row)
+            if self._cached is not None:
+                self._cached.keep()  # not before: who mends a bad file wants it to be read again
+                self._stopwatch.laps.lap(self._keeping)
+        except BAD as error:
+            self._stopwatch.waste_sample()
+            return str(error)
+        taken_ns = self._stopwatch.end_sample()
+        if taken_ns is not None:
+            self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
+        return None
+
+    def keep_known(self, sample: int, row: Row) -> None:
+        """Write what is known of a bad sample into ``row``, and zeros, or what fills a padded field, everywhere else."""
+        self._pipeline.keep(self._reader.known(sample), row)
+
+    def shown_name(self, sample: int) -> str:
+        """Where a sample is, for people: its end where it is long, odd bytes written out."""
+        shown = self._reader.name(sample).encode("utf-8", "backslashreplace")
+        if len(shown) > PATH_BYTES_MAX:
+            shown = b"..." + shown[3 - PATH_BYTES_MAX :]
+        return shown.decode("utf-8", "ignore")
+
+    def _read(self, epoch: int, sample: int, attempt: int) -> Mapping[str, Value]:
+        """The values of a sample behind the first steps, where a cache keeps what these make, or else in front of all steps."""
+        self._stopwatch.begin_sample()
+        self._storage.begin_sample()
+        values = self._reader.read(sample)
+        self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached is not None else None)
+        failpoints.passing("worker.sample.read", sample)
+        if self._first is not None and self._cached is not None and not self._cached.is_hit:
+            values = self._first.make(values, epoch, sample, attempt)
+            self._cached.offer(values)
+        return values
+
+
+def shortened(text: str, bytes_max: int) -> str:
+    """The beginning of a text, as UTF-8 of at most ``bytes_max`` bytes; odd characters written out."""
+    return text.encode("utf-8", "backslashreplace")[:bytes_max].decode("utf-8", "ignore")

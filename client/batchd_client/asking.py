@@ -1,0 +1,54 @@
+"""Questions to a running daemon of this host. Runs in the server's commands and its observer; loads no numpy.
+
+    with asking(address) as session:
+        session.request(AskReload, Reloaded, deadline)          waits for the answer
+        session.begin(AskStatus); ...; session.answer()         for those that wait for other things, too
+
+Invariant: leaving the context ends the session and ZeroMQ's threads.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from batchd_client.discovery import find_local_daemon
+from batchd_client.errors import AddressInvalid
+from batchd_client.opening import Target, open_session
+from batchd_client.session import Session
+from batchd_client.sockets import Sockets
+from batchd_wire.messages import AskStatus, Status
+from batchd_wire.runtime import RuntimeDirectory
+from batchd_wire.status import DaemonStatus, read_status
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+def asking(address: str | None = None, timeout_s: float = ANSWER_TIMEOUT_S) -> AbstractContextManager[Session]:
+    """Open a session with the daemon that ``connect`` would find, but wait for none that is yet to start.
+
+    Raises what ``connect`` raises, and ``AddressInvalid`` for an address in the network.
+    """
+    return _open(lambda sockets: find_local_daemon(sockets, address, timeout_s, AddressInvalid, is_patient=False)[1])
+
+
+def asking_parent(
+    place: RuntimeDirectory, lifeline: socket.socket, timeout_s: float
+) -> AbstractContextManager[Session]:
+    """Open a session with the daemon that started this process, over the lifeline that it made. Raises as ``asking`` does."""
+    return _open(lambda sockets: open_session(Target(sockets, place, lifeline=lifeline), time.monotonic() + timeout_s))
+
+
+@contextmanager
+def _open(open_with: Callable[[Sockets], Session]) -> Iterator[Session]:
+    with ExitStack() as stack:
+        sockets = Sockets(1)
+        stack.callback(sockets.destroy)
+        session = open_with(sockets)
+        stack.callback(session.close)
+        yield session
+
+
+def ask_status(session: Session, timeout_s: float = ANSWER_TIMEOUT_S) -> DaemonStatus:
+    """Ask what the daemon does. Raises ``ConnectTimeout`` and ``SessionLost``."""
+    return read_status(session.request(AskStatus, Status, time.monotonic() + timeout_s).status)

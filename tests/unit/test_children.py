@@ -1,0 +1,137 @@
+"""Child processes: how they start, what is heard of them, and that nothing of them stays."""
+
+import errno
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from batchd import children
+from batchd.children import DEVNULL, PIPE, STDOUT, Child, describe, start, start_linked
+from support.kernel import children_of, descriptors_of
+from support.waiting import PATIENCE_S, wait_until
+
+SLEEPS = "import time; time.sleep(3600)"
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    """A child runs the program that is given in place of a module."""
+    monkeypatch.setattr(children, "command", lambda program, *arguments: [sys.executable, "-c", program, *arguments])
+
+
+def read(child: Child, within_s: float = PATIENCE_S) -> str:
+    return child.read(within_s, 1 << 16).decode()
+
+
+def test_a_child_reads_what_it_is_given_and_is_read_to_its_end() -> None:
+    """However long that is: nobody waits for the child to read it."""
+    given = b"x" * (1 << 20)
+    with start(
+        "import sys; print(len(sys.stdin.read()), file=sys.stderr)", given=given, stdout=PIPE, stderr=STDOUT
+    ) as child:
+        assert read(child) == f"{len(given)}\n"
+        assert child.has_ended()
+        assert child.end() == 0
+        assert child.end() == 0
+
+
+def test_the_last_words_are_kept() -> None:
+    """Of more than a pipe holds."""
+    with start("print('x' * 1_000_000 + 'the end')", stdout=PIPE) as child:
+        assert child.read(PATIENCE_S, 8) == b"the end\n"
+
+
+def test_what_is_silent_for_too_long_has_not_ended() -> None:
+    """What it has said is there."""
+    with start(f"print('begun', flush=True); {SLEEPS}", stdout=PIPE) as child:
+        said = wait_until(lambda: read(child, 0.01), "it has begun")
+        assert said == "begun\n"
+        assert not child.has_ended()
+        assert child.end() == -signal.SIGKILL
+
+
+def test_the_end_of_a_child_ends_what_it_has_started() -> None:
+    """It is not waited for, though it holds the pipe open."""
+    forks = f"import os\nif os.fork() == 0:\n    print(os.getpid(), flush=True)\n    {SLEEPS}\nos.wait3(os.WNOHANG)"
+    with start(forks, stdout=PIPE) as child:
+        assert child.has_ended(None)
+        grandchild = int(wait_until(lambda: read(child), "it has said its number"))
+    wait_until(lambda: grandchild not in children_of(1) | children_of(os.getpid()), "it has ended")
+
+
+def test_a_child_gets_the_environment_with_changes_but_nothing_of_the_service_manager(monkeypatch) -> None:
+    """Only the daemon reports to it."""
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setenv("REMOVED", "1")
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    with start(program, environment={"ADDED": "1", "REMOVED": None}, stdout=PIPE, stderr=DEVNULL) as child:
+        environment = json.loads(read(child))
+    assert environment["ADDED"] == "1"
+    assert not environment.keys() & {"NOTIFY_SOCKET", "REMOVED"}
+
+
+def test_a_child_has_the_descriptors_that_are_passed_and_no_other() -> None:
+    """The last argument names its channel, which ends with it."""
+    program = "import json, os, sys; os.write(int(sys.argv[2]), json.dumps([sys.argv[1:], os.listdir('/proc/self/fd')]).encode())"
+    passed = os.open(os.devnull, os.O_RDONLY)
+    child, channel = start_linked(program, "first", descriptors=[passed])
+    os.close(passed)
+    with child, channel:
+        (first, last), descriptors = json.loads(channel.recv(4096))
+        assert channel.recv(1) == b""
+    assert first == "first"
+    expected = {0, 1, 2, passed, int(last)}
+    assert expected < set(map(int, descriptors))
+    assert len(descriptors) == len(expected) + 1  # the listing itself
+
+
+@pytest.mark.parametrize("failing", ["pidfd_open", "setpriority"])
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), KeyboardInterrupt()])
+def test_nothing_is_left_of_a_child_that_cannot_be_started(monkeypatch, failing, error) -> None:
+    """Neither a process nor a descriptor."""
+
+    def fail(*_arguments: object) -> int:
+        raise error
+
+    before = children_of(os.getpid()), descriptors_of(os.getpid())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, fail)
+        with pytest.raises(type(error)):
+            start_linked(SLEEPS, given=b"x", stdout=PIPE, nicer_by=1)
+    assert (children_of(os.getpid()), descriptors_of(os.getpid())) == before
+
+
+def test_a_child_that_cannot_be_killed_is_left(monkeypatch) -> None:
+    """Its descriptors are closed; the init process, or the next start, reaps it."""
+    child = start(SLEEPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "kill", lambda _self: None)
+        assert child.end(kill_timeout_s=0.0) is None
+    assert child.pidfd == -1
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.reap() == -signal.SIGKILL
+
+
+def test_an_interrupted_wait_for_the_end_kills(monkeypatch) -> None:
+    """Whoever presses Ctrl-C twice leaves nothing behind."""
+    child = start(SLEEPS)
+
+    def interrupted(_self: Child, _within_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Child, "has_ended", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            child.end(PATIENCE_S)
+    assert child.reap() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(0, "exit status 0"), (3, "exit status 3"), (-11, "signal 11 (SIGSEGV)"), (-99, "signal 99")]
+)
+def test_how_a_process_ended(status, text) -> None:
+    """Also with signals that have no name."""
+    assert describe(status) == text

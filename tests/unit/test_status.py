@@ -1,0 +1,77 @@
+"""The status of a daemon: from values to maps and back, and between versions."""
+
+import json
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from batchd_wire.status import (
+    CacheStatistics,
+    DaemonFacts,
+    ReloadOutcome,
+    SubscriptionStatistics,
+    TcpCounts,
+    WaitStatistics,
+    plain_status,
+    read_status,
+)
+from support.statuses import two_looks
+
+
+@pytest.fixture
+def status():
+    """A daemon that has everything that a status may have."""
+    _before, found = two_looks(slowest={"a.jpg": 0.5})
+    daemon = replace(found.daemon, tcp=TcpCounts(1, 2, 3, 4, 5), reload=ReloadOutcome(1.5, 2, "no"))
+    stream = replace(found.streams[0], cache=CacheStatistics("encoded", 1, 2, 3, 4, "/cache", 5), bgr_fields=("image",))
+    return replace(found, daemon=daemon, streams=(stream,))
+
+
+@pytest.mark.parametrize(
+    "travel", [lambda plain: msgpack.unpackb(msgpack.packb(plain)), lambda plain: json.loads(json.dumps(plain))]
+)
+def test_what_is_written_is_read_again(status, travel) -> None:
+    """Over the wire, and from what `batchd status --json` prints."""
+    assert read_status(travel(plain_status(status))) == status
+
+
+def test_a_daemon_without_tcp_has_no_counts_of_it(status) -> None:
+    """Its key is missing, which programs ask for."""
+    assert "tcp" in plain_status(status)["daemon"]
+    assert "tcp" not in plain_status(replace(status, daemon=replace(status.daemon, tcp=None)))["daemon"]
+
+
+def test_a_newer_daemon_is_understood(status) -> None:
+    """What it says besides is skipped."""
+    plain = plain_status(status)
+    plain["news"] = plain["daemon"]["news"] = plain["streams"][0]["work"]["news"] = {"more": [1]}
+
+    assert read_status(plain) == status
+
+
+def test_an_older_daemon_is_understood() -> None:
+    """What it does not say has its default, or is nothing of its type."""
+    old = read_status(
+        {"daemon": {"pid": 7}, "trainers": [{"name": "a"}], "streams": [{"subscriptions": [{"rank": 1}]}]}
+    )
+
+    assert old.daemon.pid == 7
+    assert (old.daemon.version, old.daemon.uptime_s, old.daemon.draining, old.daemon.reload) == ("", 0.0, False, None)
+    assert old.workers == ()
+    assert (old.trainers[0].name, old.trainers[0].host, old.trainers[0].connections) == ("a", None, 1)
+    (claim,) = old.streams[0].subscriptions
+    assert (claim.rank, claim.epoch, claim.waits) == (1, None, WaitStatistics())
+
+
+@pytest.mark.parametrize(
+    "nonsense", [None, 3, "x", [], [None, 3], {"pid": "7"}, {"pid": True}, {"reload": 3, "tcp": []}]
+)
+def test_nonsense_reads_as_nothing(nonsense) -> None:
+    """Values have their types, whatever another process sends."""
+    read = read_status({"daemon": nonsense, "workers": nonsense, "streams": nonsense})
+
+    assert read.daemon == read_status({}).daemon
+    assert isinstance(read.daemon, DaemonFacts)
+    assert all(worker == read_status({"workers": [{}]}).workers[0] for worker in read.workers)
+    assert not any(isinstance(one, SubscriptionStatistics) for one in read.streams)
