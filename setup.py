@@ -1,7 +1,8 @@
 """The parts of batchd that are compiled; everything else of the distribution is said in pyproject.toml.
 
-They are optional: without a compiler an installation succeeds, and numpy resamples, in more time; without the headers of
-libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One build is for all versions of Python from 3.11 on.
+They are optional: without a compiler an installation succeeds, and numpy resamples, in more time;
+without the headers of libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One
+build is for all versions of Python from 3.11 on.
 """
 
 from setuptools import Extension, setup

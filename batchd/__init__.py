@@ -3,7 +3,8 @@
     with batchd.serve("batchd.toml") as address:        # a daemon for this script alone
         daemon = batchd_client.connect(address)
 
-As a service it is started with ``batchd serve``. Workers import this package too, so it imports next to nothing.
+As a service it is started with ``batchd serve``. Workers import this package too, so it imports
+next to nothing.
 """
 
 from batchd.embedded import serve

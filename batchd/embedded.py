@@ -3,8 +3,9 @@
     script --- lifeline ---------------> daemon   end of file: the script is gone, so the daemon ends, however the script died
            <-- one line, the address -- daemon   when trainers may come; or why it does not start, in any number of lines
 
-The child has a runtime directory of its own, so it is in nobody's way, and a session of its own, so that Ctrl-C reaches the
-script alone, which then decides. Invariant: when the context is left, the child has ended and its directory is gone.
+The child has a runtime directory of its own, so it is in nobody's way, and a session of its own, so
+that Ctrl-C reaches the script alone, which then decides. Invariant: when the context is left, the
+child has ended and its directory is gone.
 """
 
 import os
@@ -30,9 +31,10 @@ def serve(
 ) -> Iterator[str]:
     """Run a daemon as a child of this process; the value is the address for ``batchd_client.connect``.
 
-    ``config`` is a TOML file; ``overrides`` are dotted keys with values as ``batchd serve --set`` takes them
-    (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard error. ``start_timeout_s`` bounds the scan of
-    the sources. Raises ``BatchdError`` with the daemon's reason where it does not start.
+    ``config`` is a TOML file; ``overrides`` are dotted keys with values as ``batchd serve --set``
+    takes them (``{"daemon.workers": "2"}``). The daemon's log goes to this process's standard
+    error. ``start_timeout_s`` bounds the scan of the sources. Raises ``BatchdError`` with the
+    daemon's reason where it does not start.
 
     The daemon ends when the context is left, and also when this process dies in any other way.
     """

@@ -8,8 +8,9 @@
     ├── AlreadyRunning            4: use the daemon that runs, or another runtime directory
     └── MemoryTooSmall            5: give more memory, or ask for less
 
-Invariant: whatever leaves the command line because of the world outside is one of these, and its exit code is the class's.
-A bad sample is no error but data (``SampleUnreadable``, ``SampleUndecodable``): it never gets this far.
+Invariant: whatever leaves the command line because of the world outside is one of these, and its
+exit code is the class's. A bad sample is no error but data (``SampleUnreadable``,
+``SampleUndecodable``): it never gets this far.
 """
 
 import json
@@ -69,8 +70,9 @@ def path_text(path: KeyPath) -> str:
 class Problem:
     """One thing that is wrong with the configuration.
 
-    ``path`` is the key, such as ``streams.photos.pipeline[1].size`` ("" for the file as a whole), ``meaning`` what the key is
-    for, and ``line`` where it stands in the file, counted from 1 (None where it does not stand there).
+    ``path`` is the key, such as ``streams.photos.pipeline[1].size`` ("" for the file as a whole),
+    ``meaning`` what the key is for, and ``line`` where it stands in the file, counted from 1 (None
+    where it does not stand there).
     """
 
     path: str

@@ -2,11 +2,12 @@
 
     BATCHD_FAILPOINTS="worker.sample.begin=kill@3;worker.sample.begin:17=segv;daemon.handle.sent=hang"
 
-means: the third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; who passes it with sample 17 ends
-by SIGSEGV; at ``daemon.handle.sent`` a process stops for ever. Actions: ``kill``, ``segv``, ``hang``, ``stop`` (SIGSTOP, until
-somebody sends SIGCONT), ``eat`` (take 1 GiB of memory, for a process that may not have that much). Counts are per process. With
-``BATCHD_FAILPOINTS_LEDGER`` set to a directory, each fault happens once in all processes together: it belongs to whoever first
-writes the file of its name there, with his pid.
+means: the third time that a process passes ``worker.sample.begin``, it is killed with SIGKILL; who
+passes it with sample 17 ends by SIGSEGV; at ``daemon.handle.sent`` a process stops for ever.
+Actions: ``kill``, ``segv``, ``hang``, ``stop`` (SIGSTOP, until somebody sends SIGCONT), ``eat``
+(take 1 GiB of memory, for a process that may not have that much). Counts are per process. With
+``BATCHD_FAILPOINTS_LEDGER`` set to a directory, each fault happens once in all processes together:
+it belongs to whoever first writes the file of its name there, with his pid.
 
 Refused under a service manager, where nobody wants faults.
 """

@@ -5,8 +5,9 @@ The package names a ``SourceKind`` in its ``pyproject.toml``:
     [project.entry-points."batchd.sources"]
     zip = "batchd_zip:KIND"
 
-and ``source = { type = "plugin", name = "zip", options = { path = "photos.zip" } }`` in batchd.toml makes a stream of it. Its
-four functions get that source as ``PluginSource``. Where each is run, and what it has to keep to:
+and ``source = { type = "plugin", name = "zip", options = { path = "photos.zip" } }`` in batchd.toml
+makes a stream of it. Its four functions get that source as ``PluginSource``. Where each is run, and
+what it has to keep to:
 
 * ``problems`` and ``columns``, in ``batchd check`` and in the daemon: quick; they look at headers at most.
 * ``scan``, in the daemon, once: finds every sample, keeps what is needed for each in flat arrays, and refuses with

@@ -1,18 +1,21 @@
 """What does a cache of samples save, and what does it cost? Epochs with a cache against epochs without, in turns.
 
-Slow storage is a source that waits for ``DELAY_S`` before it reads each file, as a network file system does that asks its
-server; fast storage is the page cache, where a cache has nothing to save. The first epoch fills the cache and is not counted.
+Slow storage is a source that waits for ``DELAY_S`` before it reads each file, as a network file
+system does that asks its server; fast storage is the page cache, where a cache has nothing to save.
+The first epoch fills the cache and is not counted.
 
-Seekable files, which crops read in part: the same epochs with such in the cache, behind the one that writes them.
+Seekable files, which crops read in part: the same epochs with such in the cache, behind the one
+that writes them.
 
-Cutting a decoded photograph instead of decoding it: the same epochs with a cache of pixels, of their full size, and of a shorter
-side of 256, which makes other pixels.
+Cutting a decoded photograph instead of decoding it: the same epochs with a cache of pixels, of
+their full size, and of a shorter side of 256, which makes other pixels.
 
-After a restart, a daemon with a cache on disk has at once what one without reads again: first epochs, in turns, with whatever the
-start of workers takes of them.
+After a restart, a daemon with a cache on disk has at once what one without reads again: first
+epochs, in turns, with whatever the start of workers takes of them.
 
-In this process alone, sample by sample: how long it takes to read a file from the page cache, how much longer where it is kept
-as well, and how long it takes to find it in the cache; in memory, and on disk (in the page cache), checksums included.
+In this process alone, sample by sample: how long it takes to read a file from the page cache, how
+much longer where it is kept as well, and how long it takes to find it in the cache; in memory, and
+on disk (in the page cache), checksums included.
 """
 
 import statistics

@@ -1,10 +1,11 @@
 """What does a step cost that calls somebody's function, where the function does nothing? Microseconds for each sample.
 
-In this process alone: the same samples through a pipeline with the step and one without take turns, sample by sample, and the
-median of the differences counts, for either order.
+In this process alone: the same samples through a pipeline with the step and one without take turns,
+sample by sample, and the median of the differences counts, for either order.
 
-With the step, pixels go through memory twice more: the function gets a copy that is its own, and what it leaves is copied into
-the batch. Nothing is decoded here, which would take a hundred times as long and vary by more than what is measured.
+With the step, pixels go through memory twice more: the function gets a copy that is its own, and
+what it leaves is copied into the batch. Nothing is decoded here, which would take a hundred times
+as long and vary by more than what is measured.
 """
 
 import statistics

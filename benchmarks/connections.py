@@ -1,7 +1,8 @@
 """What do several TCP connections help? One trainer over one and over four, on loopback and where each connection is capped.
 
-A cap stands for what a long way, one core's encryption or a cloud does to a connection: a relay that passes so many bytes on each
-of them in a second. The stream does not change from epoch to epoch, so that all that is left is sending.
+A cap stands for what a long way, one core's encryption or a cloud does to a connection: a relay
+that passes so many bytes on each of them in a second. The stream does not change from epoch to
+epoch, so that all that is left is sending.
 """
 
 import socket

@@ -1,13 +1,14 @@
 """How much faster is it to decode the crop alone than to decode the whole photograph and cut it? In one process.
 
-The same crops of the same photographs, each decoded, cut, scaled and flipped into the row of a batch, by the same pipeline:
+The same crops of the same photographs, each decoded, cut, scaled and flipped into the row of a
+batch, by the same pipeline:
 
     whole      without the extension
     alone      with it
     seekable   with it, of the same photographs with restart markers, as `batchd prepare --seekable` writes them
 
-Sides take turns photograph by photograph, and the time is the thread's own on a CPU, so that others on the machine hardly count.
-A round is an epoch, so each has other crops.
+Sides take turns photograph by photograph, and the time is the thread's own on a CPU, so that others
+on the machine hardly count. A round is an epoch, so each has other crops.
 """
 
 import statistics

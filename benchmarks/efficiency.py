@@ -1,8 +1,9 @@
 """Does handing over cost anything? images/s delivered by the daemon / images/s of the same pipeline in bare processes.
 
-Both sides: two processes that decode, random_resized_crop 224, batch 256, uint8. The bare ones write into private memory that
-they use again, and deliver nothing. The daemon's trainer touches every page of every batch. The sides take turns, each
-when the other is idle; a round's first batches, which were ready before it began, are not counted.
+Both sides: two processes that decode, random_resized_crop 224, batch 256, uint8. The bare ones
+write into private memory that they use again, and deliver nothing. The daemon's trainer touches
+every page of every batch. The sides take turns, each when the other is idle; a round's first
+batches, which were ready before it began, are not counted.
 """
 
 import statistics

@@ -1,6 +1,7 @@
 """What `gpu_feed.py` runs on: a GPU, or the stand-in for the CUDA runtime that the tests have, on which nothing is measured.
 
-Invariant: either goes the same way through the loader, with slots that are registered and copies that are under way.
+Invariant: either goes the same way through the loader, with slots that are registered and copies
+that are under way.
 """
 
 import sys

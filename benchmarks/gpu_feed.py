@@ -6,8 +6,9 @@
     CPU          what a batch costs the trainer's process, and how long ``next`` takes, when batches are ready
     training     images/s into a ResNet-50 step, and how long the GPU idles, beside a torch DataLoader with as many processes
 
-It makes its pictures where no folder is given, and keeps its table in ``results``. Without a GPU it says so; ``--rehearse`` goes
-through all of it on a stand-in for the CUDA runtime and with a small network, to see that it runs, and measures nothing.
+It makes its pictures where no folder is given, and keeps its table in ``results``. Without a GPU it
+says so; ``--rehearse`` goes through all of it on a stand-in for the CUDA runtime and with a small
+network, to see that it runs, and measures nothing.
 """
 
 import argparse
@@ -242,7 +243,8 @@ def per_batch(run: Run) -> None:
                 next(batches)
                 worked += time.thread_time() - cpu_s
                 waited.append(time.perf_counter() - started_s)
-                # as a step does that takes longer than the copy; else the loop would wait for the device in next
+                # as a step does that takes longer than the copy; else the loop would wait for the
+                # device in next
                 run.device.settle()
             cpu_us.append(worked / extent.ready_batches * 1e6)
             next_us.append(statistics.median(waited) * 1e6)

@@ -1,7 +1,8 @@
 """What does it cost to hand over a batch that is ready? 38.5 MB batches, in the ring already, through one subscription.
 
-The stream does not change from epoch to epoch, so after the first epoch no worker has anything to do: what is left is a pull, a
-handle, and the arrays. ``next()`` is timed alone in a loop that works 300 µs between batches, so that each is ready.
+The stream does not change from epoch to epoch, so after the first epoch no worker has anything to
+do: what is left is a pull, a handle, and the arrays. ``next()`` is timed alone in a loop that works
+300 µs between batches, so that each is ready.
 """
 
 import shutil

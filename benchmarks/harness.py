@@ -1,7 +1,8 @@
 """What all benchmarks share: photographs, daemons, trainers as processes, ratios with their spread, one line for each figure.
 
-These machines are shared and noisy, so no absolute time is compared with anything: the sides of a comparison take turns in one
-run, each round gives one ratio, and the median of the ratios is reported with the smallest and the largest.
+These machines are shared and noisy, so no absolute time is compared with anything: the sides of a
+comparison take turns in one run, each round gives one ratio, and the median of the ratios is
+reported with the smallest and the largest.
 """
 
 import multiprocessing

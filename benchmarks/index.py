@@ -1,7 +1,8 @@
 """How long does a daemon with 1,280,000 samples take to know them, and what does that cost each worker?
 
-A list of 1,280,000 paths is scanned once; after that it comes from the cache, as at every further start. Then new processes map
-the index as workers do, and look at every sixteenth path; what counts is the memory that is a process's own.
+A list of 1,280,000 paths is scanned once; after that it comes from the cache, as at every further
+start. Then new processes map the index as workers do, and look at every sixteenth path; what counts
+is the memory that is a process's own.
 """
 
 import os

@@ -1,11 +1,13 @@
 """What does it cost to be observed? CPU time of daemon and observer with ten trainers and a scrape each second, and memory.
 
-An open page and `batchd top` have rows of their own: the page asks as a browser does (the overview each second, the history every
-five), and `top` runs in a pseudo-terminal of 140 columns; what it costs is its own process's time and the daemon's for its looks.
+An open page and `batchd top` have rows of their own: the page asks as a browser does (the overview
+each second, the history every five), and `top` runs in a pseudo-terminal of 140 columns; what it
+costs is its own process's time and the daemon's for its looks.
 
-Trainers read at a fixed pace that is far below what workers can do, so that the daemon does the same work in all rounds. What a
-question costs it is little, so it is measured with as many scrapes as the observer allows (ten a second), against rounds without
-an observer; a scrape each second makes two questions a second at most, as the observer asks by itself too.
+Trainers read at a fixed pace that is far below what workers can do, so that the daemon does the
+same work in all rounds. What a question costs it is little, so it is measured with as many scrapes
+as the observer allows (ten a second), against rounds without an observer; a scrape each second
+makes two questions a second at most, as the observer asks by itself too.
 """
 
 import os

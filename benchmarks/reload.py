@@ -1,7 +1,8 @@
 """Do reloads hold trainers up? The time between batches of two trainers, in steady state and while another stream comes and goes.
 
-Both sides take turns: each round is a stretch of reading without reloads and one, as long, with them. A trainer's step takes some
-time in which it needs no CPU, as with a GPU; else the trainers would take the cores that the scan is to have.
+Both sides take turns: each round is a stretch of reading without reloads and one, as long, with
+them. A trainer's step takes some time in which it needs no CPU, as with a GPU; else the trainers
+would take the cores that the scan is to have.
 """
 
 import os

@@ -1,11 +1,13 @@
 """What does the network cost? 38.5 MB batches over loopback TCP against a bare pair of processes, and what others notice.
 
-Where sending is measured, the stream does not change from epoch to epoch, so after the first one nothing is decoded.
+Where sending is measured, the stream does not change from epoch to epoch, so after the first one
+nothing is decoded.
 
-Where it is measured what others cost a trainer, that trainer's own work is the same on both sides: fresh batches, decoded for
-it alone. What the slow one reads is decoded already, and is only sent. What the hostile one says is never admitted as a claim,
-which would have its fair share. One worker decodes, so that two cores have room for everybody: a loss is then the daemon's, and
-not the want of a core. The sides take turns every few batches, as the noise of a shared machine lasts for seconds.
+Where it is measured what others cost a trainer, that trainer's own work is the same on both sides:
+fresh batches, decoded for it alone. What the slow one reads is decoded already, and is only sent.
+What the hostile one says is never admitted as a claim, which would have its fair share. One worker
+decodes, so that two cores have room for everybody: a loss is then the daemon's, and not the want of
+a core. The sides take turns every few batches, as the noise of a shared machine lasts for seconds.
 """
 
 import os

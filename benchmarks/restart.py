@@ -1,8 +1,9 @@
 """How long does a death take? From a killed daemon to the next batch, and from a killed trainer to free slots.
 
-A supervisor starts the next daemon at once, as a service manager without a pause would. The trainer's step takes some time in
-which it needs no CPU, as with a GPU. Trainers die in turn with nothing else going on, and in the middle of other faults: workers
-and the fork server killed, workers stopped, reloads, trainers that come.
+A supervisor starts the next daemon at once, as a service manager without a pause would. The
+trainer's step takes some time in which it needs no CPU, as with a GPU. Trainers die in turn with
+nothing else going on, and in the middle of other faults: workers and the fork server killed,
+workers stopped, reloads, trainers that come.
 """
 
 import os

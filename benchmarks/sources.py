@@ -1,7 +1,8 @@
 """What does a source cost? images/s from shards, divided by images/s of the same files in a folder, and how long a scan takes.
 
-The streams of one daemon over the same photographs take turns, so that all have the same workers. Each turn claims its stream
-anew, so that nothing is decoded ahead for it meanwhile, and reads an epoch of its own, of which nothing is in the ring yet.
+The streams of one daemon over the same photographs take turns, so that all have the same workers.
+Each turn claims its stream anew, so that nothing is decoded ahead for it meanwhile, and reads an
+epoch of its own, of which nothing is in the ring yet.
 """
 
 import statistics

@@ -1,6 +1,7 @@
 """How soon is the first batch there? From the daemon's command line, and for a trainer that comes to a warm stream.
 
-The epoch boundary is looked at as well: prefetch runs across it, so the wait there should be like any other.
+The epoch boundary is looked at as well: prefetch runs across it, so the wait there should be like
+any other.
 """
 
 import statistics

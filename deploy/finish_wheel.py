@@ -2,8 +2,9 @@
 
     finish_wheel.py BUILT FOLDER      BUILT/batchd-*.whl -> FOLDER
 
-With extensions, the libjpeg of the one that decodes crops goes into the wheel (auditwheel), whose tag then says for which systems
-it is. Without any, as there was no compiler, the wheel is one of plain Python, and says so by its tag.
+With extensions, the libjpeg of the one that decodes crops goes into the wheel (auditwheel), whose
+tag then says for which systems it is. Without any, as there was no compiler, the wheel is one of
+plain Python, and says so by its tag.
 """
 
 import shutil

@@ -1,7 +1,8 @@
 """Writes docs/commands.md to standard output, from the command line itself: ``make docs``.
 
-Every command is found in ``batchd.cli.main.COMMANDS``, and every argument, option and default in click's own objects, with the
-words that ``--help`` prints. Invariant: what is on the page can be typed, and what can be typed is on the page.
+Every command is found in ``batchd.cli.main.COMMANDS``, and every argument, option and default in
+click's own objects, with the words that ``--help`` prints. Invariant: what is on the page can be
+typed, and what can be typed is on the page.
 """
 
 import inspect

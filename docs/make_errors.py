@@ -1,8 +1,10 @@
 """Writes docs/errors.md to standard output, from the errors themselves: ``make docs``.
 
-Exit codes and what ends with them are read from ``batchd.errors``, exceptions from ``batchd_client.errors`` with the words and
-the remedies of their docstrings, numbers on the wire from ``batchd_wire.codes``. By hand stands only when a number is sent, as
-one exception may stand for several. Invariant: every exit code, every exception of that module and every number is on the page.
+Exit codes and what ends with them are read from ``batchd.errors``, exceptions from
+``batchd_client.errors`` with the words and the remedies of their docstrings, numbers on the wire
+from ``batchd_wire.codes``. By hand stands only when a number is sent, as one exception may stand
+for several. Invariant: every exit code, every exception of that module and every number is on the
+page.
 """
 
 import inspect

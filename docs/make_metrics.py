@@ -1,6 +1,7 @@
 """Writes docs/metrics.md to standard output, from the table of metrics: ``make docs``.
 
-The words on top are ``docs/metrics_head.md``. Invariant: every metric that is exposed is on the page, and nothing else.
+The words on top are ``docs/metrics_head.md``. Invariant: every metric that is exposed is on the
+page, and nothing else.
 """
 
 import sys

@@ -1,8 +1,9 @@
 """Writes docs/protocol.md to standard output, from the code that speaks the protocol: ``make docs``.
 
-Everything is found: the modules of ``batchd_wire``, their vocabularies, messages, constants and enumerations, with the words
-of their docstrings. Nothing is listed by hand but the order of the modules and the meaning of fields that are the same in
-every message, so a new message is on the page as soon as it is in a vocabulary.
+Everything is found: the modules of ``batchd_wire``, their vocabularies, messages, constants and
+enumerations, with the words of their docstrings. Nothing is listed by hand but the order of the
+modules and the meaning of fields that are the same in every message, so a new message is on the
+page as soon as it is in a vocabulary.
 """
 
 import ast

@@ -1,7 +1,8 @@
 """Two trainers, one daemon: every photograph is decoded once and read twice. Run it with ``make demo``.
 
-Serves a folder of photographs (made ones, if none is given) as a child of this script, attaches two trainers as processes
-of their own, shows what they get, draws a contact sheet of a batch, and leaves nothing running.
+Serves a folder of photographs (made ones, if none is given) as a child of this script, attaches two
+trainers as processes of their own, shows what they get, draws a contact sheet of a batch, and
+leaves nothing running.
 
     python examples/demo.py [--data /path/to/images] [--epochs 3]
 """

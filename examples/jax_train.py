@@ -1,7 +1,8 @@
 """Train a small model in JAX on photographs that batchd serves. Press Ctrl-C, run it again, and it goes on where it was.
 
-Serves a folder with one sub-folder for each class (made photographs, if none is given) as a child of this script. Needs
-JAX alone: pip install jax. The checkpoint holds the parameters and the position in the data, always of the same step.
+Serves a folder with one sub-folder for each class (made photographs, if none is given) as a child
+of this script. Needs JAX alone: pip install jax. The checkpoint holds the parameters and the
+position in the data, always of the same step.
 
     python examples/jax_train.py [--data /path/to/images] [--epochs 20] [--folder demo/jax]
 """

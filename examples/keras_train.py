@@ -2,8 +2,9 @@
 
     python examples/keras_train.py [--data /path/to/images] [--epochs 5]        Ctrl-C, and the same again
 
-``--data`` has one sub-folder for each class; without it photographs are made. Model and position are in ``demo/keras``.
-Needs ``pip install keras tensorflow``; with ``--py-dataset`` another backend of Keras will do.
+``--data`` has one sub-folder for each class; without it photographs are made. Model and position
+are in ``demo/keras``. Needs ``pip install keras tensorflow``; with ``--py-dataset`` another backend
+of Keras will do.
 """
 
 import argparse

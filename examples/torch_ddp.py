@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/torch_ddp.py --data /path/to/images        gloo on the CPU, nccl on GPUs
 
-Rank 0 runs the daemon as its child, unless $BATCHD_ADDRESS names one that serves a stream ``photos``. Kill a rank or press
-Ctrl-C, start it again, and it goes on after the last checkpoint, with another number of processes too.
+Rank 0 runs the daemon as its child, unless $BATCHD_ADDRESS names one that serves a stream
+``photos``. Kill a rank or press Ctrl-C, start it again, and it goes on after the last checkpoint,
+with another number of processes too.
 """
 
 import argparse

@@ -3,7 +3,8 @@
     python examples/torch_resnet.py --data /path/to/images [--epochs 10]        one sub-folder for each class
     python examples/torch_resnet.py                                             makes photographs of its own
 
-A daemon runs as a child of this script, unless $BATCHD_ADDRESS names one that serves a stream ``photos``.
+A daemon runs as a child of this script, unless $BATCHD_ADDRESS names one that serves a stream
+``photos``.
 """
 
 import argparse

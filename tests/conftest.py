@@ -1,7 +1,8 @@
 """What every test has.
 
-Hypothesis tries the same examples every time, unless ``--hypothesis-profile=long`` asks for more. After each test the leak
-oracle looks whether anything was left behind. Daemons and trainers that a test starts end with it, or with its module.
+Hypothesis tries the same examples every time, unless ``--hypothesis-profile=long`` asks for more.
+After each test the leak oracle looks whether anything was left behind. Daemons and trainers that a
+test starts end with it, or with its module.
 """
 
 import gc

@@ -2,8 +2,9 @@
 
     python tools/house.py [ROOT]        a table; ROOT is a tree of batchd (default: this one)
 
-Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and docstrings of these, of tests,
-benchmarks and examples, and the text of Markdown pages outside of tables, code and links.
+Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and
+docstrings of these, of tests, benchmarks and examples, and the text of Markdown pages outside of
+tables, code and links.
 """
 
 import ast

@@ -28,7 +28,8 @@ STUCK = "its machine is overloaded or it is stuck: look at its log"
 def running_daemon(address: str | None, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[Session]:
     """Open a session with the daemon at ``address``, or with the first that answers, for as long as the context lasts.
 
-    Raises ``DaemonUnreachable`` where none answers, and ``BatchdError`` with what the daemon refuses, here and in the context.
+    Raises ``DaemonUnreachable`` where none answers, and ``BatchdError`` with what the daemon
+    refuses, here and in the context.
     """
     try:
         with asking(address, timeout_s) as session, client_errors():

@@ -1,10 +1,9 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
-The file by itself, the places and the keys that it names, its sources, functions and steps, and what the machine has: see
-``daemon.config_checks`` and ``daemon.preview``. Where the file by itself is wrong, the others are looked at
-as far as it can be read,
-but for the machine. A large source is scanned at its beginning alone, so a check is fast for any number of files, but with
-``--explain``.
+The file by itself, the places and the keys that it names, its sources, functions and steps, and
+what the machine has: see ``daemon.config_checks`` and ``daemon.preview``. Where the file by itself
+is wrong, the others are looked at as far as it can be read, but for the machine. A large source is
+scanned at its beginning alone, so a check is fast for any number of files, but with ``--explain``.
 
 Invariant: what passes here starts, but for what the last lines say was not looked at.
 """

@@ -1,7 +1,7 @@
 """What a shell offers after Tab where the name of a stream belongs. Runs in the user's shell, once for each Tab.
 
-Invariant: whatever is wrong, with the daemon or with the file, offers nothing and says nothing: the line that the user is
-writing is no place for messages. The command itself says it when it is run.
+Invariant: whatever is wrong, with the daemon or with the file, offers nothing and says nothing: the
+line that the user is writing is no place for messages. The command itself says it when it is run.
 """
 
 import click

@@ -1,10 +1,11 @@
 """A contact sheet: the images of a batch with their labels, as one PNG. Runs in the user's shell.
 
-Draws whatever the pipeline made: uint8 as it is, floating-point numbers as 0 to 1, or from the smallest to the largest of
-the sheet (normalising cannot be undone without knowing it), channels first or last, colour or grey, each image in its own shape.
+Draws whatever the pipeline made: uint8 as it is, floating-point numbers as 0 to 1, or from the
+smallest to the largest of the sheet (normalising cannot be undone without knowing it), channels
+first or last, colour or grey, each image in its own shape.
 
-What an image is follows from its shape alone: three dimensions of which the first or the last has one or three channels, or two
-of 8 bits.
+What an image is follows from its shape alone: three dimensions of which the first or the last has
+one or three channels, or two of 8 bits.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """``batchd doctor``: is this machine fit for batchd, and what would make it so? Runs in the user's shell; needs no daemon.
 
-Invariant: each finding is one line, with its remedy under it, and is written as soon as it is there.
+Invariant: each finding is one line, with its remedy under it, and is written as soon as it is
+there.
 """
 
 import json

@@ -1,8 +1,10 @@
 """``batchd check --explain``: what is decoded of a few samples and done to them, as workers will. Runs in the user's shell.
 
-Steps on an image are one plan, made from the file's header before anything is decoded; here it is shown instead of followed.
+Steps on an image are one plan, made from the file's header before anything is decoded; here it is
+shown instead of followed.
 
-Invariant: no decoder is run, and none of people's functions is called but those that a source consists of.
+Invariant: no decoder is run, and none of people's functions is called but those that a source
+consists of.
 """
 
 from collections.abc import Iterator, Sequence

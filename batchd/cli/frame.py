@@ -1,7 +1,8 @@
 """One frame of ``batchd top``: an overview, drawn for a terminal so wide and so high. Pure. Runs in the user's shell.
 
-What a ring and a sample's time consist of are bars, whose parts differ in shade as well as in colour, with the numbers beside
-them. Columns that matter less are left out where the terminal is narrow.
+What a ring and a sample's time consist of are bars, whose parts differ in shade as well as in
+colour, with the numbers beside them. Columns that matter less are left out where the terminal is
+narrow.
 
 Invariant: names come from anybody, so nothing of them that a terminal would obey is printed.
 """

@@ -1,9 +1,10 @@
 """``batchd keys``: who may come in over TCP. Runs in the user's shell, as the user that the daemon runs as.
 
-A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted, unless it is a service that got
-copies of the keys (``daemon.tcp.credentials``).
+A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted,
+unless it is a service that got copies of the keys (``daemon.tcp.credentials``).
 
-Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log or an argument.
+Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log
+or an argument.
 """
 
 import json

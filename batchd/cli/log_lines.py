@@ -4,8 +4,8 @@
     no room   wait a moment, once; then lose lines without waiting, until there is room again
     refused   (no space on the disk, nobody at the other end) lose the line
 
-Invariant: whatever becomes of a line, whoever logs goes on. Lines that are lost are counted, and the next that is written says
-how many; a line that was cut is ended before the next begins.
+Invariant: whatever becomes of a line, whoever logs goes on. Lines that are lost are counted, and
+the next that is written says how many; a line that was cut is ended before the next begins.
 """
 
 import os

@@ -4,11 +4,11 @@
     journal    where standard error is the journal's: <priority>event: facts; the journal has time and process itself
     json       otherwise: one object on each line
 
-Levels by audience: DEBUG the developer, INFO one line for each event in the life of the daemon, WARNING it healed itself, ERROR
-somebody must act. docs/logs.md has every event.
+Levels by audience: DEBUG the developer, INFO one line for each event in the life of the daemon,
+WARNING it healed itself, ERROR somebody must act. docs/logs.md has every event.
 
-Invariant: one event is one line. What peers and files bring is shown without anything that a terminal or the journal would
-obey: control characters, escapes and line ends are written as such.
+Invariant: one event is one line. What peers and files bring is shown without anything that a
+terminal or the journal would obey: control characters, escapes and line ends are written as such.
 """
 
 import logging

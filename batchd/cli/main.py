@@ -1,10 +1,11 @@
 """``batchd``: the group of all commands, and the one place where an error becomes a message and an exit code.
 
-A command is the attribute ``command`` of its module, which is imported when the command is called, so that ``batchd --help``
-does not wait for pydantic or ZeroMQ. What the overview says of each command stands here for the same reason.
+A command is the attribute ``command`` of its module, which is imported when the command is called,
+so that ``batchd --help`` does not wait for pydantic or ZeroMQ. What the overview says of each
+command stands here for the same reason.
 
-Invariant: a ``BatchdError`` ends as one message on standard error and its own exit code; anything else is a bug of ours and
-keeps its traceback.
+Invariant: a ``BatchdError`` ends as one message on standard error and its own exit code; anything
+else is a bug of ours and keeps its traceback.
 """
 
 import sys
@@ -88,8 +89,9 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -
 def cli() -> None:
     """Decode training batches once, into shared memory, for every trainer on the machine.
 
-    Start with `batchd config > batchd.toml`, change what you need, try it with `batchd check batchd.toml`, and run
-    `batchd serve -c batchd.toml`. `batchd COMMAND --help` tells more of each command.
+    Start with `batchd config > batchd.toml`, change what you need, try it with `batchd check
+    batchd.toml`, and run `batchd serve -c batchd.toml`. `batchd COMMAND --help` tells more of each
+    command.
     """
 
 

@@ -1,6 +1,7 @@
 """Options that several commands share. Runs in the user's shell.
 
-Invariant: ``--config`` and ``--set`` mean the same in every command, and reach it as ``config_file`` and ``overrides``.
+Invariant: ``--config`` and ``--set`` mean the same in every command, and reach it as
+``config_file`` and ``overrides``.
 """
 
 from collections.abc import Callable

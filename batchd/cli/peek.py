@@ -1,6 +1,7 @@
 """``batchd peek``: a picture of one batch of a stream, as a trainer that begins there would get it. Runs in the user's shell.
 
-A batch without images is printed as a table instead. Whoever waits because a live stream has no samples is told so.
+A batch without images is printed as a table instead. Whoever waits because a live stream has no
+samples is told so.
 """
 
 import re

@@ -24,8 +24,9 @@ BATCH_TIMEOUT_S = 120.0
 class PeekedBatch:
     """A copy of one batch: ``arrays`` by field, each ``[samples, ...]``; ``classes`` may be empty.
 
-    ``varying``: the fields of which samples differ in shape, by name. Their arrays have room for the largest there may be.
-    ``bgr_fields``: images that the pipeline makes with their colours blue first.
+    ``varying``: the fields of which samples differ in shape, by name. Their arrays have room for
+    the largest there may be. ``bgr_fields``: images that the pipeline makes with their colours blue
+    first.
     """
 
     epoch: int

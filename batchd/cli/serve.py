@@ -1,8 +1,9 @@
 """``batchd serve``: the daemon in the foreground. Runs as the DAEMON process.
 
-What workers are forked from is started before the daemon imports its own, since both take as long: see ``serving``. What is
-imported stays, so the collector of garbage does not look through it: not meanwhile, which is a tenth of the time, and not later.
-``structlog`` loads ``rich`` where it can, for tracebacks that the daemon never prints: another tenth.
+What workers are forked from is started before the daemon imports its own, since both take as long:
+see ``serving``. What is imported stays, so the collector of garbage does not look through it: not
+meanwhile, which is a tenth of the time, and not later. ``structlog`` loads ``rich`` where it can,
+for tracebacks that the daemon never prints: another tenth.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """What ``batchd serve`` does when the process that workers are forked from has begun. Runs as the DAEMON process.
 
-Invariant: standard output has one line, the address, when trainers may come, or, for the script that embeds the daemon, why it
-does not start; everything else is log, on standard error.
+Invariant: standard output has one line, the address, when trainers may come, or, for the script
+that embeds the daemon, why it does not start; everything else is log, on standard error.
 """
 
 import faulthandler

@@ -2,7 +2,8 @@
 
     look --> draw what is news --> wait for an answer, the next look, a key, or another size of the terminal
 
-A daemon that goes away is said to be gone, with its last numbers, and is looked for until it is back.
+A daemon that goes away is said to be gone, with its last numbers, and is looked for until it is
+back.
 
 Invariant: however it ends, the terminal is as it was.
 """

@@ -1,9 +1,11 @@
 """How many CPUs this process may use. Daemon and CLI; standard library only.
 
-The answer is the affinity mask ∩ the CPU quota of the control group and of every group above it, version 1 or 2. Never
-``os.cpu_count()``: it counts the machine, and in a container that is someone else's.
+The answer is the affinity mask ∩ the CPU quota of the control group and of every group above it,
+version 1 or 2. Never ``os.cpu_count()``: it counts the machine, and in a container that is someone
+else's.
 
-Invariant: the answer is at least 1, and a file that is missing or odd means "no quota", never an error.
+Invariant: the answer is at least 1, and a file that is missing or odd means "no quota", never an
+error.
 """
 
 import os

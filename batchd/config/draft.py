@@ -3,9 +3,11 @@
     source = { type = "concat", sources = [{ type = "folder", path = "a" }, { type = "foldr" }] }   the folder alone
     pipeline = [{ op = "decode" }, { op = "resize", sise = [8, 8] }]                                Decode, and a gap
 
-So that a mistake in one place does not hide those in others: whatever is read here can be looked at.
+So that a mistake in one place does not hide those in others: whatever is read here can be looked
+at.
 
-Invariant: of a source or a step whose options are wrong, nothing is guessed but which fields it may be about.
+Invariant: of a source or a step whose options are wrong, nothing is guessed but which fields it may
+be about.
 """
 
 import json
@@ -52,9 +54,10 @@ class Gap(NamedTuple):
 class StreamDraft:
     """A stream as far as it could be read. ``data`` is what its table holds.
 
-    ``sources``: the source with the key (), or where its options are wrong the parts that could be read, each with its key in it.
-    ``source_fields``: the fields that sources with wrong options add to those of their parts. ``steps`` by their places in the
-    pipeline, and ``gaps`` where no step could be read.
+    ``sources``: the source with the key (), or where its options are wrong the parts that could be
+    read, each with its key in it. ``source_fields``: the fields that sources with wrong options add
+    to those of their parts. ``steps`` by their places in the pipeline, and ``gaps`` where no step
+    could be read.
     """
 
     sources: tuple[tuple[KeyPath, SourceOptions], ...]

@@ -1,7 +1,7 @@
 """The functions of their own that people name in a stream: are they there, and what is in their modules?
 
-The daemon at its start, ``batchd check`` and ``batchd prepare``; imports none of them. Nor may workers import this module, which
-needs pydantic.
+The daemon at its start, ``batchd check`` and ``batchd prepare``; imports none of them. Nor may
+workers import this module, which needs pydantic.
 
 Invariant: what workers import has the digests that are in the stream's fingerprint.
 """

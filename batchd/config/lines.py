@@ -1,9 +1,11 @@
 """On which line each key of a TOML file stands. Daemon and CLI; standard library only.
 
-``tomllib`` reads the values but does not say where they stood, and an error without a line is half an error. This walks over
-text that ``tomllib`` has already accepted, so it only has to tell strings, brackets and commas apart, and checks nothing.
+``tomllib`` reads the values but does not say where they stood, and an error without a line is half
+an error. This walks over text that ``tomllib`` has already accepted, so it only has to tell
+strings, brackets and commas apart, and checks nothing.
 
-Invariant: the paths found are exactly the paths of ``tomllib.loads(text)``: tables, keys and array items.
+Invariant: the paths found are exactly the paths of ``tomllib.loads(text)``: tables, keys and array
+items.
 """
 
 import re

@@ -2,9 +2,11 @@
 
     --set PATH=VALUE   over   BATCHD_<KEY OF [daemon]>   over   batchd.toml   over   the defaults
 
-Relative paths in the file are relative to the file, all others to the current directory. A leading ``~`` is the home directory.
+Relative paths in the file are relative to the file, all others to the current directory. A leading
+``~`` is the home directory.
 
-Invariant: either a whole valid ``Config`` comes back, or a ``ConfigInvalid`` with everything that is wrong.
+Invariant: either a whole valid ``Config`` comes back, or a ``ConfigInvalid`` with everything that
+is wrong.
 """
 
 import json
@@ -50,8 +52,9 @@ def load_config(
 ) -> Config:
     """Read and check a configuration.
 
-    ``overrides`` maps dotted paths to values in TOML, or plain text: ``{"streams.photos.batch_size": "64"}``; the default of
-    ``environment`` is the process's own. Raises ``ConfigInvalid`` with all problems, each with its line where it has one.
+    ``overrides`` maps dotted paths to values in TOML, or plain text:
+    ``{"streams.photos.batch_size": "64"}``; the default of ``environment`` is the process's own.
+    Raises ``ConfigInvalid`` with all problems, each with its line where it has one.
     """
     reading = read_config(file, overrides, environment)
     if reading.config is None or reading.problems:
@@ -63,7 +66,8 @@ def load_config(
 class LoadedConfig:
     """A configuration as it was read, right or wrong.
 
-    ``data`` is what the file, the environment and the command line say together; ``config`` is None where that is no tree.
+    ``data`` is what the file, the environment and the command line say together; ``config`` is None
+    where that is no tree.
     """
 
     config: Config | None
@@ -90,7 +94,8 @@ def read_config(
     changes, problems = _change(data, overrides, os.environ if environment is None else environment)
     config = None
     try:
-        # JSON is the way in, because pydantic's strict mode takes a table for a dataclass only from there.
+        # JSON is the way in, because pydantic's strict mode takes a table for a dataclass only from
+        # there.
         config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         problems += problems_from(error, data)

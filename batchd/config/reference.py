@@ -1,9 +1,10 @@
 """The configuration explained to people: an annotated batchd.toml and the manual's page. CLI.
 
-Both are made from the JSON Schema, which is made from the tree, so that no key is without its meaning and no default is
-told in two places.
+Both are made from the JSON Schema, which is made from the tree, so that no key is without its
+meaning and no default is told in two places.
 
-Invariant: ``annotated_toml()`` loads, and gives every key that it leaves out of comments its default.
+Invariant: ``annotated_toml()`` loads, and gives every key that it leaves out of comments its
+default.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Which directories the daemon takes where none is configured. Daemon and CLI.
 
-Invariant: the choice creates nothing; the directory that comes back exists and is writable for this user, or could be made.
+Invariant: the choice creates nothing; the directory that comes back exists and is writable for this
+user, or could be made.
 """
 
 import os

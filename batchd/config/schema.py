@@ -1,8 +1,10 @@
 """The JSON Schema of the configuration, and questions to it: what is this key for, which keys are there? Daemon and CLI.
 
-The schema is made from ``config.tree``; everything that speaks of keys (messages, ``batchd config``, the manual) asks here.
+The schema is made from ``config.tree``; everything that speaks of keys (messages, ``batchd
+config``, the manual) asks here.
 
-Invariant: an answer follows the data: which keys a step or a source has depends on its ``op`` or ``type``.
+Invariant: an answer follows the data: which keys a step or a source has depends on its ``op`` or
+``type``.
 """
 
 import json
@@ -23,7 +25,8 @@ _ANYTHING: Node = {"additionalProperties": True}
 def json_schema() -> Node:
     """The JSON Schema of batchd.toml, for editors. Do not change what you get.
 
-    It is made from ``config.tree`` by docs/make_schema.py: to make it takes a tenth of a second, and every daemon asks.
+    It is made from ``config.tree`` by docs/make_schema.py: to make it takes a tenth of a second,
+    and every daemon asks.
     """
     schema: Node = json.loads(Path(__file__).with_name("schema.json").read_bytes())
     return schema
@@ -41,8 +44,9 @@ def path_keys() -> frozenset[str]:
 def path_places(data: object, node: Node | None = None) -> Iterator[tuple[Any, str | int]]:
     """Where paths of files stand in ``data``: the table or array, and the key or place in it.
 
-    Other text is no path, whatever its key is called. Where the schema knows no keys (options of a plugin, or a step or source
-    that does not say of which kind it is), the keys that are paths elsewhere count.
+    Other text is no path, whatever its key is called. Where the schema knows no keys (options of a
+    plugin, or a step or source that does not say of which kind it is), the keys that are paths
+    elsewhere count.
     """
     node = resolve(json_schema() if node is None else node, data)
     is_open = "discriminator" in node or node.get("additionalProperties") is True

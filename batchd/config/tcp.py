@@ -1,6 +1,7 @@
 """Where the daemon hears trainers on other hosts, and where the keys are by which it knows them. Daemon and CLI.
 
-Invariant: what ``is_loopback`` calls loopback is bound to loopback and to nothing else; in doubt a host is not loopback.
+Invariant: what ``is_loopback`` calls loopback is bound to loopback and to nothing else; in doubt a
+host is not loopback.
 """
 
 import os

@@ -4,11 +4,12 @@
            └─ streams: NAME → StreamConfig ── source: FolderSource | ListSource
                                            └─ pipeline: Decode, …
 
-Field, limits, default, unit and meaning stand here (and in ``sources`` and ``steps``) once; what the TOML file may hold, what
-error messages say, ``batchd config``, the JSON Schema and the manual are all made from it.
+Field, limits, default, unit and meaning stand here (and in ``sources`` and ``steps``) once; what
+the TOML file may hold, what error messages say, ``batchd config``, the JSON Schema and the manual
+are all made from it.
 
-Invariant: a ``Config`` that exists is valid in itself. Whether its files exist and its memory suffices is checked by
-``batchd check`` and at the daemon's start.
+Invariant: a ``Config`` that exists is valid in itself. Whether its files exist and its memory
+suffices is checked by ``batchd check`` and at the daemon's start.
 """
 
 from pathlib import Path

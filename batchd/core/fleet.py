@@ -6,8 +6,9 @@
                  |                 |
                  +-(not wanted any more)-> leaving --(nothing in hand)--> dismissed --(gone)--> nobody takes its place
 
-Death is only what the kernel reports: a worker that was told to die may still write, so its orders count as under way until then.
-A worker that did something useful is replaced at once; one that dies again and again without, less and less often.
+Death is only what the kernel reports: a worker that was told to die may still write, so its orders
+count as under way until then. A worker that did something useful is replaced at once; one that dies
+again and again without, less and less often.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,7 @@
 """Opens what a daemon consists of, one thing after the other, as the configuration wants it. DAEMON process.
 
-Invariant: what has been opened is closed at the end of the stack, in the opposite order, whatever goes wrong in between.
+Invariant: what has been opened is closed at the end of the stack, in the opposite order, whatever
+goes wrong in between.
 """
 
 import os
@@ -150,7 +151,8 @@ class Opening:
     def tcp_doors(self, side: DaemonSide, names: RuntimeDirectory) -> list[Door]:
         """The door for trainers of other hosts, bound, where there is to be one.
 
-        Where there are keys they are asked for, on loopback too; without any, loopback alone is served.
+        Where there are keys they are asked for, on loopback too; without any, loopback alone is
+        served.
         """
         if self._daemon.tcp is None:
             return []

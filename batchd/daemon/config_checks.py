@@ -2,7 +2,8 @@
 
     the file by itself -> runtime directory, keys -> sources, functions, steps -> memory
 
-Where the file by itself is wrong, the others are looked at as far as it can be read, but for the memory.
+Where the file by itself is wrong, the others are looked at as far as it can be read, but for the
+memory.
 
 Invariant: whoever asks gets all problems, each with its line.
 """

@@ -1,6 +1,7 @@
 """The descriptors that the loop waits for, apart from ZeroMQ's, in one epoll. DAEMON process.
 
-One epoll stands for all of them in the loop's ``zmq.Poller``, so waiting costs the same with two trainers and with two hundred.
+One epoll stands for all of them in the loop's ``zmq.Poller``, so waiting costs the same with two
+trainers and with two hundred.
 """
 
 import select
@@ -38,7 +39,8 @@ class Watch:
     def dispatch(self) -> None:
         """Call back for whatever is there now.
 
-        A callback may remove others: those are passed over, and so is who was added meanwhile under a number that is free again.
+        A callback may remove others: those are passed over, and so is who was added meanwhile under
+        a number that is free again.
         """
         ready = [(number, self._callbacks.get(number)) for number, _events in self._epoll.poll(0, EVENTS_AT_ONCE)]
         for descriptor, callback in ready:

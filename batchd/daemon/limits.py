@@ -5,7 +5,8 @@
 
 A host of IPv6 is its network of 64 bits, since whoever has one address there has them all.
 
-Invariant: the table never has more than ``HOSTS_MAX`` hosts, and a host that is forgotten was among those that took least.
+Invariant: the table never has more than ``HOSTS_MAX`` hosts, and a host that is forgotten was among
+those that took least.
 """
 
 from collections import deque

@@ -1,6 +1,7 @@
 """One log line a minute for each kind of trouble, or so many. DAEMON process.
 
-A peer that talks nonsense as fast as it can must not fill the disk with our complaints, nor one that comes and goes.
+A peer that talks nonsense as fast as it can must not fill the disk with our complaints, nor one
+that comes and goes.
 """
 
 from time import monotonic

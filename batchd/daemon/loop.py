@@ -4,8 +4,8 @@
          |                                     |
          +-------- callbacks only enqueue -----+--> queue --> DaemonState.handle --> actions --> performed in order
 
-Single-threaded: there is nothing to lock. Invariant: an action is performed after everything that was decided before it,
-and nothing but ``DaemonState`` decides.
+Single-threaded: there is nothing to lock. Invariant: an action is performed after everything that
+was decided before it, and nothing but ``DaemonState`` decides.
 """
 
 import os

@@ -3,7 +3,8 @@
     streams   scanned on trial; what follows from a whole scan: a first batch, room in the cache, the cache's file
     machine   memory, descriptors, addresses, the runtime directory; not where a daemon runs there, which has its own already
 
-Each refusal comes from the function that the daemon calls, so its words and its numbers are the same.
+Each refusal comes from the function that the daemon calls, so its words and its numbers are the
+same.
 
 Invariant: nothing is left changed, and what was not looked at is said.
 """

@@ -1,7 +1,8 @@
 """The runtime directory of a daemon: made and locked. DAEMON process; ``batchd check`` looks at it.
 
-The lock is a file held with ``flock``: the kernel gives it up with the process, however that ends, so it is never stale. The
-file stays where it is; removing it would let two daemons hold two locks of one name.
+The lock is a file held with ``flock``: the kernel gives it up with the process, however that ends,
+so it is never stale. The file stays where it is; removing it would let two daemons hold two locks
+of one name.
 
 Invariant: who holds the lock owns the sockets in the directory.
 """
@@ -60,8 +61,8 @@ class HeldDirectory:
 def hold(configured: Path | None, *, is_private: bool = False) -> HeldDirectory:
     """Make and lock the runtime directory. A private one was made for this daemon alone, and is removed at its end.
 
-    Raises ``AlreadyRunning`` where another daemon holds it, ``ConfigInvalid`` where there is none to take, and ``BatchdError``
-    where it cannot be used.
+    Raises ``AlreadyRunning`` where another daemon holds it, ``ConfigInvalid`` where there is none
+    to take, and ``BatchdError`` where it cannot be used.
     """
     names = choose_runtime_directory(configured)
     problem = directory_problem(names)

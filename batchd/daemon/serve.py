@@ -3,8 +3,8 @@
     hold the directory -> start the workers (they import while we scan) -> divide the memory, or wait for it -> scan the sources
     -> bind -> ready -> loop -> close everything, in the opposite order
 
-Invariant: whatever goes wrong, nothing is left behind: processes end with their channels, memory with its descriptors, and
-sockets are removed while the lock is held.
+Invariant: whatever goes wrong, nothing is left behind: processes end with their channels, memory
+with its descriptors, and sockets are removed while the lock is held.
 """
 
 import errno
@@ -40,7 +40,8 @@ _log = structlog.get_logger()
 class ServeOptions:
     """What is not in the configuration.
 
-    ``lifeline``: a descriptor whose end of file ends the daemon, for embedding; then its directory is its own and goes with it.
+    ``lifeline``: a descriptor whose end of file ends the daemon, for embedding; then its directory
+    is its own and goes with it.
     """
 
     lifeline: int | None = None
@@ -137,8 +138,8 @@ def _serve(config: Config, options: ServeOptions) -> None:
 def _remembered_hangups() -> Iterator[list[int]]:
     """SIGHUP does not end us while ``Signals`` is not there yet, or not any more; those that came are remembered.
 
-    A function, and not SIG_IGN: what is ignored, the processes that we start would ignore, too. That is what nohup wants, so
-    where SIGHUP is ignored already it stays so.
+    A function, and not SIG_IGN: what is ignored, the processes that we start would ignore, too.
+    That is what nohup wants, so where SIGHUP is ignored already it stays so.
     """
     hangups: list[int] = []
     before = signal.getsignal(signal.SIGHUP)

@@ -2,7 +2,8 @@
 
     admitted (an action of the core) -> "trainer subscribed" ... unsubscribed | session ended (an event) -> "trainer left"
 
-Invariant: who came leaves once, whatever ends first; and no peer fills the disk by coming and going.
+Invariant: who came leaves once, whatever ends first; and no peer fills the disk by coming and
+going.
 """
 
 from dataclasses import dataclass

@@ -25,7 +25,8 @@ from batchd.storage.access import Storage
 class Findings(NamedTuple):
     """What a look at a stream gives. Problems have no lines yet.
 
-    ``columns``: of its source, None where nobody can tell them, or where the steps do not make fields of them.
+    ``columns``: of its source, None where nobody can tell them, or where the steps do not make
+    fields of them.
     """
 
     columns: tuple[Column, ...] | None
@@ -37,8 +38,8 @@ def look_at_stream(
 ) -> Findings:
     """Look at the source, the functions and the steps of a stream, without scanning anything.
 
-    ``python_path`` is None where nobody knows it, and then no functions are looked for. Not ``thoroughly``: of the source only
-    what is wrong with its columns, because it will be scanned.
+    ``python_path`` is None where nobody knows it, and then no functions are looked for. Not
+    ``thoroughly``: of the source only what is wrong with its columns, because it will be scanned.
     """
     looks = [(key, look_at(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
     found: list[tuple[KeyPath, str]] = [

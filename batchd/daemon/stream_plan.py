@@ -5,7 +5,8 @@
     files of steps ----------------------> digests
     modules of the user's functions -----> code
 
-Invariant: a stream has one plan, made when it is opened; what else needs to know any of this is handed the plan.
+Invariant: a stream has one plan, made when it is opened; what else needs to know any of this is
+handed the plan.
 """
 
 from collections.abc import Sequence

@@ -51,7 +51,8 @@ class ServedStream:
     """One stream, as plain facts. The index's descriptor stays open, for workers that come later.
 
     ``told``: what workers are told of it. ``signature``: two with the same one need not be told
-    apart: every setting is the same, and so is what was found in the source and in files. ``place_layout``: of a live stream.
+    apart: every setting is the same, and so is what was found in the source and in files.
+    ``place_layout``: of a live stream.
     """
 
     spec: StreamSpec
@@ -199,10 +200,11 @@ def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: Sa
 def fingerprint(plan: StreamPlan, source_digest: str) -> str:
     """Name everything that decides what is at a position: the source's content, the steps, how batches are made.
 
-    A file that a step reads counts by its content, wherever it lies, and so do the modules of the user's functions.
+    A file that a step reads counts by its content, wherever it lies, and so do the modules of the
+    user's functions.
 
-    Not the window, the memory or the number of workers: they decide when a batch is there, not what is in it; nor a cache, but
-    for one of decoded samples, for which the pipeline is cut.
+    Not the window, the memory or the number of workers: they decide when a batch is there, not what
+    is in it; nor a cache, but for one of decoded samples, for which the pipeline is cut.
     """
     config = plan.config
     content = {

@@ -2,5 +2,6 @@
 
     status, a few seconds, status --readings--> what happened in between --verdicts--> kind, numbers, remedy
 
-Pure: it reads the values of ``batchd_wire.status``, so the command line and the page come to the same verdict.
+Pure: it reads the values of ``batchd_wire.status``, so the command line and the page come to the
+same verdict.
 """

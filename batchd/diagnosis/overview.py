@@ -2,7 +2,8 @@
 
     statuses, one after the other --> Looks --> Overview: streams, trainers with their verdicts, workers
 
-Rates and shares are those of the last ``WINDOW_S``: what changed between the oldest look that is kept and the newest.
+Rates and shares are those of the last ``WINDOW_S``: what changed between the oldest look that is
+kept and the newest.
 
 Invariant: a number that cannot be known yet is None, never zero.
 """

@@ -1,7 +1,7 @@
 """What happened between two looks at a daemon: differences of its totals. Pure; runs in whichever process asks.
 
-A stream or a trainer that came in between is left out, also where a reload has put it in another's place: there is nothing yet to
-compare.
+A stream or a trainer that came in between is left out, also where a reload has put it in another's
+place: there is nothing yet to compare.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ OWN_PART = "call"
 class WorkReading:
     """The workers' time for one stream, in seconds. ``parts``: by name, in order. ``slowest``: (path, seconds), worst first.
 
-    ``cpu_wait_s`` is None where the kernel does not say it. ``cache_hits`` of the samples came from the stream's cache.
+    ``cpu_wait_s`` is None where the kernel does not say it. ``cache_hits`` of the samples came from
+    the stream's cache.
     """
 
     samples: int
@@ -50,7 +51,8 @@ class WorkReading:
     def no_cpu_s(self) -> float:
         """In which workers wanted a CPU and had none.
 
-        Where the kernel does not say: the time of computing in which they had none, without functions that may wait themselves.
+        Where the kernel does not say: the time of computing in which they had none, without
+        functions that may wait themselves.
         """
         if self.cpu_wait_s is not None:
             return self.cpu_wait_s
@@ -121,8 +123,9 @@ class TrainerReading:
 class Reading:
     """All of it. ``workers`` take orders; ``free_cpus``: those beyond their number; ``deaths``: workers that died or were killed.
 
-    ``work_s`` is what workers had to do in ``seconds``, all streams together. Work is counted when it is done; a worker that did
-    nothing else than what it had in hand already was busy all the time, and so was one that died over it.
+    ``work_s`` is what workers had to do in ``seconds``, all streams together. Work is counted when
+    it is done; a worker that did nothing else than what it had in hand already was busy all the
+    time, and so was one that died over it.
     """
 
     seconds: float

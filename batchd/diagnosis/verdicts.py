@@ -11,8 +11,8 @@
              workers wanted a CPU and had none for much of it      -> cpu-starved
              else                                                  -> decode-bound
 
-The first that fits is the verdict. One further down may fit as well, but who is short of memory is no better off with more cores
-whose workers idle, nor who is short of storage with more that wait.
+The first that fits is the verdict. One further down may fit as well, but who is short of memory is
+no better off with more cores whose workers idle, nor who is short of storage with more that wait.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

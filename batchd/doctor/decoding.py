@@ -3,8 +3,8 @@
     python -m batchd.doctor.decoding                       as workers decode         -> JSON: each decoder, ms for a megapixel
     JSIMD_FORCENONE=1 python -m batchd.doctor.decoding     without libjpeg's SIMD    -> the same
 
-libjpeg-turbo obeys that variable, so the two differ exactly where SIMD is there and is used. Each decoder that a worker may use
-is one row of ``_decoders``.
+libjpeg-turbo obeys that variable, so the two differ exactly where SIMD is there and is used. Each
+decoder that a worker may use is one row of ``_decoders``.
 """
 
 import json
@@ -115,7 +115,8 @@ def _check_first(speed: DecoderSpeed) -> Finding:
 def measure_decoders() -> list[DecoderSpeed]:
     """Decode in two children, with SIMD and without; the best of several rounds, where the first shows no difference.
 
-    A core that is shared with others computes more slowly for a moment, and no decoder shall be blamed for that.
+    A core that is shared with others computes more slowly for a moment, and no decoder shall be
+    blamed for that.
     """
     plain: dict[str, float] = {}
     fast: dict[str, float] = {}

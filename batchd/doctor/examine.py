@@ -28,8 +28,8 @@ from batchd_wire.wording import counted
 class Patient:
     """What is examined: a machine, and the configuration that it shall serve, if there is one.
 
-    ``why_none`` says why there is no ``config``; ``is_broken``: because it is wrong, and not because nobody has one yet.
-    ``running``: what a daemon that runs on it has already.
+    ``why_none`` says why there is no ``config``; ``is_broken``: because it is wrong, and not
+    because nobody has one yet. ``running``: what a daemon that runs on it has already.
     """
 
     machine: Machine

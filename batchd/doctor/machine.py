@@ -1,6 +1,7 @@
 """What the kernel says of this machine and of this process's limits. Runs in the user's shell.
 
-Invariant: everything is read under ``root`` or was given, so that a folder and a few numbers are a machine.
+Invariant: everything is read under ``root`` or was given, so that a folder and a few numbers are a
+machine.
 """
 
 import os

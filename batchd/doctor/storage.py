@@ -3,11 +3,13 @@
     folder or file -> some files -> each opened, and pieces of it read, in no order   what single images want
                                  -> in order, whole, for SECONDS_MAX or BYTES_MAX     what shards and videos want
 
-What the page cache has of a file is given up before it is read, as far as the kernel does that, so that it is the storage that is
-read. Nothing is looked up before it is opened, and no piece is read twice, as either would be there the second time.
+What the page cache has of a file is given up before it is read, as far as the kernel does that, so
+that it is the storage that is read. Nothing is looked up before it is opened, and no piece is read
+twice, as either would be there the second time.
 
-Invariant: no more than ``FILES_MAX`` files are opened, and nothing is read for longer than ``SECONDS_MAX`` in either way, but for
-a storage that does not answer: ``measure_place`` comes back after ``ANSWER_TIMEOUT_S`` all the same.
+Invariant: no more than ``FILES_MAX`` files are opened, and nothing is read for longer than
+``SECONDS_MAX`` in either way, but for a storage that does not answer: ``measure_place`` comes back
+after ``ANSWER_TIMEOUT_S`` all the same.
 """
 
 import os

@@ -6,7 +6,8 @@
 
 What matters most stands first, since a reason may be cut: the message, then the innermost place.
 
-Invariant: nothing that a function raises ends the process, but for what is this process's own fault (no memory, no descriptors).
+Invariant: nothing that a function raises ends the process, but for what is this process's own fault
+(no memory, no descriptors).
 """
 
 import errno

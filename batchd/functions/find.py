@@ -3,8 +3,8 @@
     "package.module:name"  --folders, one package after the other-->  file  --sha256-->  digest
                                                                             --ast----->  names at its top level
 
-``importlib.util.find_spec`` would import the packages around a module, so each part is looked for by itself in the folders of
-the part before.
+``importlib.util.find_spec`` would import the packages around a module, so each part is looked for
+by itself in the folders of the part before.
 
 Invariant: nothing of what is found here is run.
 """

@@ -1,7 +1,7 @@
 """Imports people's own functions. Workers, and the helper that asks for a length; the daemon never does.
 
-A module is imported only while its source is what the daemon saw when it started: with another one, the same position would be
-other bytes. Modules that it imports in turn are not looked at.
+A module is imported only while its source is what the daemon saw when it started: with another one,
+the same position would be other bytes. Modules that it imports in turn are not looked at.
 
 ``sys.path`` and the modules belong to the process, so what is expected of them does too.
 

@@ -8,7 +8,8 @@
 
 torch and PIL are not imported for it: their objects know how to become arrays.
 
-Invariant: an array that is returned has the dtype and the shape that its column says, and is C-contiguous.
+Invariant: an array that is returned has the dtype and the shape that its column says, and is
+C-contiguous.
 """
 
 from typing import Any

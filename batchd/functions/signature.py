@@ -5,7 +5,8 @@
 
 What cannot be called would make every sample a bad one, so it is told before the first.
 
-Invariant: where nobody can tell how a function is called, it passes; it is never refused for what its source seems to say.
+Invariant: where nobody can tell how a function is called, it passes; it is never refused for what
+its source seems to say.
 """
 
 import ast

@@ -12,5 +12,6 @@ ends             who made the other end of a connection
 visitors         who may see what
 server           HTTP, with limits
 
-Invariant: it asks the daemon ten questions a second at most, whatever comes in here, and answers while the daemon does not.
+Invariant: it asks the daemon ten questions a second at most, whatever comes in here, and answers
+while the daemon does not.
 """

@@ -4,11 +4,14 @@
                   +-- no --> one is being drawn? --> "come again"
                              +-- no --> start a child: peek -o FILE --> keep what it drew, or said
 
-Drawing needs OpenCV, takes a second, and a slot of the stream's ring for that long, so nothing is drawn that nobody looks at.
+Drawing needs OpenCV, takes a second, and a slot of the stream's ring for that long, so nothing is
+drawn that nobody looks at.
 
-Whatever goes wrong with one, such as short memory, is what is said instead of it, and the next one is tried anew.
+Whatever goes wrong with one, such as short memory, is what is said instead of it, and the next one
+is tried anew.
 
-Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn once in ``KEPT_S`` at most, however many ask.
+Invariant: one child at a time, ended after ``DRAWING_S``; a stream is drawn once in ``KEPT_S`` at
+most, however many ask.
 """
 
 import tempfile

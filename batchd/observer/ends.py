@@ -1,9 +1,11 @@
 """Who made the other end of a connection between two addresses of this machine: the kernel says. OBSERVER process.
 
-It is asked for the one socket by its addresses (sock_diag(7), some microseconds); where it does not answer that, as in some
-sandboxes, its whole table is read (proc(5), /proc/net/tcp, some milliseconds).
+It is asked for the one socket by its addresses (sock_diag(7), some microseconds); where it does not
+answer that, as in some sandboxes, its whole table is read (proc(5), /proc/net/tcp, some
+milliseconds).
 
-Invariant: only an established connection with exactly these two ends counts; in doubt it is nobody's.
+Invariant: only an established connection with exactly these two ends counts; in doubt it is
+nobody's.
 """
 
 import socket

@@ -1,8 +1,9 @@
 """The table of metrics and an answer of the daemon, as Prometheus reads them. OBSERVER process.
 
-Collectors of our own over the status; the library's default ones, about processes and its own multiprocess mode, have nothing to
-say here. Invariant: each scrape asks the daemon anew, so at the end of a run the numbers are exact; and an answer, of which there
-are ten a second at most, is written down once, however many ask.
+Collectors of our own over the status; the library's default ones, about processes and its own
+multiprocess mode, have nothing to say here. Invariant: each scrape asks the daemon anew, so at the
+end of a run the numbers are exact; and an answer, of which there are ten a second at most, is
+written down once, however many ask.
 """
 
 from collections.abc import Iterator

@@ -3,8 +3,9 @@
     answers of the daemon --> Chronicle --> Looks: what is now
                                    +------> History: what was
 
-Invariant: its memory is bounded, whatever comes and goes: there are ``STREAMS_MAX`` streams with ``PARTS_MAX`` parts each and
-``TRAINERS_MAX`` trainers at a time; what more there are counts as ``OTHER``. A series of which nothing is left is forgotten.
+Invariant: its memory is bounded, whatever comes and goes: there are ``STREAMS_MAX`` streams with
+``PARTS_MAX`` parts each and ``TRAINERS_MAX`` trainers at a time; what more there are counts as
+``OTHER``. A series of which nothing is left is forgotten.
 """
 
 from array import array

@@ -3,8 +3,8 @@
     every INTERVAL_S, or when somebody wants it new --> AskStatus --> Answer --> latest, and whoever waits
     when somebody wants to know the bad samples     --> AskBad    --> BadSamples, for whoever waits
 
-Invariant: one question is under way at most, and two are ``SPACING_S`` apart or more; one answer serves all who wanted it new
-before its question was asked.
+Invariant: one question is under way at most, and two are ``SPACING_S`` apart or more; one answer
+serves all who wanted it new before its question was asked.
 """
 
 import os

@@ -1,9 +1,11 @@
 """The table of all metrics: name, type, where in the status the value is, and what it means. OBSERVER process.
 
-The exposition, the page docs/metrics.md and the tests are made from it. A new number in the status is one line here.
+The exposition, the page docs/metrics.md and the tests are made from it. A new number in the status
+is one line here.
 
-Invariant: a counter only grows while what its labels name lives, and ends in ``_total``; a name says its unit. What a trainer's
-rows count ends with the trainer, so what has to last is counted by the stream.
+Invariant: a counter only grows while what its labels name lives, and ends in ``_total``; a name
+says its unit. What a trainer's rows count ends with the trainer, so what has to last is counted by
+the stream.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,7 @@
 """What this machine is called, for the Host header. OBSERVER process.
 
-Only a resolver knows the machine's whole name, and it may take seconds or know nothing yet at boot, so a thread asks it, again
-and again until it has said one; requests read what is known by then.
+Only a resolver knows the machine's whole name, and it may take seconds or know nothing yet at boot,
+so a thread asks it, again and again until it has said one; requests read what is known by then.
 """
 
 import socket

@@ -25,7 +25,8 @@ class Response:
 class Route:
     """What is at a path. ``is_private``: for those alone who may connect to the daemon.
 
-    ``has_effect``: asking for it costs the daemon something, so other web pages may not have a visitor's browser do that.
+    ``has_effect``: asking for it costs the daemon something, so other web pages may not have a
+    visitor's browser do that.
     """
 
     answer: Callable[[Query], Response]

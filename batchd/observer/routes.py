@@ -1,6 +1,7 @@
 """The table of all paths, and what stands at them. OBSERVER process; threads of the server.
 
-Invariant: what is at a path that is not ``is_private`` has numbers in it, and names of streams and trainers, and nothing else.
+Invariant: what is at a path that is not ``is_private`` has numbers in it, and names of streams and
+trainers, and nothing else.
 """
 
 import socket

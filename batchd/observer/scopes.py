@@ -1,12 +1,13 @@
 """Where in the daemon's status the values of metrics are, and which labels they have. OBSERVER process.
 
-A scope gives rows: the values of its labels, and the part of the status that they stand for. What has the same labels, as two
-steps of one name do, becomes one value.
+A scope gives rows: the values of its labels, and the part of the status that they stand for. What
+has the same labels, as two steps of one name do, becomes one value.
 
-Trainers are told apart by their sessions, as many have one name: their sum would fall when one of them goes, which a scraper
-takes for a counter that began anew.
+Trainers are told apart by their sessions, as many have one name: their sum would fall when one of
+them goes, which a scraper takes for a counter that began anew.
 
-Invariant: how many values a scope gives is bounded, whatever trainers call themselves: by streams, workers, and ``TRAINERS_MAX``.
+Invariant: how many values a scope gives is bounded, whatever trainers call themselves: by streams,
+workers, and ``TRAINERS_MAX``.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -4,9 +4,10 @@
                 +-- no: the oldest that has not asked for anything yet is ended, of the same peer if that has its share
                     +-- all have asked: 503, close
 
-Invariant: whatever peers do, there are ``CONNECTIONS_MAX`` threads at most, ``PEER_CONNECTIONS_MAX`` for one address, each for
-``REQUEST_S`` and with ``HEAD_BYTES_MAX`` at most; one connection is one request. Who asks at once is answered however many
-connect and say nothing.
+Invariant: whatever peers do, there are ``CONNECTIONS_MAX`` threads at most,
+``PEER_CONNECTIONS_MAX`` for one address, each for ``REQUEST_S`` and with ``HEAD_BYTES_MAX`` at
+most; one connection is one request. Who asks at once is answered however many connect and say
+nothing.
 """
 
 import io

@@ -3,8 +3,8 @@
     Host header     names this machine, or the request came from a web page that only says so (DNS rebinding)
     details         for root, the daemon's user and the runtime directory's group, over loopback: who may connect to the daemon
 
-Over loopback the kernel says who made the other end. That is a proxy, where one passes requests on: then nobody knows who asks.
-Invariant: in doubt a visitor is nobody.
+Over loopback the kernel says who made the other end. That is a proxy, where one passes requests on:
+then nobody knows who asks. Invariant: in doubt a visitor is nobody.
 """
 
 import os

@@ -15,9 +15,9 @@ from batchd_wire.codec import Message, Vocabulary, message
 class PrepareStream(Message):
     """What a process of ``batchd prepare`` must know. Travels with one descriptor: the source's index, read-only.
 
-    ``storage`` as in ``ServeStream``. ``folder``: where its shards go. Pixels are encoded as ``image_format`` with ``quality``.
-    ``is_seekable``: JPEGs get restart markers. ``as_files``: images become files of their own, and each shard is a list of some
-    of them.
+    ``storage`` as in ``ServeStream``. ``folder``: where its shards go. Pixels are encoded as
+    ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers. ``as_files``:
+    images become files of their own, and each shard is a list of some of them.
     """
 
     recipe: SampleRecipe

@@ -33,7 +33,8 @@ class ConfigRead(Message):
 class ScanProgressed(Message):
     """The process that reads the configuration again gets on: ``found`` samples of the stream ``name`` so far.
 
-    ``name`` is empty as long as no source is scanned. ``patience_s``: after so long without another word it hangs.
+    ``name`` is empty as long as no source is scanned. ``patience_s``: after so long without another
+    word it hangs.
     """
 
     name: str
@@ -45,7 +46,8 @@ class ScanProgressed(Message):
 class RescanLogged(Message):
     """A line for the daemon's log, of the process that reads the configuration again.
 
-    ``level`` as structlog calls it; ``event`` is what happened, and ``facts`` belong to it, by name.
+    ``level`` as structlog calls it; ``event`` is what happened, and ``facts`` belong to it, by
+    name.
     """
 
     level: str

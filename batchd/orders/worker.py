@@ -13,9 +13,10 @@
        |  -- ForgetSlots, ForgetStream, UseStorage ---> |   when the configuration has been read again
        |                 end of file, either way: the other side is gone
 
-Next to the channel each worker owns one small note in shared memory (its fd is inherited): the order it works on, the
-row it stands at and the sample that it decodes for it (not the row's own where it stands in for a bad one). The worker is
-its only writer; the daemon looks at it when a worker is stuck or dead, to know which sample it was.
+Next to the channel each worker owns one small note in shared memory (its fd is inherited): the
+order it works on, the row it stands at and the sample that it decodes for it (not the row's own
+where it stands in for a bad one). The worker is its only writer; the daemon looks at it when a
+worker is stuck or dead, to know which sample it was.
 
     0                8               16              24
     +----------------+---------------+---------------+
@@ -46,12 +47,13 @@ class Ready(Message):
 class SampleRecipe(NamedTuple):
     """How the samples of a stream are made: all that its bytes depend on but the index of the source.
 
-    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the source's samples consist of, as
-    (name, type as people write it). The first ``cut`` steps make what a cache of decoded samples keeps, 0 for any other.
-    ``record_bytes_max``: the longest record of the source; a longer one is a bad sample. ``rewritten``: the fields that a cache
-    keeps as seekable files, each with the bytes that one may have. ``files``: the files that steps read, as (path, SHA-256 of
-    what the daemon found in it). ``modules``: the same of the modules of the user's functions, by name, and ``python_path``: the
-    folders that are searched for them first.
+    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: what the
+    source's samples consist of, as (name, type as people write it). The first ``cut`` steps make
+    what a cache of decoded samples keeps, 0 for any other. ``record_bytes_max``: the longest record
+    of the source; a longer one is a bad sample. ``rewritten``: the fields that a cache keeps as
+    seekable files, each with the bytes that one may have. ``files``: the files that steps read, as
+    (path, SHA-256 of what the daemon found in it). ``modules``: the same of the modules of the
+    user's functions, by name, and ``python_path``: the folders that are searched for them first.
     """
 
     seed: int
@@ -70,12 +72,13 @@ class SampleRecipe(NamedTuple):
 class ServeStream(Message):
     """Everything a worker must know of a stream. Travels with one descriptor: the source's index, read-only.
 
-    For a live stream there is a second one: the mailbox that its samples are pushed into, read-only. Where ``cache`` is not "off"
-    there are two more, to read and write: the cache, and its claims; or three, of one on disk: its index, its notes, its file.
-    ``cache`` says what is kept: "encoded" or "seekable" values of the source, or, "decoded", what the first steps make.
+    For a live stream there is a second one: the mailbox that its samples are pushed into,
+    read-only. Where ``cache`` is not "off" there are two more, to read and write: the cache, and
+    its claims; or three, of one on disk: its index, its notes, its file. ``cache`` says what is
+    kept: "encoded" or "seekable" values of the source, or, "decoded", what the first steps make.
 
-    ``layout`` is a ``SlotLayout``. ``storage``: how patient to be with servers of files, as (ms that one may say nothing, how
-    often a request is made again, ms that a sample may take).
+    ``layout`` is a ``SlotLayout``. ``storage``: how patient to be with servers of files, as (ms
+    that one may say nothing, how often a request is made again, ms that a sample may take).
     """
 
     stream: int
@@ -102,7 +105,8 @@ class UseSlot(Message):
 class FillChunk(Message):
     """Fill rows ``first`` to ``first + count`` of position (``epoch``, ``step``) into ``slot``.
 
-    ``places``: of a live stream, in which place of the mailbox the sample of each of these rows lies; else empty.
+    ``places``: of a live stream, in which place of the mailbox the sample of each of these rows
+    lies; else empty.
     """
 
     order: int
@@ -118,12 +122,14 @@ class FillChunk(Message):
 class Work(NamedTuple):
     """Where a worker's time went in one chunk.
 
-    ``busy_us`` from its begin to its end, but for the ``waited_us`` in which a server of files was waited for; ``cpu_us`` of it
-    it had a CPU, ``read_cpu_us`` of that for reading; ``cpu_wait_us`` it wanted one and had none, None where the kernel does not
-    say. ``parts_us``: how long each part took, in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded samples.
-    ``usual_us``: what half of the stream's samples stay below at this worker. ``slow_rows`` took several times as long,
-    ``slow_us`` together; ``slow`` are the slowest of these, as (sample index, path, us). Of a stream with a cache ``cache_hits``
-    samples were in it, and ``cache_misses`` were not.
+    ``busy_us`` from its begin to its end, but for the ``waited_us`` in which a server of files was
+    waited for; ``cpu_us`` of it it had a CPU, ``read_cpu_us`` of that for reading; ``cpu_wait_us``
+    it wanted one and had none, None where the kernel does not say. ``parts_us``: how long each part
+    took, in the order of ``StreamMeasured.parts``. ``read_bytes``: of encoded samples.
+    ``usual_us``: what half of the stream's samples stay below at this worker. ``slow_rows`` took
+    several times as long, ``slow_us`` together; ``slow`` are the slowest of these, as (sample
+    index, path, us). Of a stream with a cache ``cache_hits`` samples were in it, and
+    ``cache_misses`` were not.
     """
 
     busy_us: int
@@ -148,8 +154,8 @@ NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
 class ChunkFilled(Message):
     """The rows of ``order`` are in the slot. ``work``: where the time went, see ``Work``.
 
-    ``bad``: (sample index, path, reason) of the samples that are not good. ``hopeless`` says, where it is not empty, why a row
-    could not be filled with anything that the stream's policy allows.
+    ``bad``: (sample index, path, reason) of the samples that are not good. ``hopeless`` says, where
+    it is not empty, why a row could not be filled with anything that the stream's policy allows.
     """
 
     order: int

@@ -3,10 +3,11 @@
     decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  normalize
     once for each sample: what the cache keeps                 |  in each epoch: from pixels in the cache, or just made
 
-Kept is what the steps in front of the first random one make, less those that make numbers of pixels or call somebody's functions:
-pixels are bytes, and a function may be as random as it likes.
+Kept is what the steps in front of the first random one make, less those that make numbers of pixels
+or call somebody's functions: pixels are bytes, and a function may be as random as it likes.
 
-Invariant: the first part gives the same values for a sample in every epoch, so nobody can tell where they came from.
+Invariant: the first part gives the same values for a sample in every epoch, so nobody can tell
+where they came from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,9 +42,10 @@ RECORD_BYTES_MAX = 64 << 20
 class PipelinePlan:
     """The steps that samples go through, and what follows from them alone.
 
-    ``cut``: of a stream with a cache of decoded samples, how many steps make what it keeps; else 0. ``record_bytes_max``: the
-    longest record of the source. ``rewritten``: of a stream with a cache of seekable files, the fields that get restart
-    markers, each with the bytes that a file may have; else empty. ``is_random``: one sample can give different fields.
+    ``cut``: of a stream with a cache of decoded samples, how many steps make what it keeps; else 0.
+    ``record_bytes_max``: the longest record of the source. ``rewritten``: of a stream with a cache
+    of seekable files, the fields that get restart markers, each with the bytes that a file may
+    have; else empty. ``is_random``: one sample can give different fields.
     """
 
     steps: tuple[StepOptions, ...]

@@ -1,6 +1,7 @@
 """What a step makes of the columns of a sample, on paper. Daemon, workers and ``batchd check``; standard library only.
 
-Each family of steps has a module of effects, which the daemon uses too, and a module of stages, which only workers load.
+Each family of steps has a module of effects, which the daemon uses too, and a module of stages,
+which only workers load.
 """
 
 import json
@@ -24,7 +25,8 @@ TAKEN = frozenset({INDEX, VALID})
 class StepInvalid(ValueError):  # noqa: N818  names what is wrong
     """A step that cannot be done to what is there; the text says which, and what to do.
 
-    ``key`` is the option that is wrong, or the path to a part of it; empty where it is the step as a whole.
+    ``key`` is the option that is wrong, or the path to a part of it; empty where it is the step as
+    a whole.
     """
 
     def __init__(self, text: str, key: KeyPath = ()) -> None:

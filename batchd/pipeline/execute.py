@@ -3,11 +3,12 @@
     values  --stage-->  values  --stage-->  values  --store-->  row
                                     the last stage of an image writes into the row itself
 
-Steps on the same image that follow each other are one stage, which decodes no more than they need and writes pixels once, or
-several where geometry comes behind a step on pixels: each step sees what those in front of it made.
+Steps on the same image that follow each other are one stage, which decodes no more than they need
+and writes pixels once, or several where geometry comes behind a step on pixels: each step sees what
+those in front of it made.
 
-Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's values) and the versions of
-what decodes them.
+Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's
+values) and the versions of what decodes them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +64,8 @@ class Pipeline:
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
 
-        ``attempt`` is 0, or counts the samples that were tried in this one's place. Raises ``SampleUndecodable``, and then
-        leaves the fields in no particular state.
+        ``attempt`` is 0, or counts the samples that were tried in this one's place. Raises
+        ``SampleUndecodable``, and then leaves the fields in no particular state.
         """
         assert self._storing is not None, "a pipeline with rows"
         made = self.make(values, epoch, sample, attempt, row)
@@ -99,7 +100,8 @@ class Pipeline:
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
         """Write what is known of a bad sample into ``row``, where no step changes it, and zeros everywhere else.
 
-        In a padded field, whose size is zero then, that is what stands behind every sample: its filling.
+        In a padded field, whose size is zero then, that is what stands behind every sample: its
+        filling.
         """
         for name, column in self.columns.items():
             row[name][...] = column.fill

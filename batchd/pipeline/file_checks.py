@@ -1,6 +1,7 @@
 """Are the files that steps read what they should be? The daemon at its start, and ``batchd check``.
 
-Everything that would end a stream at its first batch is found here, before any trainer waits for one.
+Everything that would end a stream at its first batch is found here, before any trainer waits for
+one.
 """
 
 from collections.abc import Callable, Mapping

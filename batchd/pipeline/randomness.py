@@ -1,14 +1,15 @@
 """The random numbers of one sample: a pure function of (seed, epoch, sample, attempt). Worker process; needs numpy.
 
-One Philox generator is moved, not made anew, for every sample. Philox computes block ``i`` of its stream from a key and a
-counter, so the place of a sample in the stream is written straight into the counter:
+One Philox generator is moved, not made anew, for every sample. Philox computes block ``i`` of its
+stream from a key and a counter, so the place of a sample in the stream is written straight into the
+counter:
 
     key      ( seed,  SALT )
     counter  ( 0,     attempt,  epoch,  sample )
                ^ counts the blocks of four numbers that this sample draws
 
-Invariant: the numbers do not depend on what was drawn before, on the process or on the machine; two samples, epochs,
-attempts or seeds never share a block.
+Invariant: the numbers do not depend on what was drawn before, on the process or on the machine; two
+samples, epochs, attempts or seeds never share a block.
 """
 
 import numpy as np
@@ -26,7 +27,8 @@ class SampleRandom:
     def __init__(self, seed: int) -> None:
         assert 0 <= seed <= NUMBER_MAX, f"seed {seed}"
         self._bits = np.random.Philox(key=np.array([seed, SALT], np.uint64))
-        # The state before the first number: nothing buffered, no half of a number kept. Setting it copies it.
+        # The state before the first number: nothing buffered, no half of a number kept. Setting it
+        # copies it.
         self._state = self._bits.state
         self._counter = self._state["state"]["counter"]
         self.generator = np.random.Generator(self._bits)

@@ -2,7 +2,8 @@
 
 Decides from the configuration alone, before any sample is seen; imports neither cv2 nor simplejpeg.
 
-Invariant: for steps without problems, ``sample_fields`` is exactly what ``execute.Pipeline`` writes.
+Invariant: for steps without problems, ``sample_fields`` is exactly what ``execute.Pipeline``
+writes.
 """
 
 import json
@@ -83,8 +84,8 @@ class StepProblem:
 class StepCheck:
     """Goes through the steps of one pipeline, with the columns as they are by then.
 
-    Where the ``columns`` are not known, it is the files of the steps alone. Nothing is told that only follows from what was told
-    before. Reads files, so it is for the start, once.
+    Where the ``columns`` are not known, it is the files of the steps alone. Nothing is told that
+    only follows from what was told before. Reads files, so it is for the start, once.
     """
 
     def __init__(self, columns: Sequence[Column] | None) -> None:

@@ -6,8 +6,9 @@
              MappedFile      a large one, as pages that all workers share
              changed_file    after they were read: are they what the daemon saw?
 
-Invariant: a worker that makes rows has read what the daemon saw. A worker compares after it has read, so a file that changes
-before or meanwhile is found; of a mapped one, whether it changes later is looked at for every sample.
+Invariant: a worker that makes rows has read what the daemon saw. A worker compares after it has
+read, so a file that changes before or meanwhile is found; of a mapped one, whether it changes later
+is looked at for every sample.
 """
 
 import hashlib

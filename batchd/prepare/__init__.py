@@ -8,6 +8,6 @@ sinks     one tar file, or files of their own with a list
 members   the values of a sample as members of a tar file
 lists     the command's process: the lists of files become one
 
-Invariant: a shard that has its name and its noted size is whole. Whatever ends a process, the same command goes on with what is
-missing.
+Invariant: a shard that has its name and its noted size is whole. Whatever ends a process, the same
+command goes on with what is missing.
 """

@@ -6,8 +6,8 @@
     sizes.tsv            shard and bytes of each shard that was finished; a line is there before its shard has its name
     bad.tsv              shard, sample, path and reason of each sample that was left out
 
-Invariant: the lines of ``bad.tsv`` are those of the shards that are there, each once. A shard whose size is not the one that was
-noted counts as missing, whoever cut it.
+Invariant: the lines of ``bad.tsv`` are those of the shards that are there, each once. A shard whose
+size is not the one that was noted counts as missing, whoever cut it.
 """
 
 import fcntl
@@ -45,7 +45,8 @@ class LeftOut(NamedTuple):
 class ShardFolder:
     """Holds the folder while it is written. Use as a context manager.
 
-    Raises ``BatchdError`` where it cannot be written, another command is at work in it, or something else was prepared in it.
+    Raises ``BatchdError`` where it cannot be written, another command is at work in it, or
+    something else was prepared in it.
     """
 
     def __init__(self, path: Path, about: dict[str, object]) -> None:

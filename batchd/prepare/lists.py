@@ -12,8 +12,8 @@ from batchd.prepare.sinks import FILES
 class FileSet(NamedTuple):
     """The files that were written: below ``root``, all named in ``list_file``, ``total_bytes`` together.
 
-    ``path_bytes``: how long the longest of their paths is. ``has_all_classes``: whether each class of the source has a file, so
-    that the folder says the labels, too.
+    ``path_bytes``: how long the longest of their paths is. ``has_all_classes``: whether each class
+    of the source has a file, so that the folder says the labels, too.
     """
 
     root: Path

@@ -4,8 +4,9 @@
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
 
-The image called "image", or else the first one, has its ending alone, others their name in front. That is where a ``webdataset``
-source looks for fields of these names and types; ``source_table`` writes the one that reads all of them again.
+The image called "image", or else the first one, has its ending alone, others their name in front.
+That is where a ``webdataset`` source looks for fields of these names and types; ``source_table``
+writes the one that reads all of them again.
 """
 
 import io

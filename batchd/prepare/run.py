@@ -3,8 +3,8 @@
     samples   0 ............ k-1 | k ............ 2k-1 | ...
               NAME-000000.tar    | NAME-000001.tar     |        each is one order to one writer, and begun anew where that dies
 
-A sample that two writers died with is left out, like one that is bad. More bad samples than the stream's ``max_bad_fraction``
-end it, and so does any with ``on_error = "fail"``.
+A sample that two writers died with is left out, like one that is bad. More bad samples than the
+stream's ``max_bad_fraction`` end it, and so does any with ``on_error = "fail"``.
 """
 
 import os
@@ -53,8 +53,8 @@ SEEN_MIN = 100
 class Output:
     """What is made: ``shard_samples`` in each shard, pixels as ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100).
 
-    ``is_seekable``: JPEGs get restart markers. ``as_files``: files of their own instead of shards, of which each run of
-    ``shard_samples`` has a list.
+    ``is_seekable``: JPEGs get restart markers. ``as_files``: files of their own instead of shards,
+    of which each run of ``shard_samples`` has a list.
     """
 
     folder: Path

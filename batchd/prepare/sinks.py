@@ -4,8 +4,8 @@
     FileRun     files/a/b.jpg ...                each image under the path that it had below its source's root
                 NAME-000000.list                 path and label of each, as a ``list`` source reads them; written last
 
-Invariant: what an order makes is a function of the source, the steps, the seed and the encoding. A file has its name when it is
-whole and on the disk.
+Invariant: what an order makes is a function of the source, the steps, the seed and the encoding. A
+file has its name when it is whole and on the disk.
 """
 
 import io

@@ -1,7 +1,7 @@
 """The writing processes: what each has in hand, and how it ends. The process of ``batchd prepare``.
 
-Invariant: a writer that is gone is gone for the kernel (its pidfd is readable), so nobody writes to its shard any more when the
-next one begins it anew.
+Invariant: a writer that is gone is gone for the kernel (its pidfd is readable), so nobody writes to
+its shard any more when the next one begins it anew.
 """
 
 import mmap

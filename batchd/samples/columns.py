@@ -4,11 +4,11 @@
                  image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]
                  label: int64        label: int64                  label: int64
 
-A source says which columns its samples have, and every step which columns it makes of which. What is left at the end becomes the
-fields of a batch, so by then each must have one shape.
+A source says which columns its samples have, and every step which columns it makes of which. What
+is left at the end becomes the fields of a batch, so by then each must have one shape.
 
-People write a column as they would say it: ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs from sample
-to sample, ``"image"`` for the bytes of an image file, and ``"text"``.
+People write a column as they would say it: ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where
+a length differs from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``.
 
 Invariant: ``parse_column(name, column.text) == column``, as a source has it.
 """
@@ -33,7 +33,8 @@ ColumnKind = Literal["encoded", "text", "array"]
 class Column:
     """One named value of a sample. ``dtype`` and ``shape`` count for arrays; None in the shape differs from sample to sample.
 
-    Once a step has given such a column room in a batch, ``varying`` says how its samples differ, and ``shape`` is the room.
+    Once a step has given such a column room in a batch, ``varying`` says how its samples differ,
+    and ``shape`` is the room.
     """
 
     name: str

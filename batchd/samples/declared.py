@@ -16,7 +16,8 @@ from batchd.suggestions import nearest
 def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
     """The columns of a sample. Raises ``ValueError`` with all fields that make no sense, or where none is declared.
 
-    ``with_shapes``: does the data say the shapes of arrays itself, so that several lengths may differ?
+    ``with_shapes``: does the data say the shapes of arrays itself, so that several lengths may
+    differ?
     """
     checks = Checks()
     columns = check_declared(checks, fields, with_shapes=with_shapes)

@@ -3,18 +3,19 @@
 A kind is a dataclass in the module ``options`` of a folder of a package. ``kinds_in`` finds all of
 them, so no list names them.
 
-``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic. pydantic
-takes a tenth of a second of a CPU for validators of all kinds, and two milliseconds for those of one.
-So each is made when the first table of its kind is read. To read the meanings of keys, which are the
-strings under them, takes it another tenth. Where everything is wanted, for the JSON Schema,
-``IS_WHOLE`` is set before the tree is imported.
+``OneOf`` validates a table of any kind, in the daemon and the CLI: workers have no pydantic.
+pydantic takes a tenth of a second of a CPU for validators of all kinds, and two milliseconds for
+those of one. So each is made when the first table of its kind is read. To read the meanings of
+keys, which are the strings under them, takes it another tenth. Where everything is wanted, for the
+JSON Schema, ``IS_WHOLE`` is set before the tree is imported.
 
-Invariant: what is wrong with a table has the type that pydantic's own tagged union would give it, and the key where it stands.
+Invariant: what is wrong with a table has the type that pydantic's own tagged union would give it,
+and the key where it stands.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -47,9 +48,11 @@ def kinds_in(package: str, base: type[T], key: str, first: str) -> dict[str, typ
     for folder in sorted(folders, key=lambda name: (name != first, name)):
         module = import_module(f"{package}.{folder}.options")
         for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, base) and kind.__module__ == module.__name__:
-                defaults = {field.name: field.default for field in fields(kind) if field.name == key}
-                kinds.update({str(name): kind for name in defaults.values()})
+            if not isinstance(kind, type) or kind.__module__ != module.__name__ or not is_dataclass(kind):
+                continue
+            if issubclass(kind, base):
+                defaults = {field.name: field.default for field in fields(kind)}
+                kinds[str(defaults[key])] = kind
     return kinds
 
 

@@ -48,7 +48,8 @@ def format_bytes(count: int) -> str:
 def round_bytes(count: int, rounding: Callable[[float], int] = round) -> str:
     """Write an amount for people, with one decimal: ``38.5 MiB``. Not meant to be read back.
 
-    ``rounding`` may be ``ceil`` for what is needed and ``floor`` for what there is, so that they never look the same.
+    ``rounding`` may be ``ceil`` for what is needed and ``floor`` for what there is, so that they
+    never look the same.
     """
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:

@@ -1,8 +1,10 @@
 """The values of a sample, as sources give them and steps change them. Workers; the one module of ``config`` with numpy.
 
-What stands in a record becomes the value that its column says, or the reason why it cannot. Daemon and workers.
+What stands in a record becomes the value that its column says, or the reason why it cannot. Daemon
+and workers.
 
-Invariant: no number changes its value, but for the rounding of a float: what does not fit is refused, never wrapped or cut.
+Invariant: no number changes its value, but for the rounding of a float: what does not fit is
+refused, never wrapped or cut.
 
 Values of a sample as arrays of the type and shape that their columns say. Worker process.
 """

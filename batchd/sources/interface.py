@@ -5,7 +5,8 @@
     daemon   scan       all samples, once, at the start                      -> SourceIndex, shared by all workers
     worker   open       a reader: any sample by its number                   -> values of the columns
 
-Each kind is one module with a ``KIND`` in it, imported when a stream needs it, so that what it depends on costs nobody else.
+Each kind is one module with a ``KIND`` in it, imported when a stream needs it, so that what it
+depends on costs nobody else.
 
 Invariant: whatever depends on a kind of source asks it here.
 """

@@ -4,15 +4,17 @@
                           <-- lines of JSON, stdout ---     ["found", n], ["saw", ...], ["wrong", text], ["done", bytes]
                           <========== memfd ===========     the index
 
-A library that maps a file into memory dies of SIGBUS where the file is cut meanwhile, and may die of SIGSEGV where its pages are
-nonsense. That is then said as what it is: a source that cannot be used.
+A library that maps a file into memory dies of SIGBUS where the file is cut meanwhile, and may die
+of SIGSEGV where its pages are nonsense. That is then said as what it is: a source that cannot be
+used.
 
-What the other process says that it saw, the survey has seen, and the last of it is named where the process dies. A module whose
-library opens files by itself leaves that to whoever calls ``scan_apart``.
+What the other process says that it saw, the survey has seen, and the last of it is named where the
+process dies. A module whose library opens files by itself leaves that to whoever calls
+``scan_apart``.
 
-A library that never comes back from a file is given up, too: each line is progress, and where none comes for longer than the
-caller allows, the process is ended. So its module has to report often, also from within a long file. And the process is ended
-where the survey ends the scan.
+A library that never comes back from a file is given up, too: each line is progress, and where none
+comes for longer than the caller allows, the process is ended. So its module has to report often,
+also from within a long file. And the process is ended where the survey ends the scan.
 
 Invariant: nothing of the other process is left when ``scan_apart`` returns or raises.
 """

@@ -1,6 +1,7 @@
 """What all kinds of sources have in common. Daemon, workers and CLI; standard library only.
 
-Workers import this, so it knows nothing of pydantic: ``__pydantic_config__`` is plain data, which ``config.tree`` reads.
+Workers import this, so it knows nothing of pydantic: ``__pydantic_config__`` is plain data, which
+``config.tree`` reads.
 """
 
 from dataclasses import fields

@@ -21,7 +21,8 @@ def scan_source(
 ) -> SourceIndex:
     """Find all samples of a source, or know them from before, where nothing has changed.
 
-    Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is wrong.
+    Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is
+    wrong.
     """
     kind, plain = kind_of(source), source_to_plain(source)
     try:

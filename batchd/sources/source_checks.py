@@ -1,7 +1,7 @@
 """A quick look at a source and at all that it is made of, each by itself. The daemon at its start, and ``batchd check``.
 
-What is wrong is told at its own key, and once: a part whose columns nobody knows does not hide those of the others, nor is
-anything told that follows from it.
+What is wrong is told at its own key, and once: a part whose columns nobody knows does not hide
+those of the others, nor is anything told that follows from it.
 
 Invariant: a source without problems has columns.
 """

@@ -3,7 +3,8 @@
     Storage.at(path)  ──  a path  ->  LocalFiles     os.open, os.scandir
                       └─  a URL   ->  RemoteFiles    range requests and listings, by ``Storage.client``, which needs obstore
 
-A process makes one ``Storage`` and passes it to whatever scans or reads: it has the limits, the connections and the deadlines.
+A process makes one ``Storage`` and passes it to whatever scans or reads: it has the limits, the
+connections and the deadlines.
 
 Invariant: without a URL no library is loaded, and no thread and no connection is there.
 """

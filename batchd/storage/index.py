@@ -1,7 +1,8 @@
 """What a source holds: facts, and numbers of each sample as flat arrays. Daemon and workers.
 
-The daemon builds the index once and puts it into one sealed memfd; every worker maps that, so 1,280,000 paths cost a
-worker page-table entries and nothing else. All numbers little-endian, every array at a multiple of 64 bytes:
+The daemon builds the index once and puts it into one sealed memfd; every worker maps that, so
+1,280,000 paths cost a worker page-table entries and nothing else. All numbers little-endian, every
+array at a multiple of 64 bytes:
 
     0          8              16              48        64
     +----------+--------------+---------------+---------+----------------------------+---------+---------+----
@@ -10,11 +11,11 @@ worker page-table entries and nothing else. All numbers little-endian, every arr
 
     header: {"samples": n, "facts": {...}, "place": {...}, "arrays": [[name, dtype, shape, first byte], ...]}
 
-What the facts and the arrays mean is each kind of source's own business. ``facts`` are the same wherever the files lie; what is
-not, such as the folder that they lie in, is the ``place``.
+What the facts and the arrays mean is each kind of source's own business. ``facts`` are the same
+wherever the files lie; what is not, such as the folder that they lie in, is the ``place``.
 
-Invariant: an index never changes. The digest names its facts and arrays, and neither the place nor any time: the same files on
-another machine have the same digest.
+Invariant: an index never changes. The digest names its facts and arrays, and neither the place nor
+any time: the same files on another machine have the same digest.
 """
 
 import fcntl

@@ -8,11 +8,13 @@ One file for each source as it is configured:
     |          |                | all but it  |         | a multiple of 64              | draws it                    |
     +----------+----------------+-------------+---------+-------------------------------+-----------------------------+
 
-A kept index counts while every witness is what it was: each folder that was looked into, each file that was read; servers are
-asked for the ETags of objects, and for listings of buckets. As with git's
-index, what changed within a moment of being looked at may have changed once more unseen, so such a scan is not kept.
+A kept index counts while every witness is what it was: each folder that was looked into, each file
+that was read; servers are asked for the ETags of objects, and for listings of buckets. As with
+git's index, what changed within a moment of being looked at may have changed once more unseen, so
+such a scan is not kept.
 
-Invariant: a cache that is missing, damaged, full, somebody else's or out of date costs a scan and nothing else.
+Invariant: a cache that is missing, damaged, full, somebody else's or out of date costs a scan and
+nothing else.
 """
 
 import json

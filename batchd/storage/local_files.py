@@ -85,7 +85,8 @@ class LocalFiles:
     def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
         """The names in a folder. Raises ``SourceInvalid``, also for a wanted file that is a link out of the bound.
 
-        Whatever is no folder and has a wanted name is a file here; the reader looks at what it really is.
+        Whatever is no folder and has a wanted name is a file here; the reader looks at what it
+        really is.
         """
         folders, files = [], []
         try:

@@ -4,10 +4,11 @@
     https://host/train/a.csv         a server that knows range requests; nothing can be listed there
     s3://bucket/train  gs://…        a bucket, in which names have folders as far as people are concerned
 
-A ``Path`` makes one slash of two, so a URL is a path of a class of its own, which joins and divides like any other and writes
-itself as people do. Standard library only.
+A ``Path`` makes one slash of two, so a URL is a path of a class of its own, which joins and divides
+like any other and writes itself as people do. Standard library only.
 
-Invariant: a URL holds no secret: user names, passwords and queries, in which signatures stand, are refused.
+Invariant: a URL holds no secret: user names, passwords and queries, in which signatures stand, are
+refused.
 """
 
 import re

@@ -4,11 +4,12 @@
                 every request: a server that says nothing for timeout_s, answers 429 or 5xx, or closes within the answer
                 is asked again, with growing pauses, up to the deadline
 
-obstore does the HTTP, the TLS and the signing, and takes credentials, endpoints and proxies from the environment. It is asked to
-try once; trying again is done here, so that it is the same for all that may go wrong, within answers too.
+obstore does the HTTP, the TLS and the signing, and takes credentials, endpoints and proxies from
+the environment. It is asked to try once; trying again is done here, so that it is the same for all
+that may go wrong, within answers too.
 
-Invariant: what is read of an object whose version is known is of that version. No reason holds what a server says in its own
-words, or anything of the credentials.
+Invariant: what is read of an object whose version is known is of that version. No reason holds what
+a server says in its own words, or anything of the credentials.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class RemoteClient:
 
     ``limits``: how patient it is, asked for again with each request, as they may change.
 
-    Things that don't work: obstore's functions for asyncio. A thread of theirs may still let go of a Python object when the
-    process ends, and the process is aborted then, once in ten times.
+    Things that don't work: obstore's functions for asyncio. A thread of theirs may still let go of
+    a Python object when the process ends, and the process is aborted then, once in ten times.
     """
 
     def __init__(self, limits: Callable[[], StorageLimits]) -> None:

@@ -1,6 +1,7 @@
 """Files that many samples lie in, open while samples of them are wanted. Workers only.
 
-Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker, those that were used lately.
+Invariant: at most ``SHARDS_MAX`` are open for one stream in one worker, those that were used
+lately.
 """
 
 import errno
@@ -22,7 +23,8 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 class OpenShards:
     """Descriptors of shards by their paths. Belongs to one reader.
 
-    ``bound``: a real path that links must not lead out of. ``versions``: what files were when they were scanned.
+    ``bound``: a real path that links must not lead out of. ``versions``: what files were when they
+    were scanned.
     """
 
     def __init__(self, bound: bytes | None = None, versions: Mapping[str, Version] = MappingProxyType({})) -> None:

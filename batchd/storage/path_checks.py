@@ -1,8 +1,10 @@
 """Are the files there that patterns name? Daemon, before a scan, and ``batchd check``; files of this machine alone.
 
-Each one that is named costs a look at its status. Of those that patterns match one is looked for, in no order.
+Each one that is named costs a look at its status. Of those that patterns match one is looked for,
+in no order.
 
-Invariant: no file is opened, no more than ``FOLDERS_MAX`` folders are read, and where that does not tell, nothing is said.
+Invariant: no file is opened, no more than ``FOLDERS_MAX`` folders are read, and where that does not
+tell, nothing is said.
 """
 
 import os

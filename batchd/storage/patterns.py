@@ -7,8 +7,8 @@ r"""Patterns of file names, as shells have them: what they match, and where it i
     {a,b}    one or the other                           **/*.{jpg,png}
     {000..123}           every number from the one to the other, with as many digits as the first
 
-Names are bytes, as they need not be text, and are matched as Python reads them; one that starts with a dot is matched only by
-a part that does too.
+Names are bytes, as they need not be text, and are matched as Python reads them; one that starts
+with a dot is matched only by a part that does too.
 """
 
 import os

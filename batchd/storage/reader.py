@@ -1,15 +1,17 @@
 """The bytes of files, records in files, and objects, one after the other. Workers only.
 
-A source is someone else's disk: files vanish, are replaced by a FIFO, shrink while they are read. Each of these is one
-``SampleUnreadable`` with a short reason; what is wrong with this process instead (no descriptors, no memory) stays an
-``OSError``, so that a good sample is never called bad.
+A source is someone else's disk: files vanish, are replaced by a FIFO, shrink while they are read.
+Each of these is one ``SampleUnreadable`` with a short reason; what is wrong with this process
+instead (no descriptors, no memory) stays an ``OSError``, so that a good sample is never called bad.
 
-A file may lie behind links, and must not lie outside of its source's root. Where it really lies, the kernel tells of a file that
-is open, which takes longer than to open it. So a folder that was seen to lie within the root stays open, and files in it are
-opened by their names alone: no link can lead elsewhere from there but the last one, which is not followed then.
+A file may lie behind links, and must not lie outside of its source's root. Where it really lies,
+the kernel tells of a file that is open, which takes longer than to open it. So a folder that was
+seen to lie within the root stays open, and files in it are opened by their names alone: no link can
+lead elsewhere from there but the last one, which is not followed then.
 
-Invariant: what is returned is the whole of one regular file as it was in one piece, or of one record, at most ``max_bytes`` long,
-within the bound, whoever changes links and folders meanwhile. It stays valid until the next call.
+Invariant: what is returned is the whole of one regular file as it was in one piece, or of one
+record, at most ``max_bytes`` long, within the bound, whoever changes links and folders meanwhile.
+It stays valid until the next call.
 """
 
 import errno
@@ -44,8 +46,9 @@ _HAS_LINKS = -1
 class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
-    Belongs to one worker and one stream. ``remote``: what reads objects, for several readers together. ``holder``: what people
-    call a file that records lie in. ``bound``: a real path that links must not lead out of.
+    Belongs to one worker and one stream. ``remote``: what reads objects, for several readers
+    together. ``holder``: what people call a file that records lie in. ``bound``: a real path that
+    links must not lead out of.
     """
 
     def __init__(self, remote: RemoteBytes, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:

@@ -2,10 +2,11 @@
 
     extents of one shard   | a | gap | b |        | c |      a and b are one request where the gap is short
 
-Waiting for an answer takes longer than its bytes, so a reader is told what comes next, and asks for all of it at once.
+Waiting for an answer takes longer than its bytes, so a reader is told what comes next, and asks for
+all of it at once.
 
-Invariant: what was fetched ahead and is not wanted any more is forgotten with the next chunk; it is never more than
-``FETCHED_BYTES_MAX`` and the answers that were under way when that was reached.
+Invariant: what was fetched ahead and is not wanted any more is forgotten with the next chunk; it is
+never more than ``FETCHED_BYTES_MAX`` and the answers that were under way when that was reached.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,7 +4,8 @@
     read on and on         blocks up to 32 MiB, in parts that are asked for at once; a gap shorter than 1 MiB is read through,
                            as waiting for an answer takes longer than its bytes
 
-Invariant: all bytes are of one version of the object; where they are not any more, or cannot be read, ``SourceInvalid`` says so.
+Invariant: all bytes are of one version of the object; where they are not any more, or cannot be
+read, ``SourceInvalid`` says so.
 """
 
 from bisect import bisect_right

@@ -1,6 +1,7 @@
 """One scan of a source: who is told of its progress, and what it looked at. Daemon.
 
-What it looked at are its witnesses: as long as each folder and file still is what it was, another scan would find the same.
+What it looked at are its witnesses: as long as each folder and file still is what it was, another
+scan would find the same.
 """
 
 import os
@@ -21,7 +22,8 @@ ReportProgress: TypeAlias = Callable[[int], None]
 class Survey:
     """What a scan reads through, and what it reports.
 
-    ``storage``: where the source's files are. Without witnesses of them the source is scanned at each start.
+    ``storage``: where the source's files are. Without witnesses of them the source is scanned at
+    each start.
     """
 
     def __init__(

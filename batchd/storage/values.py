@@ -61,8 +61,8 @@ class Version(NamedTuple):
 class Witness(NamedTuple):
     """A file or folder as it was. Whatever happens to the content of either changes ``changed_ns``, the time of the kernel.
 
-    Of an object of a server, ``identity`` is its ETag, and of a folder in a bucket, whose path ends with a slash, a digest of
-    what was in it.
+    Of an object of a server, ``identity`` is its ETag, and of a folder in a bucket, whose path ends
+    with a slash, a digest of what was in it.
     """
 
     path: str

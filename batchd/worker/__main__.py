@@ -30,7 +30,8 @@ def main() -> int:
                 is_short = isinstance(error, MemoryError)
                 sys.stderr.write("a worker found no memory for a sample\n" if is_short else traceback.format_exc())
                 sys.stderr.flush()
-                # at once: the daemon kills a worker whose channel has ended, and then the status is not the worker's
+                # at once: the daemon kills a worker whose channel has ended, and then the status is
+                # not the worker's
                 os._exit(OUT_OF_MEMORY_STATUS if is_short else 1)
     return 0
 

@@ -10,9 +10,10 @@
     a file that a step reads is not what the daemon saw,
     or somebody's function cannot be had -------------------> zeros; the daemon stops the stream
 
-Invariant: every field of every ordered row is written, whatever happens to a sample (but zeros that are there already), so
-nothing of the slot's former content can reach a trainer. Anything that is not a bad sample (a bug, no memory) ends the process,
-and the daemon bisects: a sample for which there is no memory even alone is a bad one then.
+Invariant: every field of every ordered row is written, whatever happens to a sample (but zeros that
+are there already), so nothing of the slot's former content can reach a trainer. Anything that is
+not a bad sample (a bug, no memory) ends the process, and the daemon bisects: a sample for which
+there is no memory even alone is a bad one then.
 """
 
 from contextlib import ExitStack
@@ -55,7 +56,8 @@ SUBSTITUTES_MAX = 32
 class WorkerStream:
     """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
 
-    ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one for all streams of a worker.
+    ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one
+    for all streams of a worker.
     """
 
     def __init__(
@@ -158,8 +160,9 @@ class WorkerStream:
 class PlannedRows:
     """Which samples stand in the rows of an order.
 
-    To work out twenty of them costs as much as two hundred, since nearly all of it is the way into NumPy and back. So the rows
-    behind those of an order are worked out with it: the next order is mostly about them.
+    To work out twenty of them costs as much as two hundred, since nearly all of it is the way into
+    NumPy and back. So the rows behind those of an order are worked out with it: the next order is
+    mostly about them.
     """
 
     def __init__(self, plan: Plan) -> None:

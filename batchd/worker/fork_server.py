@@ -1,10 +1,12 @@
 """Forks workers that have imported everything already. FORK SERVER process, and each WORKER in its first moments.
 
-To import what a worker needs takes half a second of a CPU; to fork one that has it takes some milliseconds. And what was
-imported is in memory once: forked processes share all pages that none of them writes to.
+To import what a worker needs takes half a second of a CPU; to fork one that has it takes some
+milliseconds. And what was imported is in memory once: forked processes share all pages that none of
+them writes to.
 
-Invariant: a worker begins with one thread, its standard streams, and the two descriptors that came for it.
-Invariant: no worker is reaped before the daemon asks for it, who looks first at how it ended.
+Invariant: a worker begins with one thread, its standard streams, and the two descriptors that came
+for it. Invariant: no worker is reaped before the daemon asks for it, who looks first at how it
+ended.
 """
 
 import gc

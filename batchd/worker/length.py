@@ -1,7 +1,8 @@
 """A HELPER process, ``python -m batchd.worker.length RESULT_FD``: makes somebody's object once, asks for its length, and ends.
 
-So the daemon imports nothing of it. What to ask comes as JSON on standard input, and the answer goes to the descriptor, also as
-JSON; what the object prints, and what went wrong, goes to standard error, which the daemon shows where we fail.
+So the daemon imports nothing of it. What to ask comes as JSON on standard input, and the answer
+goes to the descriptor, also as JSON; what the object prints, and what went wrong, goes to standard
+error, which the daemon shows where we fail.
 """
 
 import json

@@ -1,7 +1,7 @@
 """One message after the other, until the channel ends. WORKER process.
 
-Invariant: an order is answered with exactly one ``ChunkFilled``, or the process ends; it never waits for anything but its channel
-and its files.
+Invariant: an order is answered with exactly one ``ChunkFilled``, or the process ends; it never
+waits for anything but its channel and its files.
 """
 
 import os

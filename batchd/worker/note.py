@@ -1,7 +1,8 @@
 """The row that the worker has in hand, in shared memory, for whoever finds it dead. WORKER process; drawn in ``orders``.
 
-Invariant: the note is written before a sample is touched and cleared when the chunk is done, so a dead worker's note names the
-sample that it died with. The worker is the only writer; a torn read is harmless, since the daemon trusts it only of the dead.
+Invariant: the note is written before a sample is touched and cleared when the chunk is done, so a
+dead worker's note names the sample that it died with. The worker is the only writer; a torn read is
+harmless, since the daemon trusts it only of the dead.
 """
 
 import mmap

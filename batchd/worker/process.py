@@ -26,8 +26,8 @@ def limit_threads() -> None:
 def settle_in() -> None:
     """Become a process that belongs to its parent.
 
-    The end of its channel says that whoever started us is gone, unless a sample holds us: then the kernel kills us. SIGINT is the
-    other side's business.
+    The end of its channel says that whoever started us is gone, unless a sample holds us: then the
+    kernel kills us. SIGINT is the other side's business.
     """
     die_with_parent()
     print_to_the_log()

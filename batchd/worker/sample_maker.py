@@ -3,7 +3,8 @@
     recipe + index --> reader, behind a cache --> values --first steps--> values --other steps--> a row, or values
                                     ^---- a cache of decoded samples keeps what the first steps make
 
-Invariant: what is wrong with one sample is a reason, and the next sample can be made; ``RecipeUnusable`` is about all samples.
+Invariant: what is wrong with one sample is a reason, and the next sample can be made;
+``RecipeUnusable`` is about all samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,8 @@ class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
 class SampleMaker:
     """Reads samples and runs the steps. Belongs to one stream of one process; not for several threads at once.
 
-    ``columns``: what a sample consists of behind all steps, by name. ``is_live``: another reading of a number is another sample.
+    ``columns``: what a sample consists of behind all steps, by name. ``is_live``: another reading
+    of a number is another sample.
     """
 
     def __init__(  # noqa: PLR0913  each is one thing that samples are made with
@@ -57,8 +59,8 @@ class SampleMaker:
     ) -> None:
         """Open the reader and load the steps. Raises ``RecipeUnusable``.
 
-        ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay the caller's, or that of the
-        mailbox. Without rows, samples are values of whatever shape.
+        ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay
+        the caller's, or that of the mailbox. Without rows, samples are values of whatever shape.
         """
         steps = [step_from_plain(step) for step in recipe.steps]
         source = source_from_plain(recipe.source)

@@ -1,7 +1,8 @@
 """The slots that this worker may write. WORKER process.
 
-Each slot is mapped once, when the daemon hands over its descriptor, and stays mapped: no system call per batch. The memory was
-reserved before (``posix_fallocate``), so touching it cannot fail. The header page is never written here.
+Each slot is mapped once, when the daemon hands over its descriptor, and stays mapped: no system
+call per batch. The memory was reserved before (``posix_fallocate``), so touching it cannot fail.
+The header page is never written here.
 """
 
 import mmap

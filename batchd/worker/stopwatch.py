@@ -64,7 +64,8 @@ class Stopwatch:
 
         begin -> (begin_sample -> is_read -> end_sample, or waste_sample at any time)* -> work
 
-    ``cpu_wait_ns`` says how long this thread has wanted a CPU and had none, in total; None where nobody knows.
+    ``cpu_wait_ns`` says how long this thread has wanted a CPU and had none, in total; None where
+    nobody knows.
     """
 
     def __init__(self, cpu_wait_ns: Callable[[], int | None] = _never_told) -> None:
@@ -112,7 +113,8 @@ class Stopwatch:
     def end_sample(self) -> int | None:
         """A sample is done; says how many ns it took if that is much more than usual.
 
-        What counts is the time in which it was read, and its CPU time from then on: nothing is slow because others had the core.
+        What counts is the time in which it was read, and its CPU time from then on: nothing is slow
+        because others had the core.
         """
         cpu_ns = thread_time_ns()
         taken_ns = self.laps.since_start_ns(self._reading) + cpu_ns - self._cpu_before_ns

@@ -6,9 +6,10 @@
     stdout  {"first_batch_s"} when the first batch is there; then for each round {"images", "seconds", "cpu_s", "pss_bytes"}
     stderr  whatever the peer says; the end of stdin ends the side
 
-With ``--trainers`` the side starts so many processes, and each wants every picture; ``images`` are those of one trainer then, on
-average. Measured are whole processes with all their descendants. Standard library, numpy and cv2 alone, as every environment
-has these; cv2 is loaded by those who decode with it.
+With ``--trainers`` the side starts so many processes, and each wants every picture; ``images`` are
+those of one trainer then, on average. Measured are whole processes with all their descendants.
+Standard library, numpy and cv2 alone, as every environment has these; cv2 is loaded by those who
+decode with it.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """DALI on the CPU.
 
-Chosen: the file reader with its own shuffling, ``decoders.image_random_crop``, which decodes the crop alone, resize without
-smoothing, as all sides do that resize by hand, and a flip by a coin: DALI's ResNet example without its normalisation. As
-many threads as workers.
+Chosen: the file reader with its own shuffling, ``decoders.image_random_crop``, which decodes the
+crop alone, resize without smoothing, as all sides do that resize by hand, and a flip by a coin:
+DALI's ResNet example without its normalisation. As many threads as workers.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """FFCV, from a file of its own: ``python ffcv_side.py write --data FOLDER --variant jpg`` writes it beside the pictures.
 
-Chosen: ``RandomResizedCropRGBImageDecoder`` and a flip, random order, ``os_cache`` as the file fits into memory, as many
-threads as workers. Its file has JPEGs of quality 90 at the pictures' own size, since all sides decode JPEGs; variant
-"half-raw" stores half of the pictures as raw pixels of several times the bytes, as FFCV's ImageNet recipe does.
+Chosen: ``RandomResizedCropRGBImageDecoder`` and a flip, random order, ``os_cache`` as the file fits
+into memory, as many threads as workers. Its file has JPEGs of quality 90 at the pictures' own size,
+since all sides decode JPEGs; variant "half-raw" stores half of the pictures as raw pixels of
+several times the bytes, as FFCV's ImageNet recipe does.
 """
 
 import sys

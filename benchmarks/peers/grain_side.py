@@ -1,8 +1,8 @@
 """Grain: variants "cv2" and "region".
 
-Chosen: the Dataset API with ``mp_prefetch``, one process for each worker. A process reads with one thread and keeps 16
-samples ahead: with the 16 threads and 500 samples that are Grain's default it takes half as much CPU again, as they wait
-for one interpreter.
+Chosen: the Dataset API with ``mp_prefetch``, one process for each worker. A process reads with one
+thread and keeps 16 samples ahead: with the 16 threads and 500 samples that are Grain's default it
+takes half as much CPU again, as they wait for one interpreter.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A feeder of one's own: worker processes that put whole batches into a multiprocessing.Queue, as Keras' GeneratorEnqueuer did.
 
-Chosen: as in ``examples/classics``: a queue of ten batches, a generator with a seed of its own in each process; cv2 and
-uint8.
+Chosen: as in ``examples/classics``: a queue of ten batches, a generator with a seed of its own in
+each process; cv2 and uint8.
 """
 
 import multiprocessing

@@ -1,8 +1,9 @@
 """Ray Data: tasks that read and decode, a batch in each block.
 
-Chosen: paths as items, and ``map_batches`` that reads and decodes with cv2. ``read_images`` decodes with PIL, and
-``read_binary_files`` in front of ``map_batches`` takes half as much CPU again, as bytes go through the object store. A
-block is a batch, so that ``iter_batches`` puts nothing together.
+Chosen: paths as items, and ``map_batches`` that reads and decodes with cv2. ``read_images`` decodes
+with PIL, and ``read_binary_files`` in front of ``map_batches`` takes half as much CPU again, as
+bytes go through the object store. A block is a batch, so that ``iter_batches`` puts nothing
+together.
 """
 
 import logging

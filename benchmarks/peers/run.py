@@ -1,8 +1,9 @@
 """Measure batchd beside its peers: ``make bench-peers DATA=/path/to/photographs ONLY=tf-data,dali ROUNDS=3``.
 
-Makes an environment for each peer that can be installed here, then measures all sides in turn, each in a process that is
-started for its round and ended after it, so that nothing else is on the machine. Writes ``results/peers.md`` and
-``results/peers.png``, and prints a line BENCH for each number to reach.
+Makes an environment for each peer that can be installed here, then measures all sides in turn, each
+in a process that is started for its round and ended after it, so that nothing else is on the
+machine. Writes ``results/peers.md`` and ``results/peers.png``, and prints a line BENCH for each
+number to reach.
 """
 
 import argparse

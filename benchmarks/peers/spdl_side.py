@@ -1,8 +1,9 @@
 """SPDL: cv2 in threads.
 
-Chosen: a pipeline whose threads take 16 photographs at a time, as SPDL advises for short tasks (one at a time takes a
-quarter more CPU). SPDL's own decoder, FFmpeg's with a filter for crop and scale, takes twice the CPU of cv2 here, and a
-pipeline in a process of its own takes more than one in the trainer.
+Chosen: a pipeline whose threads take 16 photographs at a time, as SPDL advises for short tasks (one
+at a time takes a quarter more CPU). SPDL's own decoder, FFmpeg's with a filter for crop and scale,
+takes twice the CPU of cv2 here, and a pipeline in a process of its own takes more than one in the
+trainer.
 """
 
 import random

@@ -1,7 +1,7 @@
 """From measurements to ratios, figures and Markdown. Pure: nothing here runs or reads anything.
 
-Each round measures all sides in turn, so a ratio is of two measurements of the same round; reported are medians over the rounds,
-with the smallest and the largest.
+Each round measures all sides in turn, so a ratio is of two measurements of the same round; reported
+are medians over the rounds, with the smallest and the largest.
 """
 
 from collections.abc import Sequence

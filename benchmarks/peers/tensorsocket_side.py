@@ -1,8 +1,9 @@
 """TensorSocket: a producer around a torch DataLoader (cv2) in a process of its own, and consumers in the trainers.
 
-Chosen: the producer puts two batches of its DataLoader together, the fewest with which it works, so these are half of a
-trainer's: without a GPU it sends, to each consumer, the whole memory of what it cuts a batch out of. Everything else as it
-comes. It is made for trainers on GPUs, to which it hands pointers.
+Chosen: the producer puts two batches of its DataLoader together, the fewest with which it works, so
+these are half of a trainer's: without a GPU it sends, to each consumer, the whole memory of what it
+cuts a batch out of. Everything else as it comes. It is made for trainers on GPUs, to which it hands
+pointers.
 """
 
 import subprocess

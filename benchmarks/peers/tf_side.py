@@ -1,8 +1,9 @@
 """tf.data in the trainer's process.
 
-Chosen: ``decode_and_crop_jpeg``, which decodes the crop alone; shuffle, repeat, parallel map, batch and prefetch as
-TensorFlow's performance guide has them, with AUTOTUNE; a private pool of as many threads as there are workers; order left
-free. Batches are taken with ``as_numpy_iterator``, which copies nothing.
+Chosen: ``decode_and_crop_jpeg``, which decodes the crop alone; shuffle, repeat, parallel map, batch
+and prefetch as TensorFlow's performance guide has them, with AUTOTUNE; a private pool of as many
+threads as there are workers; order left free. Batches are taken with ``as_numpy_iterator``, which
+copies nothing.
 """
 
 import os

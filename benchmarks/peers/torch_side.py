@@ -1,9 +1,10 @@
 """torch.utils.data.DataLoader: variants "pil" (torchvision's transforms as most people write them), "cv2", "region".
 
-Chosen: a map-style dataset that gives uint8 arrays, which the default collation stacks in shared memory inside the workers;
-``persistent_workers``; ``prefetch_factor`` as it comes; no ``pin_memory``, as there is no GPU. Workers run torch with one
-thread by themselves, and cv2 is told so. A random sampler that never ends spares it the end of an epoch, at which its
-workers would run dry. With several trainers each has a DataLoader of its own.
+Chosen: a map-style dataset that gives uint8 arrays, which the default collation stacks in shared
+memory inside the workers; ``persistent_workers``; ``prefetch_factor`` as it comes; no
+``pin_memory``, as there is no GPU. Workers run torch with one thread by themselves, and cv2 is told
+so. A random sampler that never ends spares it the end of an epoch, at which its workers would run
+dry. With several trainers each has a DataLoader of its own.
 """
 
 from collections.abc import Iterator

@@ -6,10 +6,11 @@
             for batch in train:
                 batch["image"]                  # uint8 [B, H, W, 3], read-only, no copy
 
-Starts no thread at import. All exceptions are in ``batchd_client.errors`` and derive from ``BatchdClientError``.
+Starts no thread at import. All exceptions are in ``batchd_client.errors`` and derive from
+``BatchdClientError``.
 
-The modules behind these names are imported at their first use: a process that only asks a daemon questions (``asking``), such as
-the server's observer, never loads numpy.
+The modules behind these names are imported at their first use: a process that only asks a daemon
+questions (``asking``), such as the server's observer, never loads numpy.
 """
 
 from importlib import import_module

@@ -5,10 +5,11 @@
                 |   +--> SlotMemory (the mapping), Lifeline (its end would give the lease back)
                 +~ ~ ~ > LeaseToken (weak): on the lease's end appended to the subscription's ``ended``
 
-The lease ends when the batch and the last array over its memory are gone, or by ``release()``. Its end may come in any
-thread and in the middle of anything (the garbage collector decides), so it only appends to a queue, and the next pull
-gives it back. Not ``__del__`` or ``weakref.finalize``: those run Python code, which a signal handler may cut off half way.
-A weak reference whose callback is ``deque.append`` runs none, and costs a tenth of them.
+The lease ends when the batch and the last array over its memory are gone, or by ``release()``. Its
+end may come in any thread and in the middle of anything (the garbage collector decides), so it only
+appends to a queue, and the next pull gives it back. Not ``__del__`` or ``weakref.finalize``: those
+run Python code, which a signal handler may cut off half way. A weak reference whose callback is
+``deque.append`` runs none, and costs a tenth of them.
 
 Invariant: while a lease has not ended, the daemon writes nothing to its slot.
 """
@@ -35,7 +36,8 @@ from batchd_wire.views import checked_sizes, cut_to_largest, row_views
 class FieldView(NamedTuple):
     """How a field looks in memory, made ready for ``__array_interface__``. ``shape`` is that of one sample.
 
-    Where samples vary it is the largest that one may have, and ``sizes`` is the name of the field that says how large each is.
+    Where samples vary it is the largest that one may have, and ``sizes`` is the name of the field
+    that says how large each is.
     """
 
     name: str
@@ -67,7 +69,8 @@ def field_views(layout: SlotLayout) -> dict[str, FieldView]:
 class Room(NamedTuple):
     """A field of a batch with all the room that its samples have: ``array`` is ``[samples, *shape]``, contiguous and read-only.
 
-    ``sizes``: int64 ``[samples, varying dimensions]``, how large each sample is; None where all are alike.
+    ``sizes``: int64 ``[samples, varying dimensions]``, how large each sample is; None where all are
+    alike.
     """
 
     array: npt.NDArray[Any]
@@ -86,7 +89,8 @@ class LeaseToken(ref["Lease"]):
 class Lease:
     """A trainer's right to read one slot. When it ends, its ``token`` is appended to ``ended``, at least once.
 
-    ``lifeline`` is not used: it must live as long as the lease, since its end gives back all leases at once.
+    ``lifeline`` is not used: it must live as long as the lease, since its end gives back all leases
+    at once.
     """
 
     __slots__ = ("__weakref__", "_ended", "lifeline", "memory", "token")
@@ -124,15 +128,18 @@ class FieldMemory:
 class Batch(Unique, Mapping[str, Any]):
     """One batch: a mapping of field name to a read-only numpy array ``[samples, ...]`` over shared memory, not a copy.
 
-    A padded field is cut to the largest sample of this batch. Of a ragged field there is a list instead, with a read-only
-    array for each sample, in that sample's own shape; ``ragged`` gives it as one array.
+    A padded field is cut to the largest sample of this batch. Of a ragged field there is a list
+    instead, with a read-only array for each sample, in that sample's own shape; ``ragged`` gives it
+    as one array.
 
-    ``epoch`` and ``step`` say which batch of the stream it is, ``samples`` how many rows it has, ``wait_s`` how long the
-    trainer waited for it, in seconds. As in every mapping, ``len(batch)`` is the number of fields.
+    ``epoch`` and ``step`` say which batch of the stream it is, ``samples`` how many rows it has,
+    ``wait_s`` how long the trainer waited for it, in seconds. As in every mapping, ``len(batch)``
+    is the number of fields.
 
-    The memory stays as it is while the batch or any array made from it lives, and goes back to the daemon after that.
-    ``release()``, or leaving ``with batch:``, gives it back at once: from then on the batch refuses access, and arrays
-    taken from it earlier must not be read any more, since another batch may be written over them.
+    The memory stays as it is while the batch or any array made from it lives, and goes back to the
+    daemon after that. ``release()``, or leaving ``with batch:``, gives it back at once: from then
+    on the batch refuses access, and arrays taken from it earlier must not be read any more, since
+    another batch may be written over them.
     """
 
     INSTEAD = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
@@ -152,8 +159,8 @@ class Batch(Unique, Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """Give the array of one field, or the list of a ragged one's.
 
-        Raises ``KeyError`` for an unknown name, ``BatchReleased`` after ``release()``, and ``ProtocolError`` where the sizes of
-        a padded or ragged field are larger than its room.
+        Raises ``KeyError`` for an unknown name, ``BatchReleased`` after ``release()``, and
+        ``ProtocolError`` where the sizes of a padded or ragged field are larger than its room.
         """
         lease = self._lease_of(name)
         array = self._arrays.get(name)
@@ -174,10 +181,12 @@ class Batch(Unique, Mapping[str, Any]):
     def dlpack(self, name: str) -> npt.NDArray[Any]:
         """Give a field to another library by DLPack, without a copy: ``torch.from_dlpack(batch.dlpack("image"))``.
 
-        The export is marked read-only, which takes numpy 2.1 and a consumer that knows DLPack 1.0; others refuse it. Torch
-        ignores the mark: writing into its tensor ends the program. The consumer keeps the batch alive, unless it is released.
+        The export is marked read-only, which takes numpy 2.1 and a consumer that knows DLPack 1.0;
+        others refuse it. Torch ignores the mark: writing into its tensor ends the program. The
+        consumer keeps the batch alive, unless it is released.
 
-        Raises what access by name raises, and ``KeyError`` for a ragged field: export ``ragged(name).values``.
+        Raises what access by name raises, and ``KeyError`` for a ragged field: export
+        ``ragged(name).values``.
         """
         array = self[name]
         if isinstance(array, list):
@@ -200,7 +209,8 @@ class Batch(Unique, Mapping[str, Any]):
     def memory(self) -> SlotMemory | ReceiveBuffer:
         """The memory that the batch lies in: ``address`` and ``slot_bytes``. Raises ``BatchReleased``.
 
-        The daemon writes many batches into the same memory, one after the other, so a device needs to be told of it once.
+        The daemon writes many batches into the same memory, one after the other, so a device needs
+        to be told of it once.
         """
         return self._lease_of("memory").memory
 

@@ -1,14 +1,15 @@
 """Pushes the frames of a camera or a video file into a live stream: ``python -m batchd_client.camera STREAM --device 0``.
 
-Runs in the PRODUCER, as a program of its own. Needs OpenCV (``pip install opencv-python-headless``), which the client itself does
-without.
+Runs in the PRODUCER, as a program of its own. Needs OpenCV (``pip install
+opencv-python-headless``), which the client itself does without.
 
     capture --frame, BGR--> RGB --> put: the field "image", and "time" where the stream has one (seconds since 1970)
 
-A stream whose image is of type "image" gets JPEG files, any other one pixels. Where the stream wants another size than the camera
-gives by itself, the camera is asked for it.
+A stream whose image is of type "image" gets JPEG files, any other one pixels. Where the stream
+wants another size than the camera gives by itself, the camera is asked for it.
 
-Invariant: a frame is pushed once, in the order of the capture; what the stream does not take is counted, never repeated.
+Invariant: a frame is pushed once, in the order of the capture; what the stream does not take is
+counted, never repeated.
 """
 
 import argparse
@@ -68,7 +69,8 @@ def _run(producer: Producer, options: argparse.Namespace) -> int:
 class Capture:
     """Frames as the samples of a stream whose ``fields`` are these. ``device``: a number, or the path of a video file.
 
-    Raises ``CameraError`` where it cannot be opened, or the stream has fields that nothing here can fill.
+    Raises ``CameraError`` where it cannot be opened, or the stream has fields that nothing here can
+    fill.
     """
 
     def __init__(self, device: str, fields: Mapping[str, str], field: str, *, is_bgr: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Fields of a batch as arrays of one's own, for frameworks that take arrays. Runs in the trainer.
 
-Invariant: an array that is given out has memory of its own, which no other batch is ever written to.
+Invariant: an array that is given out has memory of its own, which no other batch is ever written
+to.
 """
 
 from collections.abc import Mapping, Sequence

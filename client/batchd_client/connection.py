@@ -2,15 +2,17 @@
 
     run(operation):  lock -> usable session, else reopen with back-off -> operation(session) -> SessionLost: once more
 
-Threads may share a connection, but they take turns: an operation has the session to itself, and only waiting is done
-outside (a thread that waits looks again after ``TURN_S`` at the latest). For two threads at full speed use two connections.
+Threads may share a connection, but they take turns: an operation has the session to itself, and
+only waiting is done outside (a thread that waits looks again after ``TURN_S`` at the latest). For
+two threads at full speed use two connections.
 
-The next daemon needs the memory of the dead one's slots. So a trainer that waits for a daemon keeps no more of it than batches
-that live, and sees to it that the program's other connections, which are not in use just now, do not either. Except for what is
-registered with a device, where another thread used such a connection last: that is unregistered in that thread alone.
+The next daemon needs the memory of the dead one's slots. So a trainer that waits for a daemon keeps
+no more of it than batches that live, and sees to it that the program's other connections, which are
+not in use just now, do not either. Except for what is registered with a device, where another
+thread used such a connection last: that is unregistered in that thread alone.
 
-Invariant: whatever happens in ``operation``, the connection is either usable afterwards or opens a new session at its
-next use; positions live in the streams, so nothing is lost with a session.
+Invariant: whatever happens in ``operation``, the connection is either usable afterwards or opens a
+new session at its next use; positions live in the streams, so nothing is lost with a session.
 """
 
 import os
@@ -92,7 +94,8 @@ class Connection:
     def run(self, operation: Callable[[Session], T]) -> T:
         """Do something with the session, again with a new one where the daemon went away meanwhile.
 
-        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and what ``operation`` raises.
+        Raises ``DaemonClosed``, ``ForkedConnection``, ``ReentrantCall``, ``ReconnectTimeout`` and
+        what ``operation`` raises.
         """
         try:
             return self._in_turn(self._run, operation)
@@ -114,7 +117,8 @@ class Connection:
     def close(self) -> None:
         """End the session. Batches that are still alive stay readable; their leases end with the last of them.
 
-        Where it is interrupted, it is done again: in another ``close``, or when the connection is forgotten.
+        Where it is interrupted, it is done again: in another ``close``, or when the connection is
+        forgotten.
         """
         if os.getpid() == self._process:
             self._in_turn(self._close, None)
@@ -125,7 +129,8 @@ class Connection:
     def session(self) -> Session | None:
         """The present session; None once closed, also by the garbage collector, which objects may outlive that use this one.
 
-        Or by the end of the program, when functions and objects of the program may still be to come.
+        Or by the end of the program, when functions and objects of the program may still be to
+        come.
         """
         return None if self._is_closed or self._has_ended else self._session
 
@@ -182,8 +187,8 @@ class Connection:
     def look_after(self) -> None:
         """Let go of a session that has ended while nobody used it. Waits for nothing, so never for another thread.
 
-        What goes wrong here is no matter of the caller's, who has another connection: the next use of this one meets it again,
-        or opens a new session.
+        What goes wrong here is no matter of the caller's, who has another connection: the next use
+        of this one meets it again, or opens a new session.
         """
         if os.getpid() != self._process or not self._lock.acquire(blocking=False):
             return
@@ -243,7 +248,8 @@ def patiently_open(
 ) -> Session:
     """Try until a session opens or ``give_up`` is near, with growing pauses of random length.
 
-    ``may_pass`` says of an error whether another try may help. Raises the error of the last try that ``give_up`` did not cut off.
+    ``may_pass`` says of an error whether another try may help. Raises the error of the last try
+    that ``give_up`` did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
     reason: Exception | None = None

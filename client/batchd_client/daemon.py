@@ -1,6 +1,7 @@
 """The daemon as a trainer sees it: where streams come from. Runs in the trainer.
 
-Invariant: one ``Daemon`` is one connection: a session at a time, ZeroMQ's own thread, and none of ours.
+Invariant: one ``Daemon`` is one connection: a session at a time, ZeroMQ's own thread, and none of
+ours.
 """
 
 from collections.abc import Mapping
@@ -62,23 +63,29 @@ def connect(  # noqa: PLR0913  what a trainer may say of its way to the daemon, 
 ) -> "Daemon":
     """Connect to a batchd daemon.
 
-    ``address`` is its runtime directory on this machine, as in ``ipc:///run/batchd``, or its place in the network, as in
-    ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd``
-    where one answers. ``key``: the connection file for a daemon in the network; default: ``$BATCHD_KEY``.
-    ``connections``: over how many TCP connections batches shall come; default: ``$BATCHD_CONNECTIONS``, else 1. More of them help
-    where one is the limit: by encryption on one core, by a long way, by a network that shares by connection.
+    ``address`` is its runtime directory on this machine, as in ``ipc:///run/batchd``, or its place
+    in the network, as in ``tcp://bigbox:7070``. Default: ``$BATCHD_ADDRESS``, else the first of
+    ``/run/batchd`` and ``$XDG_RUNTIME_DIR/batchd`` where one answers. ``key``: the connection file
+    for a daemon in the network; default: ``$BATCHD_KEY``. ``connections``: over how many TCP
+    connections batches shall come; default: ``$BATCHD_CONNECTIONS``, else 1. More of them help
+    where one is the limit: by encryption on one core, by a long way, by a network that shares by
+    connection.
 
-    A daemon whose address is given or in the environment may be starting: it is waited for, up to ``connect_timeout_s``. Without
-    an address, nothing says that there is one, and where none answers this fails at once.
+    A daemon whose address is given or in the environment may be starting: it is waited for, up to
+    ``connect_timeout_s``. Without an address, nothing says that there is one, and where none
+    answers this fails at once.
 
-    ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a daemon may be away (loops
-    just wait longer meanwhile), ``batch_timeout_s`` how long a living daemon may take for one batch.
+    ``connect_timeout_s`` bounds connecting and every question, ``reconnect_timeout_s`` how long a
+    daemon may be away (loops just wait longer meanwhile), ``batch_timeout_s`` how long a living
+    daemon may take for one batch.
 
-    ``writable_slots`` is for adapters that register slots with a device which reads no memory that is mapped read-only: slots are
-    mapped writable where the daemon's configuration allows it. Arrays stay read-only, and nobody shall write.
+    ``writable_slots`` is for adapters that register slots with a device which reads no memory that
+    is mapped read-only: slots are mapped writable where the daemon's configuration allows it.
+    Arrays stay read-only, and nobody shall write.
 
-    Raises ``DaemonNotFound``, ``PermissionDenied``, ``DaemonFull``, ``ConnectTimeout``, ``VersionMismatch``, ``AddressInvalid``,
-    ``KeyInvalid``, ``ConnectionsInvalid`` or ``ProtocolError``.
+    Raises ``DaemonNotFound``, ``PermissionDenied``, ``DaemonFull``, ``ConnectTimeout``,
+    ``VersionMismatch``, ``AddressInvalid``, ``KeyInvalid``, ``ConnectionsInvalid`` or
+    ``ProtocolError``.
     """
     deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
     count = find_connections(connections)
@@ -119,11 +126,13 @@ class Daemon(Unique):
     ) -> Stream:
         """Claim the stream ``name``: all of it, or share ``rank`` of ``world_size``, which take its steps in turn.
 
-        ``window``: how many batches shall be ready ahead of this trainer (default: the stream's setting). ``epochs``: the
-        training's length, counted from epoch 0, so a resumed run says the same number; nothing is decoded beyond it, and
-        iteration past it ends at once. ``state``: what ``state_dict()`` gave, to go on exactly there.
+        ``window``: how many batches shall be ready ahead of this trainer (default: the stream's
+        setting). ``epochs``: the training's length, counted from epoch 0, so a resumed run says the
+        same number; nothing is decoded beyond it, and iteration past it ends at once. ``state``:
+        what ``state_dict()`` gave, to go on exactly there.
 
-        Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``TooFewBatches``, ``RingTooSmall``, ``StateMismatch``, …
+        Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``TooFewBatches``,
+        ``RingTooSmall``, ``StateMismatch``, …
         """
         rank, world_size = index(rank), index(world_size)
         if not 0 <= rank < world_size:
@@ -140,8 +149,8 @@ class Daemon(Unique):
     def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
         """Look at the stream ``name`` as a trainer that begins there would see it; no trainer waits for a spectator.
 
-        Of a live stream it gets one batch, the first from there on, and uses nothing up. Raises ``StreamUnknown``,
-        ``PositionInvalid``, …
+        Of a live stream it gets one batch, the first from there on, and uses nothing up. Raises
+        ``StreamUnknown``, ``PositionInvalid``, …
         """
         claim = SubscriptionRequest(name, rank=0, world_size=1, window=1, end_epoch=None, is_spectator=True)
         return Stream(self._connection, claim, None, checked_position(epoch, step))

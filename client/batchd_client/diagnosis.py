@@ -3,8 +3,8 @@
 resolve the name -> connect -> exchange ZMTP greetings (64 bytes, RFC 37) -> which mechanism does the daemon want?
     -> CURVE, and a key is there: ``rehearsal``, to see where the handshake ends
 
-Invariant: ``KeyRefused``, for which nobody tries again, needs a second connection that says the same as the first; whatever a cut
-of the network may have been is an ``OSError``.
+Invariant: ``KeyRefused``, for which nobody tries again, needs a second connection that says the
+same as the first; whatever a cut of the network may have been is an ``OSError``.
 """
 
 import socket

@@ -1,7 +1,8 @@
 """Where is the daemon? Finds it, or says precisely why there is none. Runs in the trainer.
 
-Tried in this order: the address that the program gave, else ``$BATCHD_ADDRESS``, else the first runtime directory of
-``batchd_wire.runtime.candidate_directories`` whose lifeline socket takes a connection.
+Tried in this order: the address that the program gave, else ``$BATCHD_ADDRESS``, else the first
+runtime directory of ``batchd_wire.runtime.candidate_directories`` whose lifeline socket takes a
+connection.
 """
 
 import grp
@@ -48,11 +49,11 @@ def find_daemon(
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or wherever one answers first. ``target_at``: what is asked of it there.
 
-    A daemon that is named may be starting just now, so it is waited for, unless the caller is not ``is_patient``. Without a name,
-    nothing says that there is one.
+    A daemon that is named may be starting just now, so it is waited for, unless the caller is not
+    ``is_patient``. Without a name, nothing says that there is one.
 
-    Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
-    ``ProtocolError``.
+    Raises ``AddressInvalid``, ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``,
+    ``VersionMismatch`` or ``ProtocolError``.
     """
     give_up = time.monotonic() + connect_timeout_s
     failures: list[_Failure] = []

@@ -27,8 +27,8 @@
         +-- StreamChanged
             +-- StreamReplaced
 
-The first paragraph of each docstring says what happened and is replaced by the facts where they are known; the rest says
-what helps and is part of every message.
+The first paragraph of each docstring says what happened and is replaced by the facts where they are
+known; the rest says what helps and is part of every message.
 """
 
 # ruff: noqa: N818  each is named by what is wrong, as in "except RingExhausted"
@@ -77,7 +77,8 @@ class ProducerClosed(Closed):
 class BatchReleased(Closed):
     """This batch has been released, so its memory may already hold another batch.
 
-    Read it before ``batch.release()`` or inside ``with batch:``, and copy what you keep (``batch["image"].copy()``).
+    Read it before ``batch.release()`` or inside ``with batch:``, and copy what you keep
+    (``batch["image"].copy()``).
     """
 
 
@@ -272,8 +273,8 @@ class PrefetchInvalid(Misused):
 class LoaderInWorker(Misused):
     """A batchd loader was used in a worker process of a DataLoader, where each worker would read the whole stream again.
 
-    The daemon's workers do that work already: use DataLoader(dataset, batch_size=None, num_workers=0), or the BatchdLoader
-    itself.
+    The daemon's workers do that work already: use DataLoader(dataset, batch_size=None,
+    num_workers=0), or the BatchdLoader itself.
     """
 
 
@@ -334,8 +335,8 @@ class WindowInvalid(Misused):
 class TooFewBatches(Misused):
     """An epoch of the stream has fewer batches than there are ranks, and drop_last = true leaves them out.
 
-    Use a smaller batch_size, fewer ranks, or drop_last = false for the stream in batchd.toml: then ranks share batches, which the
-    client logs as a warning.
+    Use a smaller batch_size, fewer ranks, or drop_last = false for the stream in batchd.toml: then
+    ranks share batches, which the client logs as a warning.
     """
 
 

@@ -3,11 +3,12 @@
     Stream --take--> Batch --Placement.begin--> Transfer, Transfer, ... --finish--> what the user's loop gets
                                                   (``prefetch`` of them)
 
-What is ahead is taken only if it has come already, so nobody waits for a batch that the loop does not want yet. It is taken
-across the end of an epoch, as the daemon does.
+What is ahead is taken only if it has come already, so nobody waits for a batch that the loop does
+not want yet. It is taken across the end of an epoch, as the daemon does.
 
-Invariant: ``state_dict`` is about what the loop has got. What is under way counts as not taken, so a checkpoint neither skips nor
-repeats it; where an interrupt has cut off a step in between, the stream is moved back to where the queue ends.
+Invariant: ``state_dict`` is about what the loop has got. What is under way counts as not taken, so
+a checkpoint neither skips nor repeats it; where an interrupt has cut off a step in between, the
+stream is moved back to where the queue ends.
 """
 
 import time
@@ -98,7 +99,8 @@ class Feed(Generic[T]):
         try:
             result = head.transfer.finish()
             self.next_s += self._clock() - started_s
-            # From here on nothing is called, so neither a signal handler nor another thread can come in between.
+            # From here on nothing is called, so neither a signal handler nor another thread can
+            # come in between.
             self._position = head.after
         finally:
             if self._position is not head.after:

@@ -6,7 +6,8 @@
     progress = Progress(photos.stream)
     model.fit(photos, epochs=90, callbacks=[progress])          # progress.state_dict() at any time
 
-Runs in the trainer. Needs Keras alone; where TensorFlow is its backend, ``batchd_client.tensorflow.dataset`` is the faster way.
+Runs in the trainer. Needs Keras alone; where TensorFlow is its backend,
+``batchd_client.tensorflow.dataset`` is the faster way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,12 +38,13 @@ if not hasattr(keras.utils.PyDataset, "on_epoch_begin"):
 class BatchdPyDataset(keras.utils.PyDataset):
     """A stream as Keras wants it: ``model.fit(photos, epochs=90)``. Give it to ``fit`` or ``evaluate``, or index it.
 
-    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give dicts and not tuples. Arrays
-    are the program's own.
+    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give
+    dicts and not tuples. Arrays are the program's own.
 
-    An epoch's batches come in the stream's order, which has been shuffled already: the first index that is asked for is the first
-    batch, whatever its number (``fit`` mixes the numbers unless it is told ``shuffle=False``), and the same index is the same
-    batch until the epoch ends. Asking for one again is possible, and slow: the stream is moved there and back.
+    An epoch's batches come in the stream's order, which has been shuffled already: the first index
+    that is asked for is the first batch, whatever its number (``fit`` mixes the numbers unless it
+    is told ``shuffle=False``), and the same index is the same batch until the epoch ends. Asking
+    for one again is possible, and slow: the stream is moved there and back.
 
     An epoch ends with ``on_epoch_end``, if all of its batches have been asked for; Keras calls it.
 
@@ -150,7 +152,8 @@ class BatchdPyDataset(keras.utils.PyDataset):
     def state_dict(self, batches: int | None = None) -> StreamState:
         """What a checkpoint needs to go on behind the first ``batches`` of this epoch's.
 
-        Default: behind those that a ``Progress`` callback has counted; without one, where the epoch begins.
+        Default: behind those that a ``Progress`` callback has counted; without one, where the epoch
+        begins.
         """
         if batches is None:
             batches = self._passes.trained or (self._passes.taken if self._is_over else 0)
@@ -188,7 +191,8 @@ class BatchdPyDataset(keras.utils.PyDataset):
 class Progress(keras.callbacks.Callback):
     """Counts the batches of a stream that ``fit`` has trained on, whatever is read ahead of it.
 
-    For ``BatchdPyDataset`` and for ``batchd_client.tensorflow.dataset``; one in a program for each stream.
+    For ``BatchdPyDataset`` and for ``batchd_client.tensorflow.dataset``; one in a program for each
+    stream.
     """
 
     def __init__(self, stream: Stream) -> None:

@@ -3,8 +3,9 @@
     connect -> Hello -> Welcome (secret) -> SlotShared + descriptor, as often as there are slots -> end of file
                              (AskWritable, by those who register slots with a device)
 
-Invariant: the socket stays open for as long as the session *or any lease of it* lives, since its end tells the daemon that
-nobody reads its slots any more. So a connection may be closed or replaced while arrays over its slots are still in use.
+Invariant: the socket stays open for as long as the session *or any lease of it* lives, since its
+end tells the daemon that nobody reads its slots any more. So a connection may be closed or replaced
+while arrays over its slots are still in use.
 """
 
 import os
@@ -52,7 +53,8 @@ class DaemonBusy(DaemonUnavailable):
 class Lifeline:
     """The open lifeline of one session. Leases hold it, so it closes itself with its last reference, where nobody did before.
 
-    Not by ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that nobody closed it.
+    Not by ``__del__``: in a cycle of garbage the socket would be finalized first, and complain that
+    nobody closed it.
     """
 
     __slots__ = ("__weakref__", "_end", "_socket", "descriptor", "path")
@@ -138,8 +140,9 @@ def open_lifeline(
 ) -> tuple[Lifeline, bytes]:
     """Connect, or use the socket ``given`` by the daemon, and introduce ourselves: the lifeline and the session's secret.
 
-    Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again, ``ConnectTimeout`` for a silent
-    daemon, ``PermissionDenied`` or ``VersionMismatch`` where it refuses us, and ``ProtocolError``.
+    Raises ``OSError`` where nobody listens, ``DaemonBusy`` where it is worth trying again,
+    ``ConnectTimeout`` for a silent daemon, ``PermissionDenied`` or ``VersionMismatch`` where it
+    refuses us, and ``ProtocolError``.
     """
     connecting = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     connecting.setblocking(False)

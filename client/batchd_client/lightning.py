@@ -4,11 +4,13 @@
 
     trainer.fit(model, datamodule=BatchdDataModule("photos", val="photos-val", normalize=(MEAN, STD)))
 
-Lightning asks a loader of the training for its state when it writes a checkpoint, and gives it back before the first batch.
-It says which epoch it is in through ``loader.sampler.set_epoch``, after ``iter`` and before the first ``next``.
+Lightning asks a loader of the training for its state when it writes a checkpoint, and gives it back
+before the first batch. It says which epoch it is in through ``loader.sampler.set_epoch``, after
+``iter`` and before the first ``next``.
 
-Invariant: training reads epoch E of the stream in Lightning's epoch E, however much of the former one was left. All other
-stages read epoch 0 from its beginning each time, so that figures of one day compare with those of another.
+Invariant: training reads epoch E of the stream in Lightning's epoch E, however much of the former
+one was left. All other stages read epoch 0 from its beginning each time, so that figures of one day
+compare with those of another.
 """
 
 import sys
@@ -104,12 +106,14 @@ class TrainingLoader(StageLoader):
 class BatchdDataModule(LightningDataModule):
     """Streams of a batchd daemon for the stages of a ``Trainer``.
 
-    ``train``, ``val``, ``test``, ``predict``: names of streams; several for a stage give the trainer several loaders. All
-    ``options`` are those of ``BatchdLoader`` and count for every stage; the trainer gives ``rank`` and ``world_size``. On GPUs
-    ``device`` is the trainer's own, so that batches arrive there, and Lightning has nothing left to move.
+    ``train``, ``val``, ``test``, ``predict``: names of streams; several for a stage give the
+    trainer several loaders. All ``options`` are those of ``BatchdLoader`` and count for every
+    stage; the trainer gives ``rank`` and ``world_size``. On GPUs ``device`` is the trainer's own,
+    so that batches arrive there, and Lightning has nothing left to move.
 
-    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` goes on with the next batch. Within an epoch
-    that needs as many ranks as before, since Lightning counts the batches of a rank.
+    A checkpoint of the trainer has the position; ``trainer.fit(..., ckpt_path=...)`` goes on with
+    the next batch. Within an epoch that needs as many ranks as before, since Lightning counts the
+    batches of a rank.
     """
 
     def __init__(
@@ -143,7 +147,8 @@ class BatchdDataModule(LightningDataModule):
         trainer: Any = self.trainer  # overfit_batches is set where type checkers do not see it
         options = dict(self._options)
         if trainer is not None:
-            # A tensor-parallel strategy has fewer shares of the data than processes, and says so here.
+            # A tensor-parallel strategy has fewer shares of the data than processes, and says so
+            # here.
             shares = trainer.distributed_sampler_kwargs or {}
             options["rank"] = shares.get("rank", trainer.global_rank)
             options["world_size"] = shares.get("num_replicas", trainer.world_size)

@@ -3,8 +3,9 @@
     a framework's BatchdLoader: what batches become   --is a-->   Loader   --has-->   Opened   --has-->   Feed, Daemon
                                                                                       ends by itself
 
-A framework's loader opens its feed when it is made (JAX), or else at its first use in a process (torch, whose loaders may be
-pickled). So what is open is an object by itself: a pickle leaves it out in one piece, and what ends it holds no loader alive.
+A framework's loader opens its feed when it is made (JAX), or else at its first use in a process
+(torch, whose loaders may be pickled). So what is open is an object by itself: a pickle leaves it
+out in one piece, and what ends it holds no loader alive.
 
 Invariant: what ``state_dict`` says is what the loop has got, whatever is under way to the device.
 """
@@ -34,8 +35,9 @@ T = TypeVar("T")
 class LoaderStatistics(StreamStatistics):
     """As those of the stream; batches that are under way count as taken.
 
-    ``next_s``: seconds that the loop was inside ``next`` for the batches that it got. Of these it waited ``wait_s`` for batches
-    to come from the daemon; the rest is the loader's own: the copy, ``transform``, and waiting for a device that is behind.
+    ``next_s``: seconds that the loop was inside ``next`` for the batches that it got. Of these it
+    waited ``wait_s`` for batches to come from the daemon; the rest is the loader's own: the copy,
+    ``transform``, and waiting for a device that is behind.
     """
 
     next_s: float
@@ -177,7 +179,8 @@ class Loader(ABC, Generic[T]):
 class _LoaderEpoch(Iterator[T]):
     """One ``for`` over a loader, which ``take`` keeps open: ends with the epoch in which it began, and stays ended.
 
-    ``iter(take, None)`` would ask every batch whether it equals None, which arrays answer for each of their numbers.
+    ``iter(take, None)`` would ask every batch whether it equals None, which arrays answer for each
+    of their numbers.
     """
 
     __slots__ = ("_take",)

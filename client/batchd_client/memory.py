@@ -1,11 +1,11 @@
 """Memory that came over the lifeline: slots to read, mailboxes to write into. Runs in the trainer, and in producers.
 
-A slot is mapped once, and for as long as anybody looks at it: read-only, or writable where its descriptor is, as a device may
-want it. A mailbox is not mapped.
+A slot is mapped once, and for as long as anybody looks at it: read-only, or writable where its
+descriptor is, as a device may want it. A mailbox is not mapped.
 
-Invariants: nobody writes into a slot, however it is mapped. Nothing is believed of a descriptor that came over the lifeline: its
-size, its seals and its kind are asked from the kernel before it is mapped, so the daemon cannot shrink it under a reader (that is
-how SIGBUS is made).
+Invariants: nobody writes into a slot, however it is mapped. Nothing is believed of a descriptor
+that came over the lifeline: its size, its seals and its kind are asked from the kernel before it is
+mapped, so the daemon cannot shrink it under a reader (that is how SIGBUS is made).
 """
 
 import fcntl
@@ -22,7 +22,8 @@ from batchd_client.errors import ProtocolError
 class SlotMemory:
     """One slot, mapped. ``page`` reads its header, ``address`` is where it starts, ``slot_bytes`` how long it is.
 
-    The mapping ends with the last reference; arrays hold one, so it outlives the connection where they do.
+    The mapping ends with the last reference; arrays hold one, so it outlives the connection where
+    they do.
     """
 
     __slots__ = ("address", "page", "slot_bytes")

@@ -3,7 +3,8 @@
     on this host   lifeline: Hello -> Welcome (secret) [AskWritable]   DEALER: Open (secret) -> Opened
     over TCP       DEALER: Greet -> Greeted (secret)     further DEALERs: Join (secret) -> Joined
 
-Invariant: a session that is given is open, and one that could not be opened has left nothing behind.
+Invariant: a session that is given is open, and one that could not be opened has left nothing
+behind.
 """
 
 import socket
@@ -35,8 +36,9 @@ Place = RuntimeDirectory | TcpAddress
 class Target(NamedTuple):
     """Which daemon, and what is asked of it. ``sockets`` is where it gets its sockets from.
 
-    ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see ``AskWritable``. ``lifeline``: a
-    connected socket from the daemon, for one session of a process that it has started.
+    ``key`` and ``connections`` count over TCP alone, ``writable_slots`` on this host alone: see
+    ``AskWritable``. ``lifeline``: a connected socket from the daemon, for one session of a process
+    that it has started.
     """
 
     sockets: Sockets

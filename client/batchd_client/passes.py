@@ -4,11 +4,13 @@
       ^                |
       +----- begin ----+   left in between: the same batches again
 
-Keras takes a batch to see its shape and begins anew; tf.data takes some that the loop never gets. What reached the loop, the loop
-alone knows. So a pass whose last batch has not been taken counts for nothing, and on how many batches of it the model was
-trained is said by whoever counts them. All who read one stream share its passes.
+Keras takes a batch to see its shape and begins anew; tf.data takes some that the loop never gets.
+What reached the loop, the loop alone knows. So a pass whose last batch has not been taken counts
+for nothing, and on how many batches of it the model was trained is said by whoever counts them. All
+who read one stream share its passes.
 
-Invariant: the first batch of a pass is the one behind the last of the former pass, or behind where the program moved the stream.
+Invariant: the first batch of a pass is the one behind the last of the former pass, or behind where
+the program moved the stream.
 """
 
 from dataclasses import dataclass, field

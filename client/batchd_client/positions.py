@@ -1,12 +1,14 @@
 """From the number of batches that a subscription has taken to its position: arithmetic on whole numbers. Runs in the trainer.
 
-A subscription starts at (epoch, step) as rank r of W. In each round the W ranks take W steps, one each:
+A subscription starts at (epoch, step) as rank r of W. In each round the W ranks take W steps, one
+each:
 
     first epoch:   step + r, step + W + r, ...     ``first_rounds`` rounds
     later epochs:         r,        W + r, ...     ``rounds`` rounds each
 
-Where an epoch's last round has fewer batches than ranks, several ranks share one batch, and which one is the daemon's to
-say. So a single number, how many batches were taken, tells the whole state, and a restart anywhere is a seek.
+Where an epoch's last round has fewer batches than ranks, several ranks share one batch, and which
+one is the daemon's to say. So a single number, how many batches were taken, tells the whole state,
+and a restart anywhere is a seek.
 
 Invariant: a position is normalised: the end of an epoch is step 0 of the next.
 """

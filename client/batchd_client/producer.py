@@ -4,9 +4,11 @@
                |
                +-- yes --> write the sample into it -- Pushed --> taken: it is in the queue, whatever becomes of us
 
-The daemon never sees a byte of a sample: it says which place is whose, and workers read what was written there.
+The daemon never sees a byte of a sample: it says which place is whose, and workers read what was
+written there.
 
-Invariant: a place is written into only between the daemon's word that it is ours and our word that a sample is in it.
+Invariant: a place is written into only between the daemon's word that it is ours and our word that
+a sample is in it.
 """
 
 import time
@@ -51,9 +53,9 @@ SHOWN_MAX = 60
 class ProducerStatistics:
     """What one producer did so far.
 
-    ``pushed``: samples that are in the queue, or were. ``dropped``: those for which there was no room (``when_full =
-    "drop_newest"``). ``unconfirmed``: those among ``pushed`` over which the daemon was lost, and they perhaps with it.
-    ``wait_s``: seconds spent waiting for room.
+    ``pushed``: samples that are in the queue, or were. ``dropped``: those for which there was no
+    room (``when_full = "drop_newest"``). ``unconfirmed``: those among ``pushed`` over which the
+    daemon was lost, and they perhaps with it. ``wait_s``: seconds spent waiting for room.
     """
 
     pushed: int
@@ -80,8 +82,9 @@ def push(
 ) -> "Producer":
     """Connect to the daemon on this host, to push samples into ``stream``, whose source is of type "push".
 
-    ``address`` is the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for ``connect``. ``put_timeout_s``
-    bounds how long ``put`` waits for room, ``reconnect_timeout_s`` how long a daemon may be away meanwhile.
+    ``address`` is the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for
+    ``connect``. ``put_timeout_s`` bounds how long ``put`` waits for room, ``reconnect_timeout_s``
+    how long a daemon may be away meanwhile.
 
     Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
     """
@@ -100,7 +103,8 @@ def push(
 class Producer(Unique):
     """A connection that pushes samples into one stream; ``push`` makes it. Use it in a ``with``, or close it.
 
-    One thread at a time may put samples. A producer belongs to the process that made it: after a fork, make another one.
+    One thread at a time may put samples. A producer belongs to the process that made it: after a
+    fork, make another one.
     """
 
     INSTEAD = "a connection is its program's own; make another with batchd_client.push(...)"
@@ -139,11 +143,13 @@ class Producer(Unique):
     def put(self, sample: Mapping[str, Any], timeout_s: float | None = None) -> bool:
         """Push one sample: arrays and numbers of exactly the fields' types, ``bytes`` for "image", ``str`` for "text".
 
-        True once it is in the queue: from then on nothing that happens to this program takes it away. False where it was dropped
-        because the mailbox is full, by the stream's ``when_full``. With ``"block"`` this waits for room, up to ``timeout_s``
-        (default: ``push(put_timeout_s=)``). A put that a signal interrupts may have pushed its sample.
+        True once it is in the queue: from then on nothing that happens to this program takes it
+        away. False where it was dropped because the mailbox is full, by the stream's ``when_full``.
+        With ``"block"`` this waits for room, up to ``timeout_s`` (default:
+        ``push(put_timeout_s=)``). A put that a signal interrupts may have pushed its sample.
 
-        Raises ``SampleInvalid``, ``PushTimeout``, ``ReconnectTimeout``, ``StreamStopped``, ``StreamChanged``, ``ProducerClosed``.
+        Raises ``SampleInvalid``, ``PushTimeout``, ``ReconnectTimeout``, ``StreamStopped``,
+        ``StreamChanged``, ``ProducerClosed``.
         """
         if self._closed:
             raise ProducerClosed(f"the producer of stream {self._name!r} has been closed")

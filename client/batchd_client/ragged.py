@@ -7,8 +7,9 @@
     values    a a a b c c                             compacted: a copy
     row_splits  0     3 4   6                         row i is values[row_splits[i] : row_splits[i + 1]]
 
-The upper form is Arrow's LargeListView. Of the lower one, TensorFlow (``RaggedTensor.from_row_splits``) and torch
-(``nested.nested_tensor_from_jagged``, where it is called offsets) make theirs.
+The upper form is Arrow's LargeListView. Of the lower one, TensorFlow
+(``RaggedTensor.from_row_splits``) and torch (``nested.nested_tensor_from_jagged``, where it is
+called offsets) make theirs.
 """
 
 from math import prod
@@ -30,8 +31,9 @@ class CompactRagged(NamedTuple):
 class Ragged(NamedTuple):
     """A ragged field over shared memory, not a copy; see the drawing.
 
-    ``values``: ``[elements, ...]``, read-only; what stands behind the last dimension that varies stays as it is, so of
-    ``float32[<=128, 768]`` it is ``[rows * 128, 768]``. ``offsets`` and ``lengths``: int64 ``[rows]``, in elements of ``values``.
+    ``values``: ``[elements, ...]``, read-only; what stands behind the last dimension that varies
+    stays as it is, so of ``float32[<=128, 768]`` it is ``[rows * 128, 768]``. ``offsets`` and
+    ``lengths``: int64 ``[rows]``, in elements of ``values``.
     """
 
     values: npt.NDArray[Any]

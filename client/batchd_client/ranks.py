@@ -4,8 +4,9 @@
     srun                              SLURM_PROCID   SLURM_STEP_NUM_TASKS
     mpirun (Open MPI)                 OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE
 
-The first pair that is there counts. Of Slurm's variables the ones of a step are read and not those of the job: a script that runs
-under ``sbatch`` without ``srun`` has SLURM_NTASKS too, and is alone nevertheless.
+The first pair that is there counts. Of Slurm's variables the ones of a step are read and not those
+of the job: a script that runs under ``sbatch`` without ``srun`` has SLURM_NTASKS too, and is alone
+nevertheless.
 
 Invariant: a rank is never guessed: half a pair, or one that makes no sense, is an error.
 """

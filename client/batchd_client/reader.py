@@ -4,8 +4,9 @@
                   |                                                                                                 ^
                   +-- no --> tell the daemon that we wait (one Pull); wait for a handle, end of file, the deadline -+
 
-Invariant: ``Subscription.taken`` and ``_ready`` change in the same instant, after everything that can fail or be
-interrupted; so a position is neither lost nor repeated, whatever is raised and whenever.
+Invariant: ``Subscription.taken`` and ``_ready`` change in the same instant, after everything that
+can fail or be interrupted; so a position is neither lost nor repeated, whatever is raised and
+whenever.
 """
 
 import logging
@@ -109,7 +110,8 @@ class StreamReader:
             return None
         wait_s = time.perf_counter() - started_s
         wait_us = int(wait_s * 1e6)
-        # From here on nothing is called, so neither a signal handler nor another thread can come in between.
+        # From here on nothing is called, so neither a signal handler nor another thread can come in
+        # between.
         batch.wait_s = wait_s
         subscription.wait_us += wait_us
         self.batches += 1

@@ -3,8 +3,9 @@
     DEALER --(unix socket)--> here, where it is counted --(TCP)--> daemon
     greeting -> HELLO -> WELCOME: it is the daemon that the key names -> INITIATE -> its verdict on the key
 
-ZeroMQ does not tell how far a handshake went before the connection ended, and nothing else here speaks CURVE. A daemon with other
-keys than ours hangs up in place of its WELCOME (RFC 26); one that nobody can ask about ours says nothing after it.
+ZeroMQ does not tell how far a handshake went before the connection ended, and nothing else here
+speaks CURVE. A daemon with other keys than ours hangs up in place of its WELCOME (RFC 26); one that
+nobody can ask about ours says nothing after it.
 """
 
 import select

@@ -3,8 +3,8 @@
     frames of a Parcel --(copied once)--> ReceiveBuffer --> Lease, Batch, arrays --(lease ends)--> used again
     (its parts may come over several connections, in any order)
 
-Invariants: a buffer is filled by one batch at a time, and not before the lease of the one before has ended; a batch is handed on
-when every part of it has come, and after those before it.
+Invariants: a buffer is filled by one batch at a time, and not before the lease of the one before
+has ended; a batch is handed on when every part of it has come, and after those before it.
 """
 
 import mmap
@@ -45,7 +45,8 @@ _ENDINGS: dict[int, str] = {
 class ReceiveBuffer:
     """Page-aligned memory of this process, laid out as a slot is, so that its fields are read the same way.
 
-    A fork does not make a copy of it: a device that it is registered with would go on reading the former pages.
+    A fork does not make a copy of it: a device that it is registered with would go on reading the
+    former pages.
     """
 
     __slots__ = ("address", "page", "slot_bytes")

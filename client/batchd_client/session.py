@@ -2,9 +2,10 @@
 
     opened (see ``opening``) -> requests, pulls, handles -> close, or SessionLost
 
-A session is never repaired. When it is lost, or when an interrupt may have swallowed half of what was being read
-(``torn``), the connection opens another one and each stream subscribes again where it stands; leases of the old session
-keep its lifeline, and with it their right to the memory, until they end.
+A session is never repaired. When it is lost, or when an interrupt may have swallowed half of what
+was being read (``torn``), the connection opens another one and each stream subscribes again where
+it stands; leases of the old session keep its lifeline, and with it their right to the memory, until
+they end.
 
 Invariant: what is read is either wholly taken note of, or the session is torn.
 """
@@ -230,7 +231,8 @@ class Session:
     def answer(self) -> Message | None:
         """Take the answer to what ``begin`` asked; None where it has not come.
 
-        To be called before each wait for ``descriptors``. Raises what the daemon refuses, ``SessionLost`` and ``ProtocolError``.
+        To be called before each wait for ``descriptors``. Raises what the daemon refuses,
+        ``SessionLost`` and ``ProtocolError``.
         """
         while not self._answers:
             if not self.receive():

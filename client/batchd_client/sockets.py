@@ -2,12 +2,14 @@
 
     Connection ---> Sockets ~~finalize~~> the context, all open sockets
 
-pyzmq's context has weak references to its sockets, and the garbage collector clears weak references before it calls a finalizer.
-A context that is destroyed there finds no socket to close, and waits for ever until somebody closes them. So the references here
-are strong, and the registry of finalizers holds them: a socket is never garbage before it has been closed.
+pyzmq's context has weak references to its sockets, and the garbage collector clears weak references
+before it calls a finalizer. A context that is destroyed there finds no socket to close, and waits
+for ever until somebody closes them. So the references here are strong, and the registry of
+finalizers holds them: a socket is never garbage before it has been closed.
 
-Invariant: whatever is interrupted, and whenever, what was opened here is closed by the next ``close_all`` or ``destroy``, or by
-the finalizer: when nothing refers to the ``Sockets`` any more, or when the program ends.
+Invariant: whatever is interrupted, and whenever, what was opened here is closed by the next
+``close_all`` or ``destroy``, or by the finalizer: when nothing refers to the ``Sockets`` any more,
+or when the program ends.
 """
 
 import os
@@ -130,9 +132,10 @@ def _begin(context: Context, connections: int) -> None:
         raise ThreadsExhausted(f"ZeroMQ needs {connections + 1} threads, and only 0 could be started") from None
     made.acquire()
     _wait_until_gone(started, 1)
-    # ZeroMQ's threads never pre-empt the thread that wakes them. Otherwise, on a machine that is busy decoding, each send waits
-    # until ZeroMQ and often the daemon had their turn on the trainer's core: measured with every core busy, ``next()`` with a
-    # batch ready took 25 us instead of 50 to 170 us (p50), and 0.1 ms instead of 2 to 5 ms (p90).
+    # ZeroMQ's threads never pre-empt the thread that wakes them. Otherwise, on a machine that is
+    # busy decoding, each send waits until ZeroMQ and often the daemon had their turn on the
+    # trainer's core: measured with every core busy, ``next()`` with a batch ready took 25 us
+    # instead of 50 to 170 us (p50), and 0.1 ms instead of 2 to 5 ms (p90).
     context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
 
 
@@ -191,8 +194,8 @@ def _destroy(context: Context, sockets: list[Socket]) -> None:
 def _destroy_at_last(context: Context, sockets: list[Socket], user: ref[Sockets], process: int) -> None:
     """Free everything where nobody did. What a forked child has is a copy, whose descriptors are the parent's.
 
-    A signal that comes meanwhile is handled in here, as in any finalizer: what its handler raises, such as ``KeyboardInterrupt``,
-    Python writes to standard error and drops.
+    A signal that comes meanwhile is handled in here, as in any finalizer: what its handler raises,
+    such as ``KeyboardInterrupt``, Python writes to standard error and drops.
     """
     remaining = user()
     if os.getpid() != process:

@@ -1,6 +1,7 @@
 """A stream as the trainer's loop sees it: epochs of batches, a position, a state for the checkpoint. Runs in the trainer.
 
-Invariant: every method leaves the stream at a position that the user can name: the one of the next batch.
+Invariant: every method leaves the stream at a position that the user can name: the one of the next
+batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +27,9 @@ from batchd_wire.position import Position
 class FieldSchema(NamedTuple):
     """One field of a stream's batches; ``shape`` is that of one sample, so the array is ``[samples, *shape]``.
 
-    Where samples differ in shape, ``shape`` is the largest that there may be, and ``varying`` says how they do: its ``kind`` is
-    "padded" or "ragged", its ``axes`` are the dimensions of ``shape`` that vary.
+    Where samples differ in shape, ``shape`` is the largest that there may be, and ``varying`` says
+    how they do: its ``kind`` is "padded" or "ragged", its ``axes`` are the dimensions of ``shape``
+    that vary.
     """
 
     dtype: np.dtype[Any]
@@ -39,10 +41,11 @@ class FieldSchema(NamedTuple):
 class StreamStatistics:
     """What one stream did so far in this program.
 
-    ``wait_s``: seconds that the loop waited for batches. ``batches_held``: batches that are alive now, by themselves or by
-    arrays made from them. ``resubscribed``: how often the stream was claimed anew, after a daemon's restart, by ``seek`` or
-    because of a mismatch, or because the stream has other settings now. ``mismatches``: how many batches came other than they
-    were written, and were asked for again.
+    ``wait_s``: seconds that the loop waited for batches. ``batches_held``: batches that are alive
+    now, by themselves or by arrays made from them. ``resubscribed``: how often the stream was
+    claimed anew, after a daemon's restart, by ``seek`` or because of a mismatch, or because the
+    stream has other settings now. ``mismatches``: how many batches came other than they were
+    written, and were asked for again.
     """
 
     batches: int
@@ -56,11 +59,13 @@ class StreamStatistics:
 class Stream(Unique):
     """A claim on one stream of the daemon; ``Daemon.stream`` makes it.
 
-    ``for batch in stream`` gives the rest of the current epoch, as a DataLoader would; the next ``for`` gives the next
-    epoch, and prefetch runs across the boundary. A ``for`` that was left early goes on where it stopped. ``len(stream)``
-    is the number of batches in a whole epoch for this rank.
+    ``for batch in stream`` gives the rest of the current epoch, as a DataLoader would; the next
+    ``for`` gives the next epoch, and prefetch runs across the boundary. A ``for`` that was left
+    early goes on where it stopped. ``len(stream)`` is the number of batches in a whole epoch for
+    this rank.
 
-    One thread at a time may take batches from a stream; batches may be read and released in any thread.
+    One thread at a time may take batches from a stream; batches may be read and released in any
+    thread.
     """
 
     INSTEAD = "both would take the same batches; open another with daemon.stream(..., state=stream.state_dict())"
@@ -155,7 +160,8 @@ class Stream(Unique):
     def state_dict(self) -> StreamState:
         """What a checkpoint needs to go on exactly here: the batch in hand counts as done. JSON-able, about a hundred bytes.
 
-        Ranks that are equally far have equal states, and the state may be given to another number of ranks.
+        Ranks that are equally far have equal states, and the state may be given to another number
+        of ranks.
         """
         epoch, step = self._reader.position
         return {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
@@ -174,7 +180,8 @@ class Stream(Unique):
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go on at (``epoch``, ``step``), where ``step`` counts the batches of all ranks. Raises ``PositionInvalid``.
 
-        A ``for`` that is under way goes on there if that is in the epoch it began with, and ends otherwise.
+        A ``for`` that is under way goes on there if that is in the epoch it began with, and ends
+        otherwise.
         """
         self._check_open()
         position = checked_position(epoch, step)
@@ -194,9 +201,10 @@ class Stream(Unique):
     def __iter__(self) -> Iterator[Batch]:
         """Iterate the rest of the current epoch; nothing where ``epochs`` are over.
 
-        The iterator raises ``BatchTimeout``, ``ReconnectTimeout``, ``RingExhausted``, ``StreamStopped``, ``StreamChanged``,
-        ``StreamRemoved``, ``BatchCorrupt`` or ``ProtocolError`` where the next batch cannot be had; the stream then still stands
-        before that batch.
+        The iterator raises ``BatchTimeout``, ``ReconnectTimeout``, ``RingExhausted``,
+        ``StreamStopped``, ``StreamChanged``, ``StreamRemoved``, ``BatchCorrupt`` or
+        ``ProtocolError`` where the next batch cannot be had; the stream then still stands before
+        that batch.
         """
         self._check_open()
         return _Epoch(self, self.epoch)

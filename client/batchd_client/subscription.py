@@ -5,7 +5,8 @@
                | user's loop   | made, not yet  | looked at yet
                |               | handed over    |
 
-Invariant: ``taken`` alone says where the subscription stands; it grows in the same instant in which the loop gets its batch.
+Invariant: ``taken`` alone says where the subscription stands; it grows in the same instant in which
+the loop gets its batch.
 """
 
 from collections import deque

@@ -7,7 +7,8 @@
         for images, labels in photos:              # tensors of one's own
             ...
 
-``model.fit(photos, epochs=90)`` is the same; for Keras without TensorFlow see ``batchd_client.keras``.
+``model.fit(photos, epochs=90)`` is the same; for Keras without TensorFlow see
+``batchd_client.keras``.
 """
 
 import atexit
@@ -46,19 +47,23 @@ FIRST, OVER = -1, -2
 def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: bool = False) -> tf.data.Dataset:
     """Make a data set of a stream. Each iteration over it gives the rest of an epoch, and the next one the next epoch.
 
-    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give dicts and not tuples.
-    A padded field is cut to the largest sample of the batch, a ragged one is a ``tf.RaggedTensor``.
+    ``fields``: which, in which order; default: all, in tuples without ``index``. ``as_dict``: give
+    dicts and not tuples. A padded field is cut to the largest sample of the batch, a ragged one is
+    a ``tf.RaggedTensor``.
 
-    An iteration that is left before the epoch's last batch was taken counts for nothing, as always with tf.data: the next one
-    gives the same batches again. The length of the data set is that of a whole epoch; of one that was resumed there is less.
+    An iteration that is left before the epoch's last batch was taken counts for nothing, as always
+    with tf.data: the next one gives the same batches again. The length of the data set is that of a
+    whole epoch; of one that was resumed there is less.
 
-    Iterating raises what iterating a ``Stream`` raises, as TensorFlow passes it on. Raises ``TensorsInvalid``.
+    Iterating raises what iterating a ``Stream`` raises, as TensorFlow passes it on. Raises
+    ``TensorsInvalid``.
     """
     _end_with_the_program()
     columns = [_column(name, stream.schema[name]) for name in wanted(stream.schema, fields, as_dict=as_dict)]
     empty = [array for one in columns for array in one.empty]
     passes = Passes(stream)
-    # TensorFlow never lets go of a function of Python, so only the data set holds the stream; within a graph there is none.
+    # TensorFlow never lets go of a function of Python, so only the data set holds the stream;
+    # within a graph there is none.
     reachable = ref(passes) if tf.executing_eagerly() else lambda: passes
 
     def give(values: list[Any]) -> Any:
@@ -83,13 +88,15 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
     def batches(turn: int) -> tf.data.Dataset:
         steps = tf.data.Dataset.from_tensors(0).repeat().scan(np.int64(turn), _as_it_is(step))
         taken = steps.take_while(_as_it_is(lambda more, _: more))
-        # Not by ``map``, which TensorFlow makes parallel by itself: then it would read ahead unasked.
+        # Not by ``map``, which TensorFlow makes parallel by itself: then it would read ahead
+        # unasked.
         return taken.scan(0, _as_it_is(lambda state, element: (state, element[1])))
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # Keras goes by the length, which is that of an infinite data set's first elements: ``assert_cardinality`` would end the
-    # training where there are fewer. What makes it infinite, as far as TensorFlow can tell, has no elements.
+    # Keras goes by the length, which is that of an infinite data set's first elements:
+    # ``assert_cardinality`` would end the training where there are fewer. What makes it infinite,
+    # as far as TensorFlow can tell, has no elements.
     data = batches(FIRST).concatenate(batches(OVER).repeat()).take(len(stream)).with_options(options)
     vars(data)["_batchd_passes"] = passes
     return data
@@ -99,7 +106,8 @@ def dataset(stream: Stream, *, fields: Sequence[str] | None = None, as_dict: boo
 def _end_with_the_program() -> None:
     """Let go of the iterators of tf.data before the interpreter goes, wherever they are kept.
 
-    One that reads ahead waits at its own end for its thread, and that thread waits for ever for a Python that has gone.
+    One that reads ahead waits at its own end for its thread, and that thread waits for ever for a
+    Python that has gone.
     """
     atexit.register(_let_go_of_iterators)
 
@@ -113,8 +121,9 @@ def _let_go_of_iterators() -> None:
 def state_after(stream: Stream, batches: int) -> StreamState:
     """Tell what a checkpoint needs to go on behind the first ``batches`` of the present iteration over a stream's data set.
 
-    The loop counts them: ``for done, batch in enumerate(photos, 1): ...; save(state_after(stream, done))``, since
-    ``stream.state_dict()`` is about what TensorFlow has taken, which is more wherever something reads ahead of the loop.
+    The loop counts them: ``for done, batch in enumerate(photos, 1): ...; save(state_after(stream,
+    done))``, since ``stream.state_dict()`` is about what TensorFlow has taken, which is more
+    wherever something reads ahead of the loop.
     """
     return Passes(stream).state_dict(batches)
 
@@ -122,7 +131,8 @@ def state_after(stream: Stream, batches: int) -> StreamState:
 def share(context: tf.distribute.InputContext) -> RankShare:
     """Tell which share of a stream belongs to an input pipeline of a strategy: one pipeline for each of its processes.
 
-    strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos", *share(context))))
+    strategy.distribute_datasets_from_function(lambda context: dataset(daemon.stream("photos",
+    *share(context))))
     """
     return RankShare(context.input_pipeline_id, context.num_input_pipelines)
 

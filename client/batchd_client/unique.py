@@ -1,6 +1,7 @@
 """What a program has once: no copies and no pickles of batches, streams and connections. Runs in the trainer.
 
-A copy would share the lease or the claim of the original: to release one would let the daemon write under the other.
+A copy would share the lease or the claim of the original: to release one would let the daemon write
+under the other.
 """
 
 from typing import ClassVar, NoReturn, SupportsIndex

@@ -1,7 +1,7 @@
 """Messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket. Every process; standard library only.
 
-One datagram is one message; its order is kept and its borders too. End of file is news, not an error: the kernel says
-that the last holder of the other end is gone.
+One datagram is one message; its order is kept and its borders too. End of file is news, not an
+error: the kernel says that the last holder of the other end is gone.
 """
 
 import os
@@ -30,7 +30,8 @@ def send_message(
 ) -> None:
     """Send one message with its descriptors to a side that speaks ``version``.
 
-    Raises ``ChannelClosed`` where nobody is there any more and ``BlockingIOError`` where a non-blocking channel is full.
+    Raises ``ChannelClosed`` where nobody is there any more and ``BlockingIOError`` where a
+    non-blocking channel is full.
     """
     data = message.encode(version)
     assert len(data) <= DATAGRAM_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
@@ -46,13 +47,15 @@ def send_message(
 def receive_message(channel: socket.socket, vocabulary: Vocabulary) -> tuple[Message, list[int]]:
     """Receive one message with its descriptors, which now belong to the caller (close-on-exec).
 
-    Raises ``ChannelClosed`` at the end of file, ``MalformedMessage`` for anything else that is no message (its
-    descriptors are closed), and what the socket raises: ``BlockingIOError`` or ``TimeoutError``.
+    Raises ``ChannelClosed`` at the end of file, ``MalformedMessage`` for anything else that is no
+    message (its descriptors are closed), and what the socket raises: ``BlockingIOError`` or
+    ``TimeoutError``.
     """
     try:
         data, ancillary, flags, _address = _receive(channel)
     except ConnectionResetError:
-        # The other side closed with words of ours unread, which is said once; its own last words stand behind that.
+        # The other side closed with words of ours unread, which is said once; its own last words
+        # stand behind that.
         data, ancillary, flags, _address = _receive(channel)
     descriptors = _descriptors_in(ancillary)
     if not data and not descriptors:

@@ -2,9 +2,9 @@
 
     row i of   | image | label | index | valid |  ->  CRC-32 over these bytes, in this order  ->  row i of "#crc32"
 
-They lie in the slot as a field of their own, so they travel the same way as the rows that they vouch for, and it makes no
-difference how many workers filled a batch, and which of its rows went to whom. The sum is the CRC-32 of zlib (ISO 3309,
-ITU-T V.42), little-endian.
+They lie in the slot as a field of their own, so they travel the same way as the rows that they
+vouch for, and it makes no difference how many workers filled a batch, and which of its rows went to
+whom. The sum is the CRC-32 of zlib (ISO 3309, ITU-T V.42), little-endian.
 """
 
 import zlib

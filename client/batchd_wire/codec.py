@@ -1,16 +1,17 @@
 """How a message becomes bytes, and the one place where arriving bytes are checked. Every process; standard library and msgpack.
 
-A message is a record with a number. On the wire it is one msgpack array, the number first and then the fields in
-their order:
+A message is a record with a number. On the wire it is one msgpack array, the number first and then
+the fields in their order:
 
     [code, field 1, field 2, ...]
 
-A message grows at its end, by fields with a default: the other side may be older. A field with a default that does not arrive has
-that default, and what arrives behind the last known field is skipped. Sides of versions before ``OPEN_ENDED_SINCE`` are
-sent the fields without a default alone.
+A message grows at its end, by fields with a default: the other side may be older. A field with a
+default that does not arrive has that default, and what arrives behind the last known field is
+skipped. Sides of versions before ``OPEN_ENDED_SINCE`` are sent the fields without a default alone.
 
-Nothing but msgpack's own types is ever read (no extensions, no timestamps, no objects); every container and string has a
-limit. A vocabulary is the set of messages that one side may receive: anything else is ``MalformedMessage``.
+Nothing but msgpack's own types is ever read (no extensions, no timestamps, no objects); every
+container and string has a limit. A vocabulary is the set of messages that one side may receive:
+anything else is ``MalformedMessage``.
 """
 
 from collections.abc import Callable

@@ -6,17 +6,20 @@
     +------------+-------------------+-------------------+-----+
                  every field starts at a multiple of 64 bytes; the slot ends at a multiple of 4096
 
-Where samples differ in shape, each row of a field has room for the largest that there may be, and a field of sizes says how large
-each one is: one int32 for each row in ``NAME_length`` where one dimension varies, k of them in ``NAME_shape`` where k do.
+Where samples differ in shape, each row of a field has room for the largest that there may be, and a
+field of sizes says how large each one is: one int32 for each row in ``NAME_length`` where one
+dimension varies, k of them in ``NAME_shape`` where k do.
 
     padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...    v: values of the row, sizes (2, 3)
               v v v f f                                          f: the filling that the stream's configuration says
               f f f f f                                          0: zeros
 
-On the wire a layout is [fields, rows, slot_bytes], and a field [name, dtype, shape, offset, varying, axes]: ``shape`` is that of
-one row, ``varying`` is "", "padded" or "ragged", and ``axes`` are the dimensions of ``shape`` that vary, upwards from 0.
+On the wire a layout is [fields, rows, slot_bytes], and a field [name, dtype, shape, offset,
+varying, axes]: ``shape`` is that of one row, ``varying`` is "", "padded" or "ragged", and ``axes``
+are the dimensions of ``shape`` that vary, upwards from 0.
 
-Invariant: a field's rows are C-contiguous, so row ``i`` of a field is one run of bytes that one worker owns while it fills it.
+Invariant: a field's rows are C-contiguous, so row ``i`` of a field is one run of bytes that one
+worker owns while it fills it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -163,7 +166,8 @@ def layout_from_wire(value: object) -> SlotLayout:
     """Check a layout that arrived from another process. Raises ``ValueError`` naming what is wrong with it.
 
     A hostile or broken peer cannot make a reader look outside the slot: names, dtypes, shapes and
-    offsets are checked against ``slot_bytes`` here, and ``slot_bytes`` against ``fstat`` where the slot is mapped.
+    offsets are checked against ``slot_bytes`` here, and ``slot_bytes`` against ``fstat`` where the
+    slot is mapped.
     """
     match value:
         case [list(fields), int(rows), int(slot_bytes)] if type(rows) is int:  # not a bool

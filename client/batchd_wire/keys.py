@@ -5,10 +5,11 @@
     public = "40 x Z85"     ours
     secret = "40 x Z85"     ours, for nobody else
 
-``batchd keys new`` writes such a connection file. The readers here serve the daemon's own key files as well.
+``batchd keys new`` writes such a connection file. The readers here serve the daemon's own key files
+as well.
 
-Invariant: a file that was cut short is refused, wherever it was cut: what must not be missing stands last. No message and no
-``repr`` shows what a file holds.
+Invariant: a file that was cut short is refused, wherever it was cut: what must not be missing
+stands last. No message and no ``repr`` shows what a file holds.
 """
 
 import json
@@ -66,8 +67,9 @@ def connection_file_text(key: ConnectionKey) -> str:
 def read_connection_key(path: Path) -> ConnectionKey:
     """Read a connection file.
 
-    Raises ``ValueError`` saying what is wrong with it, also where others than its owner may read it, and ``OSError`` where it
-    cannot be opened. Where root is the owner and we are somebody else, a group may read it, or we could not.
+    Raises ``ValueError`` saying what is wrong with it, also where others than its owner may read
+    it, and ``OSError`` where it cannot be opened. Where root is the owner and we are somebody else,
+    a group may read it, or we could not.
     """
     descriptor = os.open(path, OPEN_FLAGS)
     try:

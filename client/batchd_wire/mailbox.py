@@ -11,10 +11,12 @@
     +------------------------+----------+----------+-----------------------------+
                              each value starts at a multiple of 64 bytes
 
-The values are those of the columns, in their order. The lengths are what the columns leave open, in the same order: how many
-bytes an image file or a text has, and each length of a shape that is ``?``.
+The values are those of the columns, in their order. The lengths are what the columns leave open, in
+the same order: how many bytes an image file or a text has, and each length of a shape that is
+``?``.
 
-Every producer may write everywhere at any time, so a place is copied before anything in it is looked at.
+Every producer may write everywhere at any time, so a place is copied before anything in it is
+looked at.
 
 Invariant: ``extents`` gives no byte outside the place, whatever the lengths are.
 """

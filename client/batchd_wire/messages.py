@@ -15,12 +15,13 @@ Two sockets in the runtime directory make a session on one host:
        |  <-- Handle ------------------------------------  |   as soon as the position is ready, in order
        |  -- Unsubscribe ------------------------------->  |
 
-The lifeline proves who the trainer is (``SO_PEERCRED``) and that it lives: its end of file, which the kernel sends when
-the last copy of the trainer's end is gone, gives back every lease of the session. A routing id is only an address.
+The lifeline proves who the trainer is (``SO_PEERCRED``) and that it lives: its end of file, which
+the kernel sends when the last copy of the trainer's end is gone, gives back every lease of the
+session. A routing id is only an address.
 
-From another host there is no lifeline and no shared memory. Then one TCP connection is the session, or several are: the
-first one, and those that have joined it, over which parts of batches come and nothing else. With any of them the session ends.
-The bytes travel behind their header:
+From another host there is no lifeline and no shared memory. Then one TCP connection is the session,
+or several are: the first one, and those that have joined it, over which parts of batches come and
+nothing else. With any of them the session ends. The bytes travel behind their header:
 
     trainer                                              daemon
        |  -- ZeroMQ DEALER -> ROUTER, TCP, CURVE ------->  |   Greet
@@ -30,10 +31,11 @@ The bytes travel behind their header:
        |  <----------------------------------------------  |   Joined            | Refused
        |  <== Parcel + the pieces of its rows ===========  |   see ``batchd_wire.pieces``; one part on each connection
 
-The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is not
-looked at.
+The slot is free again once the pieces are on their way, so what a ``Pull`` over TCP gives back is
+not looked at.
 
-A producer pushes samples into a live stream, on the daemon's host alone. Its session is like a trainer's:
+A producer pushes samples into a live stream, on the daemon's host alone. Its session is like a
+trainer's:
 
     producer                                             daemon
        |  -- Produce --------------------------------->    |
@@ -45,8 +47,8 @@ A producer pushes samples into a live stream, on the daemon's host alone. Its se
        |  -- Pushed ----------------------------------->   |
        |  <-- PushTaken | Refused ---------------------    |   from here on it is in the queue
 
-``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never differences, so it may be
-repeated or overtaken without harm.
+``sequence`` counts the positions of one subscription from 0. A ``Pull`` names totals, never
+differences, so it may be repeated or overtaken without harm.
 """
 
 from batchd_wire.codec import Message, Vocabulary, message
@@ -75,7 +77,8 @@ class Welcome(Message):
 class SlotShared(Message):
     """Travels with one descriptor: the memory of ``slot``, ``slot_bytes`` long, sealed against shrinking.
 
-    It is opened read-only, or for reading and writing where the session said ``AskWritable`` and the configuration allows that.
+    It is opened read-only, or for reading and writing where the session said ``AskWritable`` and
+    the configuration allows that.
     """
 
     slot: int
@@ -97,8 +100,9 @@ class MailboxShared(Message):
 class AskWritable(Message):
     """Share slots with me so that I can map them writable. Said once at most, behind ``Hello`` and before ``Open``.
 
-    There is no answer: the mode of each descriptor says whether the configuration allows it (``writable_slots``). Nobody shall
-    write; most devices read memory by themselves only if it is mapped writable.
+    There is no answer: the mode of each descriptor says whether the configuration allows it
+    (``writable_slots``). Nobody shall write; most devices read memory by themselves only if it is
+    mapped writable.
     """
 
 
@@ -106,7 +110,8 @@ class AskWritable(Message):
 class SlotsGone(Message):
     """Memory is given back: unmap it. ``slots`` are of a stream that is not served any more, and no handle will name them.
 
-    Not sent to a trainer that leaves its lifeline unread until it takes no more; that one unmaps them with the session.
+    Not sent to a trainer that leaves its lifeline unread until it takes no more; that one unmaps
+    them with the session.
     """
 
     slots: list[int]
@@ -127,11 +132,11 @@ class Open(Message):
 class Subscribe(Message):
     """Claim a stream as ``rank`` of ``world_size``, from (``epoch``, ``step``) up to before ``end_epoch`` (None: for ever).
 
-    ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the same step.
-    ``window`` is how many positions ahead of the trainer shall be ready; 0 means the stream's own setting.
-    ``fingerprint`` is what the trainer's saved state says the stream was, or None.
-    ``is_spectator``: it only wants a look, so trainers in lockstep do not wait for it, and of a live stream it gets
-    one batch and uses nothing up.
+    ``step`` counts batches of the whole stream, not of one rank: ranks that stop together name the
+    same step. ``window`` is how many positions ahead of the trainer shall be ready; 0 means the
+    stream's own setting. ``fingerprint`` is what the trainer's saved state says the stream was, or
+    None. ``is_spectator``: it only wants a look, so trainers in lockstep do not wait for it, and of
+    a live stream it gets one batch and uses nothing up.
     """
 
     request: int
@@ -150,8 +155,9 @@ class Subscribe(Message):
 class Pull(Message):
     """Where the trainer is.
 
-    ``consumed`` positions were handed to the user's loop so far; ``waiting``: it stands still for the next one.
-    ``released``: (sequence, generation) of leases given back. ``wait_us``: microseconds spent waiting so far, in total.
+    ``consumed`` positions were handed to the user's loop so far; ``waiting``: it stands still for
+    the next one. ``released``: (sequence, generation) of leases given back. ``wait_us``:
+    microseconds spent waiting so far, in total.
     """
 
     subscription: int
@@ -165,8 +171,9 @@ class Pull(Message):
 class Unsubscribe(Message):
     """Give up a subscription.
 
-    Leases of positions before ``consumed`` stay until they are released or the lifeline ends. Those from ``consumed`` on end
-    with it: the trainer never looked at them, and throws away their handles.
+    Leases of positions before ``consumed`` stay until they are released or the lifeline ends. Those
+    from ``consumed`` on end with it: the trainer never looked at them, and throws away their
+    handles.
     """
 
     subscription: int
@@ -267,9 +274,10 @@ class Opened(Message):
 class Subscribed(Message):
     """The claim is admitted.
 
-    ``layout`` is a ``SlotLayout``; ``rounds`` is how many batches each rank gets in a whole epoch, ``first_rounds`` how many
-    in the epoch where this subscription starts, at (``epoch``, ``step``): where it was asked to, but in a live stream, of which
-    that may be gone. ``classes`` are the names of the labels; empty where the source has none, or more than a message holds.
+    ``layout`` is a ``SlotLayout``; ``rounds`` is how many batches each rank gets in a whole epoch,
+    ``first_rounds`` how many in the epoch where this subscription starts, at (``epoch``, ``step``):
+    where it was asked to, but in a live stream, of which that may be gone. ``classes`` are the
+    names of the labels; empty where the source has none, or more than a message holds.
     """
 
     request: int
@@ -332,8 +340,8 @@ class BadSamples(Message):
 class Greeted(Message):
     """The TCP connection is a session. ``daemon`` is the daemon's version, for people.
 
-    ``ipc_address``: where a trainer on the daemon's own host finds it; empty for all others. ``secret`` (16 bytes) lets further
-    connections join.
+    ``ipc_address``: where a trainer on the daemon's own host finds it; empty for all others.
+    ``secret`` (16 bytes) lets further connections join.
     """
 
     daemon: str
@@ -345,7 +353,8 @@ class Greeted(Message):
 class Parcel(Message):
     """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``), in pieces that follow as frames.
 
-    It comes in ``parts``, each with a ``Parcel`` of its own and on a connection of its own; this is number ``part``, from 0.
+    It comes in ``parts``, each with a ``Parcel`` of its own and on a connection of its own; this is
+    number ``part``, from 0.
     """
 
     subscription: int
@@ -368,7 +377,8 @@ class Joined(Message):
 class Reloaded(Message):
     """The answer to ``AskReload``. ``text`` says what has changed, or everything that is wrong with the configuration.
 
-    ``exit_code`` is 0 where the new configuration is in force; else the old one is, and a command ends with this number.
+    ``exit_code`` is 0 where the new configuration is in force; else the old one is, and a command
+    ends with this number.
     """
 
     request: int

@@ -3,13 +3,15 @@
     slot      | header | field a: rows 0 .. first .. first + count .. | field b: ... |
     frames                            [piece][piece][pc]                   [piece][p]
 
-Field by field, each from its row ``first`` on, in pieces of ``PIECE_BYTES``. Both sides count them out of the layout, so a
-frame carries bytes and nothing else, and a reader knows how long each one has to be before it comes.
+Field by field, each from its row ``first`` on, in pieces of ``PIECE_BYTES``. Both sides count them
+out of the layout, so a frame carries bytes and nothing else, and a reader knows how long each one
+has to be before it comes.
 
-Where a session has several connections, a batch comes in several parts: runs of pieces of nearly equal number, one on each.
+Where a session has several connections, a batch comes in several parts: runs of pieces of nearly
+equal number, one on each.
 
-Why not one frame: what ZeroMQ receives in one piece of tens of megabytes is fresh memory each time, and touching that costs more
-than the transfer; pieces of a megabyte come back from the allocator.
+Why not one frame: what ZeroMQ receives in one piece of tens of megabytes is fresh memory each time,
+and touching that costs more than the transfer; pieces of a megabyte come back from the allocator.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """Classes of values: messages, events, actions. Every process; standard library only.
 
-There are well over a hundred of them, which every process defines when it starts, and the daemon makes some for each chunk. A
-frozen dataclass takes half a millisecond to define and 0.8 us to make; these take a fifth and a quarter of that, since what does
-not depend on the fields is written once, and an assignment to a field is refused by the type checker alone.
+There are well over a hundred of them, which every process defines when it starts, and the daemon
+makes some for each chunk. A frozen dataclass takes half a millisecond to define and 0.8 us to make;
+these take a fifth and a quarter of that, since what does not depend on the fields is written once,
+and an assignment to a field is refused by the type checker alone.
 """
 
 from dataclasses import dataclass, fields

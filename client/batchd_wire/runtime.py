@@ -5,8 +5,8 @@
         lifeline.sock             AF_UNIX SOCK_SEQPACKET: who are you, descriptors, end of file
         lock                      held with flock by the living daemon; never removed
 
-An address is that directory, ``ipc:///run/batchd`` or the plain path, or a place in the network, ``tcp://bigbox:7070``, also
-without ``tcp://``.
+An address is that directory, ``ipc:///run/batchd`` or the plain path, or a place in the network,
+``tcp://bigbox:7070``, also without ``tcp://``.
 """
 
 import os
@@ -138,8 +138,9 @@ def host_id() -> str:
 def unmapped_id(kind: Literal["uid", "gid"], proc: Path = Path("/proc")) -> int | None:
     """The number, usually 65534, that stands for all who have none in this process's user namespace; None where each has his own.
 
-    In the user namespace of a container, the kernel shows everybody whom it does not know there as one and the same, so whoever
-    compares numbers must know that this one is no name. On a host it is a user like others.
+    In the user namespace of a container, the kernel shows everybody whom it does not know there as
+    one and the same, so whoever compares numbers must know that this one is no name. On a host it
+    is a user like others.
     """
     try:
         if (proc / "self" / f"{kind}_map").read_text().split() == _EVERYBODY:

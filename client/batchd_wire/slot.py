@@ -9,12 +9,14 @@
     64 | zeros up to 4096, where the first field starts                   |
        +------------------------------------------------------------------+
 
-The daemon is the only writer of the header, and no worker ever touches it; workers are the only writers of the fields,
-each of the rows in its chunk. The daemon writes with ``pwrite`` and maps nothing.
+The daemon is the only writer of the header, and no worker ever touches it; workers are the only
+writers of the fields, each of the rows in its chunk. The daemon writes with ``pwrite`` and maps
+nothing.
 
-Invariant: ``generation`` is 0 from the moment a slot is taken for filling until every chunk of it is done, and is then the
-number that the handle names. So a reader that finds its handle's generation has one whole batch in front of it. The
-generation never goes down, and is never given twice for one slot.
+Invariant: ``generation`` is 0 from the moment a slot is taken for filling until every chunk of it
+is done, and is then the number that the handle names. So a reader that finds its handle's
+generation has one whole batch in front of it. The generation never goes down, and is never given
+twice for one slot.
 """
 
 from dataclasses import dataclass

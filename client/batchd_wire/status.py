@@ -2,10 +2,12 @@
 
     the daemon's values --plain_status--> maps, in a ``Status`` message and in ``batchd status --json`` --read_status--> values
 
-Totals count from the start. A class grows by fields: an unknown key is skipped, and a field whose key is missing has its default,
-or zero, "", False, None or () by its type. So a newer and an older daemon can be asked.
+Totals count from the start. A class grows by fields: an unknown key is skipped, and a field whose
+key is missing has its default, or zero, "", False, None or () by its type. So a newer and an older
+daemon can be asked.
 
-Invariant: values from ``read_status`` have the types of their fields, whatever the other process sent.
+Invariant: values from ``read_status`` have the types of their fields, whatever the other process
+sent.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +40,8 @@ class WorkerStatistics:
 class WaitStatistics:
     """How long a trainer stood still for a batch, by what it waited for. See ``core.measure``.
 
-    It is what the daemon knows: from the trainer's word that it waits to its batch being handed over, or sent to another host.
+    It is what the daemon knows: from the trainer's word that it waits to its batch being handed
+    over, or sent to another host.
     """
 
     workers_s: float = 0.0
@@ -52,10 +55,11 @@ class WaitStatistics:
 class SubscriptionStatistics:
     """One trainer's claim. ``epoch`` and ``step``: the next batch it has not consumed (None past its end).
 
-    ``last_epoch`` and ``last_step``: the one that it took last (None before its first). ``is_spectator``: it only wants a look.
-    ``ready_ahead``: how many batches from there on are ready, handed over already or not. ``wait_s``: how long the trainer says
-    that it waited in all; ``waits``: what for. ``short_of_memory_s``: how long it wanted more batches ahead than the ring has
-    room for.
+    ``last_epoch`` and ``last_step``: the one that it took last (None before its first).
+    ``is_spectator``: it only wants a look. ``ready_ahead``: how many batches from there on are
+    ready, handed over already or not. ``wait_s``: how long the trainer says that it waited in all;
+    ``waits``: what for. ``short_of_memory_s``: how long it wanted more batches ahead than the ring
+    has room for.
     """
 
     number: int
@@ -82,9 +86,10 @@ class SubscriptionStatistics:
 class LiveStatistics:
     """The mailbox of a live stream. ``queued_samples`` wait for a batch; ``bound_samples`` are in one that no trainer has yet.
 
-    ``dropped_oldest`` and ``dropped_newest``: where a sample found the mailbox full, by what was dropped. ``refused_pushes``:
-    samples said to be in places that their producer did not have. ``lost_batches``: what one trainer got, and another that
-    wanted it did not, because the ring could not keep it.
+    ``dropped_oldest`` and ``dropped_newest``: where a sample found the mailbox full, by what was
+    dropped. ``refused_pushes``: samples said to be in places that their producer did not have.
+    ``lost_batches``: what one trainer got, and another that wanted it did not, because the ring
+    could not keep it.
     """
 
     capacity: int
@@ -105,7 +110,8 @@ class LiveStatistics:
 class CacheStatistics:
     """The cache of a stream, which so many ``streams`` share. ``kind`` is what it keeps of a sample.
 
-    ``folder``: where its file is, None for one in memory. ``spoilt_samples``: records that were not what had been written.
+    ``folder``: where its file is, None for one in memory. ``spoilt_samples``: records that were not
+    what had been written.
     """
 
     kind: str
@@ -142,11 +148,13 @@ class SlowSample:
 class WorkStatistics:
     """The workers' time for a stream.
 
-    ``busy_s``: with its samples; ``cpu_s`` of it they had a CPU, ``read_cpu_s`` of that for reading; ``cpu_wait_s`` they wanted
-    one and had none, None where the kernel does not say. ``waited_s``: for a server of files, beside ``busy_s``. ``parts``: what
-    ``busy_s`` consists of, but for what is between samples. ``usual_sample_s``: half of the samples stay below. ``slow_rows``
-    took several times as long, ``slow_s`` together; ``slowest``: some of these, of late. ``cache_hits`` samples were in the
-    stream's cache, ``cache_misses`` were not; none where it has no cache.
+    ``busy_s``: with its samples; ``cpu_s`` of it they had a CPU, ``read_cpu_s`` of that for
+    reading; ``cpu_wait_s`` they wanted one and had none, None where the kernel does not say.
+    ``waited_s``: for a server of files, beside ``busy_s``. ``parts``: what ``busy_s`` consists of,
+    but for what is between samples. ``usual_sample_s``: half of the samples stay below.
+    ``slow_rows`` took several times as long, ``slow_s`` together; ``slowest``: some of these, of
+    late. ``cache_hits`` samples were in the stream's cache, ``cache_misses`` were not; none where
+    it has no cache.
     """
 
     busy_s: float
@@ -168,10 +176,11 @@ class WorkStatistics:
 class StreamStatistics:
     """One stream and its ring. ``number``: a stream that a reload has changed is another one under the same name.
 
-    ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer other than they were written.
-    ``live``: its mailbox, where producers push its samples; such a stream has no end, and ``samples`` and ``steps`` say nothing.
-    ``own_source``: its source is somebody's own code.
-    ``bgr_fields``: images whose colours are blue first. ``cache``: None where the stream has none.
+    ``shared_batches``: decoded once, read by two or more. ``mismatched_batches``: came to a trainer
+    other than they were written. ``live``: its mailbox, where producers push its samples; such a
+    stream has no end, and ``samples`` and ``steps`` say nothing. ``own_source``: its source is
+    somebody's own code. ``bgr_fields``: images whose colours are blue first. ``cache``: None where
+    the stream has none.
     """
 
     number: int
@@ -207,7 +216,8 @@ class StreamStatistics:
 class DaemonStatistics:
     """What the daemon's pure core counts. ``worker_deaths``: workers that ended without being asked to.
 
-    ``ending_slots``: slots of streams that are not served any more, which somebody still reads or writes.
+    ``ending_slots``: slots of streams that are not served any more, which somebody still reads or
+    writes.
     """
 
     workers: tuple[WorkerStatistics, ...]
@@ -221,7 +231,8 @@ class DaemonStatistics:
 class TrainerStatistics:
     """One session. ``pid`` and ``user`` are None where the kernel or the other host does not tell them.
 
-    ``transport`` is "shared memory" or "tcp". ``host``, ``key`` (its name) and what was sent are None without TCP.
+    ``transport`` is "shared memory" or "tcp". ``host``, ``key`` (its name) and what was sent are
+    None without TCP.
     """
 
     session: int

@@ -2,8 +2,8 @@
 
     PING every ``HEARTBEAT_INTERVAL_MS`` -> no sign of life for ``HEARTBEAT_TIMEOUT_MS`` -> the connection ends: within 15 s
 
-ZeroMQ answers pings in a thread of its own, so a trainer that computes for hours is alive, and one whose host has vanished is
-not. TCP's own keepalive guards the time before ZeroMQ's handshake.
+ZeroMQ answers pings in a thread of its own, so a trainer that computes for hours is alive, and one
+whose host has vanished is not. TCP's own keepalive guards the time before ZeroMQ's handshake.
 """
 
 from struct import Struct

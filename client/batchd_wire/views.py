@@ -1,7 +1,8 @@
 """numpy arrays over a slot. Workers, trainers and CLI; the only module of the wire that needs numpy.
 
-Invariant: no view reaches beyond its field, whatever the slot's sizes say: they are copied before they are looked at, since the
-memory belongs to another process, and checked against the largest that there may be.
+Invariant: no view reaches beyond its field, whatever the slot's sizes say: they are copied before
+they are looked at, since the memory belongs to another process, and checked against the largest
+that there may be.
 """
 
 from math import prod
@@ -29,7 +30,8 @@ def slot_arrays(buffer: Any, layout: SlotLayout) -> dict[str, Array]:
 def checked_sizes(sizes: Array, shape: tuple[int, ...], varying: Varying) -> Array:
     """Copy the field of sizes that goes with a field whose rows are ``shape`` at most: int64 ``[rows, varying dimensions]``.
 
-    Raises ``ValueError`` naming the first row that would be larger than its room, or smaller than nothing.
+    Raises ``ValueError`` naming the first row that would be larger than its room, or smaller than
+    nothing.
     """
     known = np.array(sizes, dtype=np.int64).reshape(len(sizes), len(varying.axes))
     largest = [shape[axis] for axis in varying.axes]

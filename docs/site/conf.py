@@ -1,7 +1,7 @@
 """How Sphinx makes the site of what ``stage.py`` has laid out: ``make site``.
 
-Invariant: whoever looks at the site asks no other host for anything, and every link leads somewhere (``make site`` turns warnings
-into errors).
+Invariant: whoever looks at the site asks no other host for anything, and every link leads somewhere
+(``make site`` turns warnings into errors).
 """
 
 from importlib.metadata import version as version_of

@@ -6,8 +6,9 @@
     Y/Z             ->  files/Y/Z.md: a file, or a folder, that a page links to, shown as it is
     Y/Z.png         ->  files/Y/Z.png: a picture of a page
 
-Pages are written for who reads them as they are in the repository, so their links are those of the repository, and are rewritten
-here. Standard library only. Invariant: a link that leads nowhere ends it, with the page and the link.
+Pages are written for who reads them as they are in the repository, so their links are those of the
+repository, and are rewritten here. Standard library only. Invariant: a link that leads nowhere ends
+it, with the page and the link.
 """
 
 import posixpath

@@ -1,6 +1,7 @@
 """What the classics share: photographs, a daemon for one example, two ways timed in turn, and what both gave compared.
 
-Invariant: an example leaves no process and no file behind, whether it ends by itself, fails or is interrupted with Ctrl-C.
+Invariant: an example leaves no process and no file behind, whether it ends by itself, fails or is
+interrupted with Ctrl-C.
 """
 
 import argparse
@@ -64,7 +65,8 @@ def photographs(folder: Path) -> list[Photograph]:
 class Example:
     """What an example works with. ``folder`` is for its files and is removed at the end.
 
-    ``warm_up`` batches are taken before the clock starts, so that what was made ready meanwhile is used up.
+    ``warm_up`` batches are taken before the clock starts, so that what was made ready meanwhile is
+    used up.
     """
 
     data: Path

@@ -1,6 +1,7 @@
 """1. A Keras-style GeneratorEnqueuer over your own generator, with threads and with processes.
 
-Keras 3 has no GeneratorEnqueuer any more, so the old way is one in its manner, and needs neither Keras nor TensorFlow.
+Keras 3 has no GeneratorEnqueuer any more, so the old way is one in its manner, and needs neither
+Keras nor TensorFlow.
 """
 
 import multiprocessing

@@ -2,8 +2,8 @@
 
     photos.zip     cat/1.jpg   cat/2.jpg   dog/3.jpg      the first folder of a member's path is its class
 
-The scan notes where each member's bytes lie; a worker reads them with one system call, in any order, whether they are stored
-or deflated.
+The scan notes where each member's bytes lie; a worker reads them with one system call, in any
+order, whether they are stored or deflated.
 """
 
 import os

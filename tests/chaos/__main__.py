@@ -1,7 +1,7 @@
 """``make chaos``: kill, stop and change everything at random while trainers read, and check all that they get.
 
-Ends with status 1 where anything was wrong. The same seed gives the same faults in the same order; what they meet is the
-machine's affair.
+Ends with status 1 where anything was wrong. The same seed gives the same faults in the same order;
+what they meet is the machine's affair.
 """
 
 import argparse

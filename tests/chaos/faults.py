@@ -1,6 +1,7 @@
 """What happens to whom in a chaos run: kinds of faults, dealt like cards, so that each kind comes as often as it should.
 
-Whether a fault can be is decided when its card is dealt: there may be no worker to kill just now. Then another is done instead.
+Whether a fault can be is decided when its card is dealt: there may be no worker to kill just now.
+Then another is done instead.
 """
 
 import os

@@ -1,9 +1,11 @@
 """What the trainers of a chaos run should read, and whether they do. No process; pure.
 
-A job is one training: W ranks that start at one state and read on from it. In round k the ranks take W steps, one each; where
-fewer are left of an epoch, they share those. That is worked out here from the words of the documentation, not by batchd's code.
+A job is one training: W ranks that start at one state and read on from it. In round k the ranks
+take W steps, one each; where fewer are left of an epoch, they share those. That is worked out here
+from the words of the documentation, not by batchd's code.
 
-Invariant: every batch that any rank says is compared with its place and with all its rows before anything else is done with it.
+Invariant: every batch that any rank says is compared with its place and with all its rows before
+anything else is done with it.
 """
 
 from collections import defaultdict

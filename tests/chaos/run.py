@@ -3,8 +3,8 @@
     Run.run   [ watch for a moment, one fault ]* with a rest now and then, in which every trainer must get on
               then all trainers leave, the daemon ends, and nothing is left of them
 
-Everything is done in one thread: lines of trainers, the daemon's restart and what was put off (SIGCONT above all) are looked at
-between faults, by ``watch``.
+Everything is done in one thread: lines of trainers, the daemon's restart and what was put off
+(SIGCONT above all) are looked at between faults, by ``watch``.
 
 Invariant: whatever is not as it should be is in ``errors``, and the run goes on to its end.
 """

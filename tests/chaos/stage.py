@@ -4,7 +4,8 @@
     cached   the same files through a cache on a disk that is too small, with checksums
     extra    comes and goes with reloads
 
-Invariant: no reload changes a byte of a batch, so what each position holds is known from the first moment.
+Invariant: no reload changes a byte of a batch, so what each position holds is known from the first
+moment.
 """
 
 import errno

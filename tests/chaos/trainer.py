@@ -7,7 +7,8 @@
 {"error": its class, "text": what it says}            and it ends
 {"left": [...]}                                       what it still holds at its end
 
-A line is written at once, so what a killed trainer has said is what it has read, and its last ``state`` is where to go on.
+A line is written at once, so what a killed trainer has said is what it has read, and its last
+``state`` is where to go on.
 """
 
 import gc

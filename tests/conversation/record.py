@@ -1,7 +1,8 @@
 """Records what a client of this version and a daemon say: ``python -m conversation.record FILE``, run in tests/.
 
-The file is a list of conversations: the sockets, and every message in its order as [sender, name, bytes as hexadecimal]. When
-``PROTOCOL_VERSION`` grows, record the version before the change; ``test_old_clients`` plays all recordings to the daemon.
+The file is a list of conversations: the sockets, and every message in its order as [sender, name,
+bytes as hexadecimal]. When ``PROTOCOL_VERSION`` grows, record the version before the change;
+``test_old_clients`` plays all recordings to the daemon.
 """
 
 import json

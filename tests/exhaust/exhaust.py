@@ -2,9 +2,10 @@
 
     make exhaust [ROLES="server client"] [CALLS="accept4 mmap"] [ERRORS=EMFILE] [SAMPLES=6]
 
-For each role (``server`` is the daemon with everything that it starts, ``client`` a trainer), call and error, the N-th such call
-of every thread fails: each N, or of many ``SAMPLES``, half of them spread over all and half the last. A run serves two epochs to
-a trainer on this host, and to one over TCP. Each ends in one of these:
+For each role (``server`` is the daemon with everything that it starts, ``client`` a trainer), call
+and error, the N-th such call of every thread fails: each N, or of many ``SAMPLES``, half of them
+spread over all and half the last. A run serves two epochs to a trainer on this host, and to one
+over TCP. Each ends in one of these:
 
     served      whoever was not hit got every byte; the daemon ended in peace
     refused     a process said in a sentence why it cannot go on, the daemon not while it served
@@ -14,8 +15,8 @@ a trainer on this host, and to one over TCP. Each ends in one of these:
     abort       a process was ended by a signal that nobody sent
     hang        nothing moved for ``PATIENCE_S``
 
-Needs strace. Ends with 1 where a daemon ended so, or there was a traceback, an abort or a hang, that ``UNAVOIDABLE``
-does not name.
+Needs strace. Ends with 1 where a daemon ended so, or there was a traceback, an abort or a hang,
+that ``UNAVOIDABLE`` does not name.
 """
 
 import argparse

@@ -56,7 +56,8 @@ def folder(tmp_path_factory):
 def served(start_shared_daemon, folder, tmp_path_factory):
     """Serve the folder under each policy, and one list for each kind of bad file; then spoil the files.
 
-    Gives the daemon, and what its streams should give: worked out later, but of the files that were there at the start.
+    Gives the daemon, and what its streams should give: worked out later, but of the files that were
+    there at the start.
     """
     lists = tmp_path_factory.mktemp("lists")
     streams = {

@@ -1,7 +1,8 @@
 """Messages by the thousand that are nearly right: the daemon neither dies, nor meets a bug of ours, nor grows, nor lets it show.
 
-What is sent is made in ``support.hostile_messages`` of whatever messages there are; ``test_hostile_peers`` has the cases that
-somebody thought of. A good trainer reads all the time, and its batches are compared byte for byte.
+What is sent is made in ``support.hostile_messages`` of whatever messages there are;
+``test_hostile_peers`` has the cases that somebody thought of. A good trainer reads all the time,
+and its batches are compared byte for byte.
 """
 
 import os

@@ -1,7 +1,8 @@
 """The daemon's TCP side, as ``test_fuzz`` does it for the local one: in ZeroMQ's messages, in their bytes, and below ZeroMQ.
 
-A good trainer over TCP and one on this host read all the time, and their batches are compared byte for byte. At the end the
-daemon has the descriptors that it had before, is not larger, and has not filled its log.
+A good trainer over TCP and one on this host read all the time, and their batches are compared byte
+for byte. At the end the daemon has the descriptors that it had before, is not larger, and has not
+filled its log.
 """
 
 import itertools

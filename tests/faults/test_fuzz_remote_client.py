@@ -1,7 +1,7 @@
 """A daemon on another host sends what is nearly right: the client ends each call by its deadline, well or with its own error.
 
-What it cannot know is believed: other pixels, another label. Nothing is ever read or written outside of its own buffers, and
-with an honest daemon the next connection is as good as ever.
+What it cannot know is believed: other pixels, another label. Nothing is ever read or written
+outside of its own buffers, and with an honest daemon the next connection is as good as ever.
 """
 
 import time

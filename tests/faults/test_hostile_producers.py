@@ -1,6 +1,7 @@
 """Producers that lie, write where they may not, or never answer: others lose a place at most, and workers live.
 
-Who may push can write into every place at any time, so what it can do is spoil samples, and no more.
+Who may push can write into every place at any time, so what it can do is spoil samples, and no
+more.
 """
 
 import fcntl

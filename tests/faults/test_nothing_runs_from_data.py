@@ -1,7 +1,8 @@
 """While a daemon is attacked, neither it nor a worker unpickles, loads byte-code, evaluates or compiles anything.
 
-``support/audit`` has the interpreter's own word for it (PEP 578), in the daemon and in its worker. Python imports modules when
-they are first needed, which is seen as well, so an epoch is read before the attack; from then on there is nothing at all to see.
+``support/audit`` has the interpreter's own word for it (PEP 578), in the daemon and in its worker.
+Python imports modules when they are first needed, which is seen as well, so an epoch is read before
+the attack; from then on there is nothing at all to see.
 """
 
 import marshal

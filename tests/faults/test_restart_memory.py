@@ -1,7 +1,7 @@
 """The daemon is killed where there is no memory for two rings: whoever has the dead one's slots lets go, and the next one waits.
 
-It runs in a memory group of 1.2 times its ring; the trainers are not in that, but the ring is on the group's account until they
-unmap it.
+It runs in a memory group of 1.2 times its ring; the trainers are not in that, but the ring is on
+the group's account until they unmap it.
 """
 
 import time

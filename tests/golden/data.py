@@ -1,7 +1,8 @@
 """Data for the golden streams, made anew each time, the same on every machine: small files of every kind of source.
 
-Pixels are made by integer arithmetic and written by encoders that lose nothing, or, for JPEG, by libjpeg's integer DCT, so a
-digest of what a stream gives does not depend on which versions of libraries wrote its files.
+Pixels are made by integer arithmetic and written by encoders that lose nothing, or, for JPEG, by
+libjpeg's integer DCT, so a digest of what a stream gives does not depend on which versions of
+libraries wrote its files.
 """
 
 import json

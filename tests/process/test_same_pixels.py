@@ -1,6 +1,7 @@
 """What each step makes is the same with every version of OpenCV, on every processor, with and without batchd's extension.
 
-Other processors and libraries are children whose libraries are told to do without: see ``support.pixel_sums``.
+Other processors and libraries are children whose libraries are told to do without: see
+``support.pixel_sums``.
 """
 
 import json

@@ -140,7 +140,8 @@ def slots_of(daemon):
 def test_memory_that_changes_under_a_batch_is_found_and_the_batch_decoded_again(start_daemon, photos):
     """On this host, where the trainer reads what the worker wrote: one bit in the middle of a ready slot.
 
-    A trainer goes on behind restarts that turn checksums off and on: they are no part of what a stream is.
+    A trainer goes on behind restarts that turn checksums off and on: they are no part of what a
+    stream is.
     """
     daemon = start_daemon({"photos": folder_stream(photos, verify=True)})
     expected = Expected(daemon.config)

@@ -4,7 +4,8 @@
     Container(shares={run: "/run/batchd"})      /  a tmpfs: the interpreter, both packages and the tests, read-only,
                                                    /proc, /tmp and /dev/shm of its own, and what is shared
 
-Invariant: a container ends with the process that ``command`` starts, and nothing of its mounts is ever seen outside.
+Invariant: a container ends with the process that ``command`` starts, and nothing of its mounts is
+ever seen outside.
 """
 
 import shlex
@@ -34,9 +35,10 @@ _FOREVER = ("--fork", "--kill-child=KILL")
 class Container:
     """Where a process is put. ``shares``: paths outside and where they are seen inside; ``shm_kib`` 0: no /dev/shm.
 
-    ``identity``: user, group and further groups, instead of root. ``user_map``: arguments of ``unshare --user``, for a user
-    namespace of its own. ``network``: None for a network of its own without any cable, else words that run a command in one.
-    ``environment`` is added to that of the process.
+    ``identity``: user, group and further groups, instead of root. ``user_map``: arguments of
+    ``unshare --user``, for a user namespace of its own. ``network``: None for a network of its own
+    without any cable, else words that run a command in one. ``environment`` is added to that of the
+    process.
     """
 
     root: Path

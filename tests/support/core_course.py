@@ -1,6 +1,7 @@
 """The courses of trainers, spelled out slowly: what ``batchd.core.course`` must say, without its arithmetic. Tests only.
 
-Batches are dealt out round by round; a last round with too few batches is either left out or shared row by row.
+Batches are dealt out round by round; a last round with too few batches is either left out or shared
+row by row.
 """
 
 from collections.abc import Iterator

@@ -3,9 +3,9 @@
     producer --PlaceAsked, SamplePushed--> DaemonState --LendPlace--> World: which sample lies in which place
                                                        --OrderChunk-> World: which samples a worker read, and so are in which slot
 
-Checked, besides what every world checks: a place is lent to one producer at a time, and to nobody while its sample is still to be
-read; no sample is in two batches, nor comes to a trainer twice; and with ``when_full = "block"`` none is ever lost. What a
-spectator looks at is still to be read.
+Checked, besides what every world checks: a place is lent to one producer at a time, and to nobody
+while its sample is still to be read; no sample is in two batches, nor comes to a trainer twice; and
+with ``when_full = "block"`` none is ever lost. What a spectator looks at is still to be read.
 """
 
 from dataclasses import dataclass, field

@@ -4,7 +4,8 @@
     worker  --------->                                  leases = who may read which slot, under which generation
                                                         courses = what each trainer must see, spelled out by ``core_course``
 
-Invariant: what the world keeps comes from events and actions alone, never from the inside of the core.
+Invariant: what the world keeps comes from events and actions alone, never from the inside of the
+core.
 """
 
 from collections.abc import Iterator
@@ -190,7 +191,8 @@ class World:
     ) -> list[act.Action]:
         """A trainer takes up to ``consume`` more batches, gives its oldest ``release`` leases back, perhaps waits for the next.
 
-        A trainer that waits for a batch that was granted already has crossed its handle on the way, and takes it.
+        A trainer that waits for a batch that was granted already has crossed its handle on the way,
+        and takes it.
         """
         trainer = self.trainers[number]
         consumed = min(trainer.granted, trainer.consumed + consume)

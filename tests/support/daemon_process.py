@@ -2,7 +2,8 @@
 
     start -> [ address, status, kill | terminate | restart ]* -> close
 
-Invariant: after ``close`` nothing of the daemon is left, neither worker nor socket, or ``close`` fails and says what.
+Invariant: after ``close`` nothing of the daemon is left, neither worker nor socket, or ``close``
+fails and says what.
 """
 
 import json
@@ -32,10 +33,11 @@ LEFT_WHEN_DOWN = {"lock"}
 class DaemonProcess:
     """One daemon, perhaps several times started. ``daemon`` are keys of ``[daemon]``.
 
-    ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in whichever process comes there
-    first; ``lasting_faults`` happen in every process that comes there. ``environment`` is added to the daemon's.
-    ``descriptors_max`` is how many descriptors it may ever have. ``log_level`` may be set before it starts, and ``through``:
-    words before its command, such as those that run it in a container.
+    ``faults`` are named steps with what shall happen there (see ``batchd.failpoints``), once, in
+    whichever process comes there first; ``lasting_faults`` happen in every process that comes
+    there. ``environment`` is added to the daemon's. ``descriptors_max`` is how many descriptors it
+    may ever have. ``log_level`` may be set before it starts, and ``through``: words before its
+    command, such as those that run it in a container.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What trainers should get. For tests of processes.
 
-``Expected`` works out every batch of a stream by itself, in this process, from the configuration and the files alone: no
-daemon, no worker, no shared memory, one sample after the other.
+``Expected`` works out every batch of a stream by itself, in this process, from the configuration
+and the files alone: no daemon, no worker, no shared memory, one sample after the other.
 """
 
 from collections.abc import Iterable, Iterator

@@ -2,8 +2,9 @@
 
     copy_(non_blocking) within ``aside`` --> queue --(an event is done, awaited or adopted, or ``work``)--> the tensor
 
-What a device would do without a word is an assertion here: to read memory that is not registered, or no longer so; to read a
-batch that was given back before it was read; to have memory unmapped that is registered.
+What a device would do without a word is an assertion here: to read memory that is not registered,
+or no longer so; to read a batch that was given back before it was read; to have memory unmapped
+that is registered.
 """
 
 import ctypes
@@ -144,8 +145,9 @@ class FakeStep:
 class FakeCuda:
     """See above, and ``batchd_client.torch.cuda.Runtime``.
 
-    ``takes_read_only``, ``takes_any``: which memory it registers. ``interrupt(at, after=)``: ``KeyboardInterrupt`` in one of its
-    calls, before it has had its effect or after that. ``patience``: how often an event is asked until it is done.
+    ``takes_read_only``, ``takes_any``: which memory it registers. ``interrupt(at, after=)``:
+    ``KeyboardInterrupt`` in one of its calls, before it has had its effect or after that.
+    ``patience``: how often an event is asked until it is done.
     """
 
     device = torch.device("cpu")

@@ -1,6 +1,7 @@
 """A small scripted daemon for testing the client: real sockets, real memfds, no decoding. Runs as a thread of the test.
 
-It serves one stream, whose batches say which position they are, and obeys like a good daemon unless it is told otherwise:
+It serves one stream, whose batches say which position they are, and obeys like a good daemon unless
+it is told otherwise:
 
     fake.alter = function        what is about to be sent -> what is sent instead (a message, bytes, or None for nothing)
     fake.alter_page = function   (epoch, step, page) -> the bytes that are put into a slot instead

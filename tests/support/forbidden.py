@@ -1,7 +1,8 @@
 """Finds, in the source text of a module, whatever could turn data into code or read memory as it likes. For one unit test.
 
-It reads the syntax tree and follows names through imports (``import yaml as y``, ``from os import system``), so that what is
-found is the full name of the thing, wherever it is mentioned, called or not.
+It reads the syntax tree and follows names through imports (``import yaml as y``, ``from os import
+system``), so that what is found is the full name of the thing, wherever it is mentioned, called or
+not.
 """
 
 import ast

@@ -3,7 +3,8 @@
 with good_trainers(daemon) as good: ...      one on this host; another over TCP where the daemon listens there
 good.read()                                  each takes its next batch, byte for byte
 
-Invariant: at the end of the ``with`` everybody else is forgotten, and no worker and no stream has come to harm.
+Invariant: at the end of the ``with`` everybody else is forgotten, and no worker and no stream has
+come to harm.
 """
 
 import itertools

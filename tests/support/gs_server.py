@@ -1,6 +1,7 @@
 """A real server on this machine that answers as Google Cloud Storage does, to what is asked of it. For tests of sources.
 
-The name of a file is BUCKET/PATH. A bucket is listed as its XML interface lists one: ?list-type=2&prefix=a/&delimiter=/
+The name of a file is BUCKET/PATH. A bucket is listed as its XML interface lists one:
+?list-type=2&prefix=a/&delimiter=/
 """
 
 from urllib.parse import parse_qs

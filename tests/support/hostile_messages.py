@@ -3,8 +3,8 @@
 hostile_messages    strategies: a message with some of its fields replaced by what they must not be, or by what hurts
 corpus, mutated     real encoded messages, and what becomes of their bytes by flips, cuts, repetitions and splices
 
-A field may be ``Known``: the sender puts in what its session really has under that name, so that the message gets past the
-first checks.
+A field may be ``Known``: the sender puts in what its session really has under that name, so that
+the message gets past the first checks.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """What a ZeroMQ peer says over TCP, and what becomes of it below ZeroMQ. For fuzzing; the format is ZMTP 3 (RFC 23).
 
-recorded(bytes) -> [ greeting | command or message | ... ] -> spoilt(parts, chance) -> the same, nearly
+recorded(bytes) -> [ greeting | command or message | ... ] -> spoilt(parts, chance) -> the same,
+nearly
 
-A frame is flags, its length in one byte or in eight, and its body; a command's body starts with its name, and READY's
-properties have lengths of their own.
+A frame is flags, its length in one byte or in eight, and its body; a command's body starts with its
+name, and READY's properties have lengths of their own.
 """
 
 from random import Random

@@ -1,7 +1,7 @@
 """Images for tests, made from nothing: colour photographs in small, and every odd variant a data set may hold.
 
-Arrays are RGB, uint8, [height, width, 3]; files are bytes. What cv2 cannot write (an EXIF tag, inks, a palette with alpha, a
-header that lies) is built here from the format's own description.
+Arrays are RGB, uint8, [height, width, 3]; files are bytes. What cv2 cannot write (an EXIF tag,
+inks, a palette with alpha, a header that lies) is built here from the format's own description.
 """
 
 import zlib
@@ -115,8 +115,9 @@ def ycck_jpeg(inks):
 def cmyk_jpeg(color, height=48, width=64):
     """Write a JPEG of one colour, stored as CMYK, with Adobe's mark.
 
-    A YCCK file holds three channels of luma and chroma. Told that they are inks, a decoder takes them as they are, so the
-    wanted inks are encoded as the colour that has them for luma and chroma.
+    A YCCK file holds three channels of luma and chroma. Told that they are inks, a decoder takes
+    them as they are, so the wanted inks are encoded as the colour that has them for luma and
+    chroma.
     """
     luma_chroma = np.full((1, 1, 3), [color[0], color[2], color[1]], np.uint8)  # cv2 orders them Y, Cr, Cb
     inverted = 255 - cv2.cvtColor(luma_chroma, cv2.COLOR_YCrCb2RGB)[0, 0]

@@ -3,11 +3,12 @@
     pytest, or one of its lanes --- pidfd ---> keeper       readable: the run is over, however it ended
                                 --- a pipe --> keeper       commands that take away what the kernel does not, while it is there
 
-The keeper then kills everything that carries the run's mark in its environment, and runs the commands that are left, the last
-one first. Whatever a test takes away itself it strikes off that list. The keeper has a session of its own and not the mark, so
-what kills the run does not kill it.
+The keeper then kills everything that carries the run's mark in its environment, and runs the
+commands that are left, the last one first. Whatever a test takes away itself it strikes off that
+list. The keeper has a session of its own and not the mark, so what kills the run does not kill it.
 
-Invariant: what a test starts, mounts or makes in the kernel is gone soon after the test's process, also after SIGKILL.
+Invariant: what a test starts, mounts or makes in the kernel is gone soon after the test's process,
+also after SIGKILL.
 """
 
 import json

@@ -1,8 +1,9 @@
 """The leak oracle: what this test process and its offspring hold, before and after a test. For every test.
 
-Counted: processes that the test started, wherever they ended up; this process's threads (ZeroMQ's too), its descriptors other
-than plain files, its mappings of slots, the signals that its main thread blocks, as children inherit these; and what lies in the
-directory in which daemons of the tests have their own.
+Counted: processes that the test started, wherever they ended up; this process's threads (ZeroMQ's
+too), its descriptors other than plain files, its mappings of slots, the signals that its main
+thread blocks, as children inherit these; and what lies in the directory in which daemons of the
+tests have their own.
 
 A daemon that is shared by several tests was there before; its workers may be replaced meanwhile.
 """

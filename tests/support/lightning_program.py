@@ -2,7 +2,8 @@
 
 python -m support.lightning_program ADDRESS CHECKPOINT [SAVE_AFTER]
 
-With SAVE_AFTER, train from the beginning and write the checkpoint after so many batches; without, go on from it.
+With SAVE_AFTER, train from the beginning and write the checkpoint after so many batches; without,
+go on from it.
 """
 
 import json

@@ -3,9 +3,11 @@
     build/systemd/base    what debootstrap makes; made once
     build/systemd/root    with Python's packages, the wheels of dist/, the units of deploy/, photographs and test programs
 
-The container runs on an overlay in memory, so whatever a test does is gone with it, and the next run finds the same machine.
+The container runs on an overlay in memory, so whatever a test does is gone with it, and the next
+run finds the same machine.
 
-Invariant: nothing of it outlives ``close``: the kernel ends all that is in a container with its first process.
+Invariant: nothing of it outlives ``close``: the kernel ends all that is in a container with its
+first process.
 """
 
 import hashlib

@@ -38,10 +38,12 @@ def free_port() -> int:
 class Proxy:
     """Passes bytes between whoever connects and a port, in a thread. What it does to them can be changed at any time.
 
-    ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of whatever it is, as long as there
-    are ``cuts_left``; ``delay_s`` is slept before each part is passed on; while ``is_open`` is false nobody gets through;
-    ``alter`` gives what the trainer gets instead of each part that the daemon says, and ``spoil`` the other way round. ``passed``
-    counts the bytes from the daemon on each connection; the one after ``connections_max`` is not let through.
+    ``cut_after``: connections end when so many bytes have come from the daemon, in the middle of
+    whatever it is, as long as there are ``cuts_left``; ``delay_s`` is slept before each part is
+    passed on; while ``is_open`` is false nobody gets through; ``alter`` gives what the trainer gets
+    instead of each part that the daemon says, and ``spoil`` the other way round. ``passed`` counts
+    the bytes from the daemon on each connection; the one after ``connections_max`` is not let
+    through.
     """
 
     def __init__(self, port: int) -> None:
@@ -144,8 +146,9 @@ def _ip(*arguments: str) -> str:
 class TwoHosts:
     """A second host, made of a network namespace, with a cable to ours that can be pulled. Needs root.
 
-    The namespace is named after the process that made it, so a later run knows it and removes it where that process is gone.
-    The cable is named after its subnet: it is made only if no run has that one.
+    The namespace is named after the process that made it, so a later run knows it and removes it
+    where that process is gone. The cable is named after its subnet: it is made only if no run has
+    that one.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ def image_row(pipeline):
 class MarkedPipeline:
     """A pipeline that runs each file twice, after other images of two colours have been through all of its memory.
 
-    A pixel that one of those left behind differs between the two runs. (A pixel of the colour itself proves nothing: broken
-    bits make any colour.)
+    A pixel that one of those left behind differs between the two runs. (A pixel of the colour
+    itself proves nothing: broken bits make any colour.)
     """
 
     def __init__(self, steps, height=64, width=96):

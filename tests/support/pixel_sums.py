@@ -1,7 +1,8 @@
 """Every step that makes numbers, on made inputs: one checksum for each, of all that it gave.
 
-A program, so that it runs in processes of every kind: ``python -m support.pixel_sums INPUTS`` writes them as JSON.
-``write_inputs`` makes INPUTS, once for all, because what encodes a file may itself depend on the processor.
+A program, so that it runs in processes of every kind: ``python -m support.pixel_sums INPUTS``
+writes them as JSON. ``write_inputs`` makes INPUTS, once for all, because what encodes a file may
+itself depend on the processor.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A producer as a process of its own: pushes numbered frames and says each number once it is pushed. ``producers`` starts it.
 
-Its argument is JSON: {"address": ..., "stream": ..., "first": 0, "count": 100}. Each number that was pushed comes on a line of
-its own, and "dropped" in place of one that was not.
+Its argument is JSON: {"address": ..., "stream": ..., "first": 0, "count": 100}. Each number that
+was pushed comes on a line of its own, and "dropped" in place of one that was not.
 """
 
 import json

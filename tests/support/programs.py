@@ -1,9 +1,11 @@
 """Programs such as people write, as processes of their own that say lines of JSON. For the tests of ``tests/with_*``.
 
-A test starts a function of a module here, and asks what it said and how it ended; the program's part of that is below.
+A test starts a function of a module here, and asks what it said and how it ended; the program's
+part of that is below.
 
-How long an exit took is no fair question on a busy machine. So of the time from a program's last words to its end, what its main
-thread ran and what it waited for a CPU is taken off, as the kernel counts them: the rest it *stood still*, waiting for something.
+How long an exit took is no fair question on a busy machine. So of the time from a program's last
+words to its end, what its main thread ran and what it waited for a CPU is taken off, as the kernel
+counts them: the rest it *stood still*, waiting for something.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Statuses of a daemon, for whatever reads them. Tests only.
 
-A healthy one: 2 workers that are busy half of the time with 1,000 samples a second, one trainer that waits for nothing.
+A healthy one: 2 workers that are busy half of the time with 1,000 samples a second, one trainer
+that waits for nothing.
 """
 
 from copy import deepcopy

@@ -19,7 +19,8 @@ T = TypeVar("T")
 def wait_until(condition: Callable[[], T], what: str, seconds: float = PATIENCE_S, every_s: float = 0.0) -> T:
     """Ask again and again until ``condition`` gives something true, and give that; fail with ``what`` after ``seconds``.
 
-    ``every_s``: how long to wait between questions at least; over TCP the daemon answers so many in a second and no more.
+    ``every_s``: how long to wait between questions at least; over TCP the daemon answers so many in
+    a second and no more.
     """
     began = time.monotonic()
     while not (result := condition()):

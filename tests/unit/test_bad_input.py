@@ -1,8 +1,9 @@
 """What becomes of bad input, for every kind of source that reads files: a table of all kinds and of what can be wrong.
 
-Each ends in one of two ways. What cannot be served is refused at the scan (``SourceInvalid``), and what is wrong with one sample
-after that is the sample's own (``SampleUnreadable``). Both name the file; nothing hangs, nothing else is raised, and a sample
-that is read has values of the types that its columns say.
+Each ends in one of two ways. What cannot be served is refused at the scan (``SourceInvalid``), and
+what is wrong with one sample after that is the sample's own (``SampleUnreadable``). Both name the
+file; nothing hangs, nothing else is raised, and a sample that is read has values of the types that
+its columns say.
 """
 
 import io

@@ -1,7 +1,8 @@
 """Who gets the workers: whoever waits, then whoever will wait soonest, and among equals each the same time.
 
-The bound: over any period, among trainers that all wait, none gets more worker time than another by more than two orders take,
-one of each; however long they want, whatever their samples cost, and whatever happened before.
+The bound: over any period, among trainers that all wait, none gets more worker time than another by
+more than two orders take, one of each; however long they want, whatever their samples cost, and
+whatever happened before.
 """
 
 import pytest

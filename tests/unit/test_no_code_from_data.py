@@ -1,7 +1,7 @@
 """No pickle, marshal, eval or the like stands anywhere in our source, so none can be reached from a socket or a data file.
 
-What the libraries that we use contain is another matter; ``tests/faults/test_nothing_runs_from_data.py`` looks at what happens
-while a daemon is attacked.
+What the libraries that we use contain is another matter;
+``tests/faults/test_nothing_runs_from_data.py`` looks at what happens while a daemon is attacked.
 """
 
 import ast

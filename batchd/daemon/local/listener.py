@@ -6,7 +6,8 @@ DAEMON process.
                      ^                                                |
                      +-- until the next tick, where none is left      +-- STRANGER_TICKS, or too many of them --> closed
 
-Invariant: connections leave ``SPARE_DESCRIPTORS`` free, for what the daemon has to do while they are there.
+Invariant: connections leave ``SPARE_DESCRIPTORS`` free, for what the daemon has to do while they
+are there.
 """
 
 import errno

@@ -1,10 +1,12 @@
 """Who may connect, by the kernel's word. DAEMON process.
 
-The runtime directory's mode keeps strangers out; this is the second lock, for a directory whose mode somebody has opened. Allowed
-are root, the daemon's own user, and members of the directory's group. Source: unix(7), SO_PEERCRED and SO_PEERGROUPS.
+The runtime directory's mode keeps strangers out; this is the second lock, for a directory whose
+mode somebody has opened. Allowed are root, the daemon's own user, and members of the directory's
+group. Source: unix(7), SO_PEERCRED and SO_PEERGROUPS.
 
-The kernel translates all numbers into the daemon's namespaces. Root of a container with users of its own is the user that started
-it. Where the daemon itself is in such a container, it sees many as one number, by which nobody can be known.
+The kernel translates all numbers into the daemon's namespaces. Root of a container with users of
+its own is the user that started it. Where the daemon itself is in such a container, it sees many as
+one number, by which nobody can be known.
 """
 
 import errno
@@ -27,7 +29,8 @@ _GROUP_BYTES = 4
 class Peer(NamedTuple):
     """Process, user and primary group at the other end, as they were when it connected.
 
-    ``pid`` is None for a process that has none here: it is outside of the container in which the daemon runs.
+    ``pid`` is None for a process that has none here: it is outside of the container in which the
+    daemon runs.
     """
 
     pid: int | None
@@ -45,8 +48,9 @@ def peer_of(lifeline: socket.socket) -> Peer:
 def may_connect(lifeline: socket.socket, peer: Peer, directory: os.stat_result) -> bool:
     """Is the peer root, the daemon's user, or in the runtime directory's group?
 
-    Of a peer in more than 256 groups only the primary one counts. Where numbers do not tell who somebody is, the kernel's word
-    counts, which let him into a directory that is closed to strangers.
+    Of a peer in more than 256 groups only the primary one counts. Where numbers do not tell who
+    somebody is, the kernel's word counts, which let him into a directory that is closed to
+    strangers.
     """
     nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
     if is_ours(peer.user):

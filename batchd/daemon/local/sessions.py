@@ -3,8 +3,8 @@
     lifeline.sock   accept -> Hello -> Welcome (secret) [AskWritable] ... SlotShared ... end of file: the trainer is gone
     batchd.sock     Open (secret) ties a connection to the session; from then on its messages speak for that session alone
 
-A connection to `batchd.sock` proves nothing: without a session's secret, which went over the lifeline alone, no message has any
-effect.
+A connection to `batchd.sock` proves nothing: without a session's secret, which went over the
+lifeline alone, no message has any effect.
 
 Invariant: a session lives exactly as long as its lifeline.
 """
@@ -125,7 +125,8 @@ class LocalDoor:
     def bind(self, lifeline_path: Path, zmq_path: Path) -> None:
         """Open both sockets. The caller holds the runtime directory's lock, so what lies there is left over and removed.
 
-        Raises ``BatchdError`` where the directory cannot be used, and ``OSError`` where something else is lacking.
+        Raises ``BatchdError`` where the directory cannot be used, and ``OSError`` where something
+        else is lacking.
         """
         listeners = ((zmq_path, self._zeromq), (lifeline_path, self._lifelines))
         try:

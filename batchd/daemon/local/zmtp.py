@@ -4,13 +4,15 @@
     message   frame ...            each frame but the last with MORE
     frame     flags (1) | length (1, or 8 with LONG) | body
 
-libzmq speaks it in trainers, and over TCP; not here. Its listener on a Unix socket (libzmq 4.3.5) accepts in a thread of its
-own, as fast as others connect, and ends the process where accept(2) fails with EMFILE, ENOBUFS or ENOMEM. No guard beside that
-thread can keep a descriptor free in time. Here the loop accepts, so it decides how many connections there are.
+libzmq speaks it in trainers, and over TCP; not here. Its listener on a Unix socket (libzmq 4.3.5)
+accepts in a thread of its own, as fast as others connect, and ends the process where accept(2)
+fails with EMFILE, ENOBUFS or ENOMEM. No guard beside that thread can keep a descriptor free in
+time. Here the loop accepts, so it decides how many connections there are.
 
 Source: RFC 23 and RFC 37 of rfc.zeromq.org (ZMTP 3.0 and 3.1).
 
-Invariant: of what the other side has said, one message and ``READ_BYTES`` are in memory at most; the rest waits in the kernel.
+Invariant: of what the other side has said, one message and ``READ_BYTES`` are in memory at most;
+the rest waits in the kernel.
 """
 
 import errno

@@ -1,6 +1,7 @@
 """How much memory may still be had: what the machine has and what the cgroup allows. DAEMON process.
 
-memfds are bounded by neither /dev/shm nor rlimits, so the only honest limit is asked for before anything is reserved.
+memfds are bounded by neither /dev/shm nor rlimits, so the only honest limit is asked for before
+anything is reserved.
 """
 
 from math import ceil, floor
@@ -28,7 +29,8 @@ def limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 def oom_kills(proc: Path = Path("/proc")) -> int:
     """How many processes the kernel has killed for want of memory since it started; 0 where it keeps no count.
 
-    Its own want or a cgroup's. It counts before it kills, so a death that it caused is never seen before the count has risen.
+    Its own want or a cgroup's. It counts before it kills, so a death that it caused is never seen
+    before the count has risen.
     """
     try:
         lines = (proc / "vmstat").read_text().splitlines()
@@ -83,7 +85,8 @@ def _left_on_the_way(root: Path, path: str, limit_name: str, usage_name: str) ->
 def _file_cache_bytes(group: Path) -> int:
     """Pages of files, which count as used and are given up when memory is wanted; MemAvailable takes them for free too.
 
-    Without this a group that has read many images would seem full. Version 1 writes the sums over all below as ``total_...``.
+    Without this a group that has read many images would seem full. Version 1 writes the sums over
+    all below as ``total_...``.
     """
     try:
         lines = (group / "memory.stat").read_text().splitlines()

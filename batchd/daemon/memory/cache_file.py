@@ -2,11 +2,12 @@
 
     cache_dir/batchd-KIND-KEY.cache   opened, locked (flock), looked at -> its index in a memfd -> workers
 
-The key names the samples, so a source that has changed has another file. Whoever fills a file holds its lock, by an open file
-that no worker has: it ends with the daemon, however that ends. Workers of a daemon that is dead may still append; that harms
-nobody.
+The key names the samples, so a source that has changed has another file. Whoever fills a file holds
+its lock, by an open file that no worker has: it ends with the daemon, however that ends. Workers of
+a daemon that is dead may still append; that harms nobody.
 
-Invariant: no system call is made on the file once it is open, so a file server that hangs does not hang the loop.
+Invariant: no system call is made on the file once it is open, so a file server that hangs does not
+hang the loop.
 """
 
 import fcntl

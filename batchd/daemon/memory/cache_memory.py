@@ -3,10 +3,11 @@
     made -> memfd as large as its budget, of which the index alone is reserved, sealed against shrinking and growing, mode 0600
     joined by each stream over the same source; left by each -> closed with the last
 
-Streams share a cache where nothing tells their samples apart: the source's table, what was found in it, and how long a record may
-be; and where they want the same budget.
+Streams share a cache where nothing tells their samples apart: the source's table, what was found in
+it, and how long a record may be; and where they want the same budget.
 
-Invariant: workers never fill more of it than is left of the machine's memory, as far as it is known.
+Invariant: workers never fill more of it than is left of the machine's memory, as far as it is
+known.
 """
 
 import fcntl

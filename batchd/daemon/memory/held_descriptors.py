@@ -3,9 +3,10 @@
     the hard limit  |-- the daemon's own --|-- two or three for each slot of every ring --|-- connections --|
                                             held by blanks until they become slots
 
-A blank is a slot without memory: an empty memfd with both its descriptors and, where batches go over TCP, its mapping, which
-before Python 3.13 keeps a third one. It is made ahead of time and not when its slot is wanted, because there is no way to free
-a number for oneself: while connections wait to be accepted, a thread of ZeroMQ takes each one that becomes free.
+A blank is a slot without memory: an empty memfd with both its descriptors and, where batches go
+over TCP, its mapping, which before Python 3.13 keeps a third one. It is made ahead of time and not
+when its slot is wanted, because there is no way to free a number for oneself: while connections
+wait to be accepted, a thread of ZeroMQ takes each one that becomes free.
 
 Invariant: while there are blanks, a slot is not refused for want of descriptors.
 """

@@ -48,8 +48,8 @@ class MailboxMemory:
     def writable_anew(self) -> int:
         """A further descriptor that writes, for a producer; it belongs to the caller. Raises ``OSError``.
 
-        Opened for each anew, since descriptors that are copies of each other share their flags: with ``O_APPEND`` set by one
-        producer, all others could write nothing any more.
+        Opened for each anew, since descriptors that are copies of each other share their flags:
+        with ``O_APPEND`` set by one producer, all others could write nothing any more.
         """
         return os.open(f"/proc/self/fd/{self.writable}", os.O_RDWR | os.O_CLOEXEC)
 

@@ -2,7 +2,8 @@
 
     end of a round -> SlotWanted -> the next round makes one slot -> ... -> every ring has all of its slots -> ready
 
-One slot a round, so the loop hears everybody and feeds the watchdog in between; who comes meanwhile is served.
+One slot a round, so the loop hears everybody and feeds the watchdog in between; who comes meanwhile
+is served.
 
 Invariant: once ``is_complete``, no trainer waits for memory that the configuration promises.
 """

@@ -4,8 +4,8 @@
     |-- streams.a: its own memory = 1GiB --|-- streams.b: half of what is left --|-- streams.c: the other half --|
     |-- slot --|-- slot --|-- ... --|      |-- slot --|-- slot --|               |-- slot --|-- slot --|
 
-Invariant: the slots of all rings together never exceed the daemon's memory, and each ring has at least two: one is read
-while the other is filled.
+Invariant: the slots of all rings together never exceed the daemon's memory, and each ring has at
+least two: one is read while the other is filled.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ MEBIBYTE = 1 << 20
 class RingSize:
     """What one stream's ring may take: up to ``slots_max`` slots of ``layout.slot_bytes`` bytes.
 
-    ``columns``: what the samples of its source consist of. ``mailbox_bytes``: what is taken by samples that are pushed.
+    ``columns``: what the samples of its source consist of. ``mailbox_bytes``: what is taken by
+    samples that are pushed.
     """
 
     columns: tuple[Column, ...]
@@ -58,9 +59,9 @@ class RingSize:
 def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) -> dict[str, RingSize]:
     """Lay out the slots of every stream and count them. ``thoroughly`` is for whoever does not scan the sources afterwards.
 
-    Raises ``ConfigInvalid`` where a source cannot be looked at or the steps of a stream make no sense, and ``MemoryTooSmall``
-    where it is only the memory that does not suffice; either carries everything that is wrong with any stream. The problems
-    have no lines yet.
+    Raises ``ConfigInvalid`` where a source cannot be looked at or the steps of a stream make no
+    sense, and ``MemoryTooSmall`` where it is only the memory that does not suffice; either carries
+    everything that is wrong with any stream. The problems have no lines yet.
     """
     problems = cache_problems(config)
     columns: dict[str, tuple[Column, ...]] = {}

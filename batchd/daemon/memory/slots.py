@@ -7,8 +7,9 @@
     writable_anew -> for a trainer with     mapped -> the same memory to read, for what goes over TCP
                      a device
 
-A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot collide. Mode 0600 keeps a trainer of
-another user from opening its read-only descriptor again for writing.
+A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot
+collide. Mode 0600 keeps a trainer of another user from opening its read-only descriptor again for
+writing.
 
 Invariant: the header is written by ``reserve`` and ``commit`` alone.
 """
@@ -42,7 +43,8 @@ class SlotPool:
     def create(self, slot: int, slot_bytes: int) -> None:
         """Reserve memory for a slot. Raises ``MemoryError`` or ``OSError`` saying why there is none; then nothing was made.
 
-        What was given back and is not closed yet is closed before that is said: a ring that lacks a slot stays smaller.
+        What was given back and is not closed yet is closed before that is said: a ring that lacks a
+        slot stays smaller.
         """
         while (problem := shortage(slot_bytes, _available_bytes())) is not None and self._freed:
             self.free_some()
@@ -105,8 +107,9 @@ class SlotPool:
     def writable_anew(self, slot: int) -> int:
         """A further descriptor that writes, for a trainer; it belongs to the caller. Raises ``OSError``.
 
-        Opened for each anew, since descriptors that are copies of each other share their flags: with ``O_APPEND`` set in one of
-        ours, the next header would be written behind the slot's end. The seals bind whoever has it.
+        Opened for each anew, since descriptors that are copies of each other share their flags:
+        with ``O_APPEND`` set in one of ours, the next header would be written behind the slot's
+        end. The seals bind whoever has it.
         """
         return os.open(f"/proc/self/fd/{self._writable[slot]}", os.O_RDWR | os.O_CLOEXEC)
 

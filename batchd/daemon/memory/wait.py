@@ -3,7 +3,8 @@
     kill -9 of a daemon -> its workers end, its trainers unmap the ring when they want their next batch
                         -> its successor, which may be there before them, waits, and says for what
 
-Invariant: nothing is waited for that cannot come: more than the machine or the cgroup has at all is refused at once.
+Invariant: nothing is waited for that cannot come: more than the machine or the cgroup has at all is
+refused at once.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,8 @@
 
     document of ``rescan`` + descriptors -> streams under new numbers -> one event for the core; limits of sessions and storage
 
-A stream that has changed is another one under the same name: its number is new, so nothing of the old one can be taken for it.
+A stream that has changed is another one under the same name: its number is new, so nothing of the
+old one can be taken for it.
 
 Invariant: either everything of a document is in force, or nothing, and its descriptors are closed.
 """
@@ -63,7 +64,8 @@ class Switch:
     def errand(self, version: str, file: str, overrides: dict[str, str]) -> Errand:
         """What ``rescan`` must know of what is served now.
 
-        A stream that has stopped is like none: whatever stopped it may be mended, and a new one begins without it.
+        A stream that has stopped is like none: whatever stopped it may be mended, and a new one
+        begins without it.
         """
         served = [self.streams[number] for number in self._numbers.values()]
         signatures = {stream.name: stream.signature for stream in served if not self._has_stopped(stream)}

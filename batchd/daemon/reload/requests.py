@@ -5,12 +5,14 @@
                   +--- died -------------+--- problems: the old configuration stays, with everything that is wrong in the outcome
                   +--- silent for too long: killed, and the same
 
-Who asks while a configuration is being read may mean a later version of it, so it is read once more afterwards, for all of them.
+Who asks while a configuration is being read may mean a later version of it, so it is read once more
+afterwards, for all of them.
 
-A process that hangs in a call of the kernel lives on after it was killed. Nobody waits for it: it is buried when the kernel says
-that it has ended, and the next one may begin before that.
+A process that hangs in a call of the kernel lives on after it was killed. Nobody waits for it: it
+is buried when the kernel says that it has ended, and the next one may begin before that.
 
-Invariant: one process reads at a time; the loop never waits for one; every question is answered once.
+Invariant: one process reads at a time; the loop never waits for one; every question is answered
+once.
 """
 
 import json

@@ -6,8 +6,9 @@
              <-- StreamScanned + index --   one for each stream that is new or other than before
              <-- ConfigRead + document --   what is to be served, or everything that is wrong; then it ends
 
-A scan may take minutes, and validating a large configuration long enough to be noticed; in a thread both would hold the
-interpreter that serves trainers. Here they cost the daemon nothing, and what damages this process damages nothing else.
+A scan may take minutes, and validating a large configuration long enough to be noticed; in a thread
+both would hold the interpreter that serves trainers. Here they cost the daemon nothing, and what
+damages this process damages nothing else.
 
 Invariant: it changes nothing. Where its daemon is gone it ends.
 """
@@ -77,9 +78,10 @@ LIVE_KEYS = (
 class Errand:
     """What the daemon serves now, and where its configuration is.
 
-    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may go on as it is, by name. ``slots`` (the most
-    that a ring may have): of each stream by name. ``made_bytes``: memory that the rings and mailboxes of all of them have.
-    ``cached_bytes``: memory that each of their caches has, by its key.
+    ``daemon``: [daemon] as it is in force. ``signatures``: of each stream that may go on as it is,
+    by name. ``slots`` (the most that a ring may have): of each stream by name. ``made_bytes``:
+    memory that the rings and mailboxes of all of them have. ``cached_bytes``: memory that each of
+    their caches has, by its key.
     """
 
     version: str
@@ -238,8 +240,8 @@ def _check_memory(  # noqa: PLR0913, PLR0917  what is there, what shall be there
 ) -> list[str]:
     """Refuse what does not fit beside the rings that stay. What of [daemon] cannot change before a restart.
 
-    ``made_bytes``: what the rings have already of the memory that they will have, those that are replaced among them, less
-    what caches may still take.
+    ``made_bytes``: what the rings have already of the memory that they will have, those that are
+    replaced among them, less what caches may still take.
     """
     kept_bytes = sum(rings[name].ring_bytes for name in same)
     others = [name for name in rings if name not in same]

@@ -4,10 +4,11 @@
                                                                   |   ^
                                                       RELOADING=1 +---+ READY=1
 
-A reload that begins or ends before the first READY=1 is told as a status alone: it makes nobody ready.
+A reload that begins or ends before the first READY=1 is told as a status alone: it makes nobody
+ready.
 
-Invariant: the watchdog is fed by the end of a round of the loop, behind everything that this round had to do. There is no timer
-that would go on while the loop does not.
+Invariant: the watchdog is fed by the end of a round of the loop, behind everything that this round
+had to do. There is no timer that would go on while the loop does not.
 """
 
 from collections.abc import Callable

@@ -2,11 +2,11 @@
 
     NOTIFY_SOCKET   <- READY=1, STATUS=, WATCHDOG=1, RELOADING=1, STOPPING=1, EXTEND_TIMEOUT_USEC=   (sd_notify(3))
 
-Each message is one datagram. Without a service manager nothing is sent. The variables are taken out of the environment, so that
-neither workers nor people's own functions in them speak for the daemon.
+Each message is one datagram. Without a service manager nothing is sent. The variables are taken out
+of the environment, so that neither workers nor people's own functions in them speak for the daemon.
 
-Invariant: telling never waits and never fails: what a full or vanished socket does not take is lost, and whoever watches the
-daemon then acts as if it had been silent.
+Invariant: telling never waits and never fails: what a full or vanished socket does not take is
+lost, and whoever watches the daemon then acts as if it had been silent.
 """
 
 import os
@@ -76,8 +76,9 @@ class Notifier:
     def scanning(self, status: str) -> None:
         """A scan gets on: a start, or a reload, may take longer than it usually does.
 
-        sd_notify(3) speaks of starting and stopping alone, but the service manager moves the time-out of whatever it is waiting
-        for, ``ExecReload=`` among it, and with it the watchdog's.
+        sd_notify(3) speaks of starting and stopping alone, but the service manager moves the
+        time-out of whatever it is waiting for, ``ExecReload=`` among it, and with it the
+        watchdog's.
         """
         self._tell([f"EXTEND_TIMEOUT_USEC={int(EXTENSION_S * MICROSECONDS_IN_S)}", _status(status)])
 

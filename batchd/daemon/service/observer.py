@@ -3,8 +3,8 @@
     bind, early: an address that was asked for and cannot be had is said before anything is scanned
     start -> observer -> it ends -> pause, longer each time -> observer -> ... -> close
 
-Invariant: the observer has exactly the socket that it accepts from and its lifeline; the socket stays ours, so whoever asks
-while there is none is answered by the next one.
+Invariant: the observer has exactly the socket that it accepts from and its lifeline; the socket
+stays ours, so whoever asks while there is none is answered by the next one.
 """
 
 import errno
@@ -101,7 +101,8 @@ def _bind_soon(host: str, port: int) -> socket.socket:
 def _bind(host: str, port: int) -> socket.socket:
     """Take an address. Who connects before there is an observer waits for one. Raises ``OSError``.
 
-    It listens at once: two daemons that start together can both bind an address on which nobody listens yet.
+    It listens at once: two daemons that start together can both bind an address on which nobody
+    listens yet.
     """
     if host == EVERYWHERE:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104  somebody wrote the star

@@ -1,16 +1,19 @@
 """Who is let in over TCP: ZeroMQ asks, the keys answer. DAEMON process.
 
-ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte, by RFC 27 (ZAP 1.0):
+ZeroMQ asks at ``inproc://zeromq.zap.01`` before a connection may carry one byte, by RFC 27 (ZAP
+1.0):
 
     request   routing id | "" | "1.0" | request id | domain | address | identity | mechanism | 32-byte key
     answer    routing id | "" | "1.0" | request id | "200" or other | text | user id | metadata
 
-Invariant: "200" is sent for a key that the directory holds at this moment, and for nothing else; whatever is odd or fails is
-a refusal. The user id is the public key itself, since a name may be given to another key later. Sockets set ``ZAP_DOMAIN`` to
-ours and ``ZAP_ENFORCE_DOMAIN``, so without an authenticator nobody comes in.
+Invariant: "200" is sent for a key that the directory holds at this moment, and for nothing else;
+whatever is odd or fails is a refusal. The user id is the public key itself, since a name may be
+given to another key later. Sockets set ``ZAP_DOMAIN`` to ours and ``ZAP_ENFORCE_DOMAIN``, so
+without an authenticator nobody comes in.
 
-A host that connects too often is answered with "500", before any key is looked at; the client sees that number and tries again
-later. ("300", which RFC 27 has for this, is not passed on: the connection just ends, and the client could not tell why.)
+A host that connects too often is answered with "500", before any key is looked at; the client sees
+that number and tries again later. ("300", which RFC 27 has for this, is not passed on: the
+connection just ends, and the client could not tell why.)
 """
 
 from dataclasses import dataclass

@@ -4,20 +4,23 @@
                                |                                            |
                                +-- no session for STRANGER_TICKS, or too many strangers --> shut down <-- UNREAD_BYTES_MAX
 
-ZeroMQ ends a handshake that is not finished. Who finishes it and never greets, who speaks a version of ZMTP that has none, and
-who was refused and stays, would keep a descriptor for ever; ZeroMQ can neither name nor close one connection. So the connection
-is shut down by its descriptor, which belongs to a thread of ZeroMQ and may be closed and given to something else at any
-moment. Therefore it is first duplicated onto a spare descriptor of ours, which holds what it stands for in place; then its
-inode is compared with that of the connection that was accepted; and only then is it shut down. ZeroMQ reads the end of file and
-cleans up, as it does whoever hangs up.
+ZeroMQ ends a handshake that is not finished. Who finishes it and never greets, who speaks a version
+of ZMTP that has none, and who was refused and stays, would keep a descriptor for ever; ZeroMQ can
+neither name nor close one connection. So the connection is shut down by its descriptor, which
+belongs to a thread of ZeroMQ and may be closed and given to something else at any moment. Therefore
+it is first duplicated onto a spare descriptor of ours, which holds what it stands for in place;
+then its inode is compared with that of the connection that was accepted; and only then is it shut
+down. ZeroMQ reads the end of file and cleans up, as it does whoever hangs up.
 
-How much a peer says is the kernel's word (``TCP_INFO``), since messages are no measure: a message that never ends is in none,
-and ZeroMQ keeps it in memory all the same. What the kernel has received and we have not read lies in ZeroMQ's memory; that is
-bounded, for each connection and for all of a host. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5
-aborts where a peer that has reached it sends a PING and resets its connection; so there is none, and this takes its place.
+How much a peer says is the kernel's word (``TCP_INFO``), since messages are no measure: a message
+that never ends is in none, and ZeroMQ keeps it in memory all the same. What the kernel has received
+and we have not read lies in ZeroMQ's memory; that is bounded, for each connection and for all of a
+host. ZeroMQ's own limit, the high-water mark, counts messages, and libzmq 4.3.5 aborts where a peer
+that has reached it sends a PING and resets its connection; so there is none, and this takes its
+place.
 
-Invariant: nothing is shut down but a TCP connection to our port that was accepted under this descriptor, and is no session or
-said too much.
+Invariant: nothing is shut down but a TCP connection to our port that was accepted under this
+descriptor, and is no session or said too much.
 """
 
 import os
@@ -88,7 +91,8 @@ class Grip:
 class _Connection:
     """One that was accepted. ``ticks``: for how long it has been a stranger; ``ticks_gone``: for how long it has not been there.
 
-    ``number`` is the descriptor's, as a socket to ask the kernel with: whatever has that number by now is asked. It owns nothing.
+    ``number`` is the descriptor's, as a socket to ask the kernel with: whatever has that number by
+    now is asked. It owns nothing.
     """
 
     inode: int
@@ -236,8 +240,8 @@ class Doorstep:
     def tick(self) -> None:
         """Time has passed: close those that have been strangers for too long, and forget those that are not there.
 
-        A beginning that is told after its end is of a connection whose end nobody tells again. An end that is on its way comes
-        before the second tick.
+        A beginning that is told after its end is of a connection whose end nobody tells again. An
+        end that is on its way comes before the second tick.
         """
         for number, connection in list(self._connections.items()):
             connection.ticks_gone = 0 if self._is_there(number) else connection.ticks_gone + 1

@@ -2,7 +2,8 @@
 
     session 7 (secret, key) = connections [ (routing id, descriptor), (routing id, descriptor), ... ]
 
-Invariant: a routing id and a descriptor belong to one session at most, and none to a session that has been removed.
+Invariant: a routing id and a descriptor belong to one session at most, and none to a session that
+has been removed.
 """
 
 from collections import deque
@@ -36,8 +37,8 @@ class Connection(NamedTuple):
 class OpenSubscription:
     """A subscription, not given up.
 
-    ``is_known``: the trainer has spoken of it, so its batches may go over any connection; before that they go over the first,
-    behind the message that names it.
+    ``is_known``: the trainer has spoken of it, so its batches may go over any connection; before
+    that they go over the first, behind the message that names it.
     """
 
     request: int

@@ -6,10 +6,12 @@
         daemon.key                      ->             keys_daemon.key
         trainers/NAME.key               ->             keys_trainers_NAME.key
 
-So the daemon's secret is in no directory that the daemon, or a function of somebody's in one of its workers, could write to. They
-are copies, made when the service starts: what ``batchd keys`` changes counts for the next start. Source: systemd.exec(5).
+So the daemon's secret is in no directory that the daemon, or a function of somebody's in one of its
+workers, could write to. They are copies, made when the service starts: what ``batchd keys`` changes
+counts for the next start. Source: systemd.exec(5).
 
-Invariant: where there are credentials, nothing else is looked at; keys that were taken out are not found in another place.
+Invariant: where there are credentials, nothing else is looked at; keys that were taken out are not
+found in another place.
 """
 
 import os

@@ -5,11 +5,13 @@
         .lock                     held with flock by the command that changes something
         trainers/NAME.key         0600; name, streams (without it: every stream), public; the trainer alone has its secret
 
-Files are written whole under another name and renamed, with the directory locked, so nobody sees half a file and two commands
-at once make no key twice. Nothing is written or read through a symbolic link in the directory.
+Files are written whole under another name and renamed, with the directory locked, so nobody sees
+half a file and two commands at once make no key twice. Nothing is written or read through a
+symbolic link in the directory.
 
-Invariant: whatever is wrong with a file or a directory lets nobody in. In a trainer's file ``public`` stands last, so one that
-was cut short lets nobody in either, rather than its trainer to every stream.
+Invariant: whatever is wrong with a file or a directory lets nobody in. In a trainer's file
+``public`` stands last, so one that was cut short lets nobody in either, rather than its trainer to
+every stream.
 """
 
 import fcntl
@@ -99,7 +101,8 @@ class KeyDirectory:
     def daemon_key(self) -> tuple[str, str] | None:
         """The daemon's public and secret key, None where there is none.
 
-        Raises ``KeysInvalid`` where the file is damaged or open to others, ``BatchdError`` where it cannot be read.
+        Raises ``KeysInvalid`` where the file is damaged or open to others, ``BatchdError`` where it
+        cannot be read.
         """
         with _naming(self.path), _opened_directory(self.path) as folder:
             return None if folder is None else self._daemon_key(folder)
@@ -112,7 +115,8 @@ class KeyDirectory:
     def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
         """Make the key of one trainer; its secret is in what comes back and nowhere else.
 
-        Raises ``KeysInvalid`` for a name that is taken or is none, ``BatchdError`` where nothing can be written.
+        Raises ``KeysInvalid`` for a name that is taken or is none, ``BatchdError`` where nothing
+        can be written.
         """
         _check_wishes(name, streams)
         file = _file_name(name)

@@ -2,11 +2,12 @@
 
     view, cut into frames -> (ZeroMQ keeps them, in its thread, until they are sent or the connection is gone) -> BatchSent
 
-ZeroMQ sends from the slot itself. Every frame of a batch looks into one array object; when the last frame is freed the array
-goes, a weak reference to it puts a token into a queue, and a descriptor wakes the loop. That happens in a thread of pyzmq, so
-nothing else is done there.
+ZeroMQ sends from the slot itself. Every frame of a batch looks into one array object; when the last
+frame is freed the array goes, a weak reference to it puts a token into a queue, and a descriptor
+wakes the loop. That happens in a thread of pyzmq, so nothing else is done there.
 
-Invariant: for each batch that was asked for there is exactly one ``BatchSent``, not before ZeroMQ has let go of the memory.
+Invariant: for each batch that was asked for there is exactly one ``BatchSent``, not before ZeroMQ
+has let go of the memory.
 """
 
 import os

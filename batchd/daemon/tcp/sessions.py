@@ -3,11 +3,13 @@
     connection (CURVE: a known key) -> Greet -> Greeted -> Subscribe, Pull, ... -> disconnected: the trainer is gone
     more of them (with the same key) -> Join -> Joined: parts of its batches go there
 
-A session is its first TCP connection, and those that have joined it: with any of them it ends. ZeroMQ's monitor tells when,
-and heartbeats see to it within ``HEARTBEAT_TIMEOUT_MS`` even where the other host has fallen silent. A routing id is only an
-address; what a message may do is decided by the connection that it came over, named by its descriptor and its key.
+A session is its first TCP connection, and those that have joined it: with any of them it ends.
+ZeroMQ's monitor tells when, and heartbeats see to it within ``HEARTBEAT_TIMEOUT_MS`` even where the
+other host has fallen silent. A routing id is only an address; what a message may do is decided by
+the connection that it came over, named by its descriptor and its key.
 
-Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by what the trainer says.
+Invariant: a slot that is being sent is not written: its lease ends by ``BatchSent`` alone, never by
+what the trainer says.
 """
 
 import os
@@ -108,8 +110,8 @@ class TcpDoor:
         self._keys = keys
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(min(IO_THREADS_MAX, available_cpus()))
         self.router = self.context.socket(zmq.ROUTER)
-        # No event of failed handshakes: where libzmq 4.3.5 tells of a message that fails to decrypt, it forgets to hang up, and
-        # aborts later.
+        # No event of failed handshakes: where libzmq 4.3.5 tells of a message that fails to
+        # decrypt, it forgets to hang up, and aborts later.
         self.monitor = self.router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._authenticators = [] if keys is None else [Authenticator(self.context, keys)]
         self._register = Register()
@@ -264,9 +266,9 @@ class TcpDoor:
     def _end_adrift(self) -> None:
         """End the sessions of connections that are not there.
 
-        ZeroMQ tells of an end before it hands over what had come until then: a ``Greet`` that is read after that begins a session
-        whose end has been told already, and whose descriptor may be another connection's. Two ticks, as a beginning may be told
-        late as well.
+        ZeroMQ tells of an end before it hands over what had come until then: a ``Greet`` that is
+        read after that begins a session whose end has been told already, and whose descriptor may
+        be another connection's. Two ticks, as a beginning may be told late as well.
         """
         for session in self.everybody():
             if all(self._doorstep.inode_of(one.descriptor) == one.inode is not None for one in session.connections):

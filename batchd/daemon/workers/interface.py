@@ -2,8 +2,9 @@
 
     spawn -> send* -> gone        kill -> gone        dismiss -> gone
 
-``workers`` has the implementation for processes of this host. Events come back through the loop's queue: ``WorkerReady``,
-``PartsNamed``, ``ChunkDone``, and ``WorkerGone`` once it is certain that the worker writes no more.
+``workers`` has the implementation for processes of this host. Events come back through the loop's
+queue: ``WorkerReady``, ``PartsNamed``, ``ChunkDone``, and ``WorkerGone`` once it is certain that
+the worker writes no more.
 """
 
 from collections import defaultdict

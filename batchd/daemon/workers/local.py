@@ -1,9 +1,11 @@
 """The worker processes of this host. DAEMON process; one kind of workers behind ``worker_interface``.
 
-What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel says
-that the process has ended (its pidfd is readable), never before: a process that may still write is not gone.
+What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone``
+when the kernel says that the process has ended (its pidfd is readable), never before: a process
+that may still write is not gone.
 
-Workers are children of a fork server, see ``forks``, which reaps them when it is told: how one ended is read before that.
+Workers are children of a fork server, see ``forks``, which reaps them when it is told: how one
+ended is read before that.
 
 Invariant: a worker has exactly the descriptors of its channel and its note.
 """

@@ -13,8 +13,8 @@ from batchd.samples.declared import check_types
 class Call(StepOptions):
     """Call your own function with each sample.
 
-    `fn(sample, rng)` gets a dict of all fields and a `numpy.random.Generator`, and returns a dict of those that it makes or
-    changes. docs/steps.md says what it may do.
+    `fn(sample, rng)` gets a dict of all fields and a `numpy.random.Generator`, and returns a dict
+    of those that it makes or changes. docs/steps.md says what it may do.
     """
 
     op: Literal["call"] = "call"

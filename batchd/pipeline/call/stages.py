@@ -2,8 +2,9 @@
 
     fields of the sample --copied--> function(sample, rng) --checked--> fields
 
-Arrays are copies, so a function may keep them. It may write into those that it may change: the outputs, or all where none are
-declared. The others are read-only, so that nothing changes that is not declared.
+Arrays are copies, so a function may keep them. It may write into those that it may change: the
+outputs, or all where none are declared. The others are read-only, so that nothing changes that is
+not declared.
 
 Invariant: afterwards each field is what its column says, or the sample is bad.
 """

@@ -1,20 +1,21 @@
 """How many pixels a file's bytes can hold, by the rules of its format. Worker process; standard library only.
 
-A decoder takes time and memory for every pixel that a header announces, so a header is believed no further than the bytes
-behind it go:
+A decoder takes time and memory for every pixel that a header announces, so a header is believed no
+further than the bytes behind it go:
 
     JPEG   Huffman codes have a bit at least. Each block of 64 samples has two of them, and one in the scans of a progressive file
     PNG    deflate (RFC 1951) copies at most 258 bytes with two codes: 1,032 bytes for one
     GIF    LZW (GIF89a, appendix F): the code number k since the table was empty stands for at most k pixels
     BMP    as many bits for each pixel as the header says
 
-Some pixels take no bits, or next to none: WebP without loss gives a code of one symbol no bits, arithmetic coding goes on
-behind its end, run-length coded bitmaps and frames of a GIF leave pixels out. For these there is a budget: what decodes in
-about 50 ms and 64 MB, for a file of up to ``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight
-pixels, so up to ``SMALL_FILE_BYTES`` the budget holds for a PNG of less than 8 bits per pixel, too.
+Some pixels take no bits, or next to none: WebP without loss gives a code of one symbol no bits,
+arithmetic coding goes on behind its end, run-length coded bitmaps and frames of a GIF leave pixels
+out. For these there is a budget: what decodes in about 50 ms and 64 MB, for a file of up to
+``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight pixels, so up to
+``SMALL_FILE_BYTES`` the budget holds for a PNG of less than 8 bits per pixel, too.
 
-Invariant: the budget refuses no JPEG with Huffman codes, no PNG of 8 bits or of more than ``SMALL_FILE_BYTES``, no GIF whose
-first frame fills its screen.
+Invariant: the budget refuses no JPEG with Huffman codes, no PNG of 8 bits or of more than
+``SMALL_FILE_BYTES``, no GIF whose first frame fills its screen.
 """
 
 from collections.abc import Iterable
@@ -42,8 +43,9 @@ def pixels_for_nothing(file_bytes: int, per_byte: int = PIXELS_PER_BYTE) -> int:
 def lzw_pixels_max(pixel_bits: int, data_bytes: int) -> int:
     """How many pixels a GIF's codes can stand for, of which the shortest has a bit more than ``pixel_bits``.
 
-    ``data_bytes`` counts what blocks say of their lengths, too. Each code enters a run into the table that is one pixel longer
-    than a run that is there. A table that is full stays as it is; to start again with an empty one is never better.
+    ``data_bytes`` counts what blocks say of their lengths, too. Each code enters a run into the
+    table that is one pixel longer than a run that is there. A table that is full stays as it is; to
+    start again with an empty one is never better.
     """
     colors = 1 << pixel_bits
     longest = max(1, (1 << _LZW_CODE_BITS_MAX) - colors - 1)

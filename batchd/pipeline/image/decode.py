@@ -1,19 +1,22 @@
 """Bytes to pixels, into memory that is used again and again. Worker process.
 
-A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where that was built. Other JPEGs (inks, unusual
-subsampling), and all of them where it was not, go through simplejpeg and are cut; cv2 decodes the other formats, and the JPEGs
-that simplejpeg cannot. All give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8, being libjpeg-turbo with its
-default settings; tests hold them to it.
+A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where that was built.
+Other JPEGs (inks, unusual subsampling), and all of them where it was not, go through simplejpeg and
+are cut; cv2 decodes the other formats, and the JPEGs that simplejpeg cannot. All give the same
+pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8, being libjpeg-turbo with its default settings;
+tests hold them to it.
 
 cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
 
-Before that, a file is held to what its bytes can hold and to what decoding may take of memory (``check_limits``, ``capacity``).
+Before that, a file is held to what its bytes can hold and to what decoding may take of memory
+(``check_limits``, ``capacity``).
 
-Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills with grey, older cv2 with
-the image before) makes the sample ``SampleUndecodable``. cv2 does not tell of its repairs, so with cv2 alone a JPEG with a
-hole in its middle passes, grey from there on; one that is cut off does not. Where a box is decoded, only what is in front of
-its last row was looked at (in a progressive file: everything), so a hole below it is found by those samples of it that reach so
-far down.
+Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills
+with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. cv2 does not
+tell of its repairs, so with cv2 alone a JPEG with a hole in its middle passes, grey from there on;
+one that is cut off does not. Where a box is decoded, only what is in front of its last row was
+looked at (in a progressive file: everything), so a hole below it is found by those samples of it
+that reach so far down.
 """
 
 import re
@@ -74,7 +77,8 @@ for _factor in (2, 4, 8):
 def decoder_versions() -> str:
     """Name the decoders and their versions, for people, in the order in which they are tried.
 
-    "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0", less what is not there.
+    "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0",
+    less what is not there.
     """
     names = [f"libjpeg-turbo {jpeg_box.VERSION} (decodes crops alone)"] if jpeg_box.IS_BUILT else []
     if simplejpeg:
@@ -123,9 +127,9 @@ class Decoder:
     def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
         """Decode a box of a file that ``probe_image`` read ``header`` from, as stored, at 1/``factor``.
 
-        ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``, whose sides are rounded up;
-        it has pixels, and all are the image's. Returns [box.height, box.width, channels], valid until the next call.
-        Raises ``SampleUndecodable``.
+        ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
+        whose sides are rounded up; it has pixels, and all are the image's. Returns [box.height,
+        box.width, channels], valid until the next call. Raises ``SampleUndecodable``.
         """
         if self.decodes_boxes(header):
             self._check_memory(header, box.height * box.width)

@@ -1,7 +1,7 @@
 """The orientation in an EXIF block, and what it means. Worker process; standard library only.
 
-A block that is broken, or says nothing, or says something that is no orientation, means 1 (upright): viewers do the same,
-and a bad tag does not make a bad image.
+A block that is broken, or says nothing, or says something that is no orientation, means 1
+(upright): viewers do the same, and a bad tag does not make a bad image.
 """
 
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case

@@ -5,15 +5,17 @@
     float32 [n, 4]                  -> boxes   left, top, right, bottom
     float32 [n, 2]                  -> points  x, y
 
-Coordinates are those of the upright image in pixels, x to the right and y down; the first pixel reaches from 0 to 1. So its
-centre is at 1/2, and an image of width w that is flipped moves x to w - x. Computed in float64, rounded to float32 behind each
-stage.
+Coordinates are those of the upright image in pixels, x to the right and y down; the first pixel
+reaches from 0 to 1. So its centre is at 1/2, and an image of width w that is flipped moves x to w -
+x. Computed in float64, rounded to float32 behind each stage.
 
-A box is cut off at the image's edge after each step, so that what a crop took away does not come back in what is padded. A box
-that is rotated by an angle becomes the smallest upright one around it. A box without area, from the start or because nothing of
-it is left, becomes four zeros, in its place.
+A box is cut off at the image's edge after each step, so that what a crop took away does not come
+back in what is padded. A box that is rotated by an angle becomes the smallest upright one around
+it. A box without area, from the start or because nothing of it is left, becomes four zeros, in its
+place.
 
-Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no random number is drawn.
+Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no
+random number is drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +77,8 @@ class Followers:
     ) -> None:
         """Do to the followers what was done to the image, of which ``size`` is the height and width that it had, upright.
 
-        Raises ``SampleUndecodable`` where the mask is none, or has another size, and where a coordinate is no number.
+        Raises ``SampleUndecodable`` where the mask is none, or has another size, and where a
+        coordinate is no number.
         """
         assert geometry.trail is not None, "the image is followed"
         if (name := self._mask_name) is not None:

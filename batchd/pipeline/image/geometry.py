@@ -1,18 +1,19 @@
 """The steps on paper: which box, which size, which way up, decided from a header before any pixel is touched. Worker process.
 
-A step speaks of the image as it is looked at; the pixels lie in memory as they were stored. The two differ by a turn
-(transpose first, then flips), which EXIF and random flips only note down. So an image is turned at most once, at the end,
-when it is smallest, and a crop is known early enough to decode no more detail than it needs.
+A step speaks of the image as it is looked at; the pixels lie in memory as they were stored. The two
+differ by a turn (transpose first, then flips), which EXIF and random flips only note down. So an
+image is turned at most once, at the end, when it is smallest, and a crop is known early enough to
+decode no more detail than it needs.
 
     as stored  --cut, scale, pad, warp (moves, in stored coordinates)-->  --turn-->  as looked at
 
-What follows the image (a mask, boxes, points) is done one by one as the steps say: ``trail`` has the same moves and the turns in
-their places, all in coordinates as looked at.
+What follows the image (a mask, boxes, points) is done one by one as the steps say: ``trail`` has
+the same moves and the turns in their places, all in coordinates as looked at.
 
 ``planners`` has what each step does here.
 
-Invariant: applying the moves and then the turn gives what applying the steps one by one to the upright image would.
-Standard library only.
+Invariant: applying the moves and then the turn gives what applying the steps one by one to the
+upright image would. Standard library only.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -245,8 +246,8 @@ def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool
 def decode_factor(moves: list[Move], height: int, width: int) -> int:
     """Choose 1, 2, 4 or 8: the most that a stored ``height`` by ``width`` image may shrink while it is decoded.
 
-    What the first scaling starts from then still has at least the size that it results in, so nothing is ever enlarged
-    that needed not to be.
+    What the first scaling starts from then still has at least the size that it results in, so
+    nothing is ever enlarged that needed not to be.
     """
     first = moves[0] if moves else None
     if isinstance(first, Cut) and len(moves) > 1:

@@ -1,10 +1,11 @@
 """A box of a JPEG, by the extension ``_jpeg``, where that was built. Worker process.
 
-Rows below the box are not read, and of what lies around it nothing is made but entropy decoding: a photograph of which half is
-cut away takes some two thirds of the time. Of a file with restart markers (``seekable`` makes such), what lies above and beside
-the box is not even that.
+Rows below the box are not read, and of what lies around it nothing is made but entropy decoding: a
+photograph of which half is cut away takes some two thirds of the time. Of a file with restart
+markers (``seekable`` makes such), what lies above and beside the box is not even that.
 
-Invariant: at each of the scales the pixels are those that decoding the whole image and cutting would give, bit for bit.
+Invariant: at each of the scales the pixels are those that decoding the whole image and cutting
+would give, bit for bit.
 """
 
 import numpy as np
@@ -36,8 +37,9 @@ class BoxDecoder:
     def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels | None:
         """Decode ``box`` of the image at 1/``factor``, in whose pixels it is given; it has some, and all are the image's.
 
-        Returns [box.height, box.width, channels], valid until the next call, or None: this file is for another decoder.
-        Raises ``SampleUndecodable`` where the file is broken above the box's last row.
+        Returns [box.height, box.width, channels], valid until the next call, or None: this file is
+        for another decoder. Raises ``SampleUndecodable`` where the file is broken above the box's
+        last row.
         """
         columns_max = min(-(-header.width // factor), box.width + _jpeg.COLUMNS_BESIDE_MAX)
         memory = self._scratch.bytes("decode", box.height * columns_max * self._channels)

@@ -46,8 +46,9 @@ def scan_markers(data: memoryview, scan: int) -> Iterator[tuple[int, int]]:
 def without_padding(data: memoryview, scan: int, discarded: int) -> bytes | None:
     """Take out the zeros and fill bytes in front of the end mark of which libjpeg says that it ``discarded`` so many.
 
-    None: other bytes are among them, or blocks were decoded from zeros, which stand for what is lost. ``is_padding`` in
-    ``_jpeg.c`` has the same rule: libjpeg counts fill bytes only in front of a zero, and then one of them.
+    None: other bytes are among them, or blocks were decoded from zeros, which stand for what is
+    lost. ``is_padding`` in ``_jpeg.c`` has the same rule: libjpeg counts fill bytes only in front
+    of a zero, and then one of them.
     """
     end = next((place for place, marker in scan_markers(data, scan) if marker == _END_OF_IMAGE), scan)
     file = bytes(data[:end])

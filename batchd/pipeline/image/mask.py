@@ -1,10 +1,12 @@
 """From the bytes of a mask to the number of each pixel, which is a class or an object and no colour. Worker process.
 
-Taken is only what keeps numbers as they are: PNG files of one channel, up to 8 bits, and such with a palette, whose indices
-count. (cv2 gives colours instead of indices. So the file is shown to it as the grey one that it is without its palette: the bits
-of the pixels are the same.) What lies between, as gamma, transparency and the EXIF tag, has no part in it.
+Taken is only what keeps numbers as they are: PNG files of one channel, up to 8 bits, and such with
+a palette, whose indices count. (cv2 gives colours instead of indices. So the file is shown to it as
+the grey one that it is without its palette: the bits of the pixels are the same.) What lies
+between, as gamma, transparency and the EXIF tag, has no part in it.
 
-Invariant: a number that comes out stood in the file. Grey of 1, 2 or 4 bits is stretched to 0 to 255, as every viewer does.
+Invariant: a number that comes out stood in the file. Grey of 1, 2 or 4 bits is stretched to 0 to
+255, as every viewer does.
 """
 
 import zlib

@@ -1,14 +1,15 @@
 """The steps on images, as plain data. Daemon, workers and CLI; standard library only.
 
-Each step is one frozen dataclass, and what stands under a field is its documentation wherever the field is shown: in
-``batchd config``, in the JSON Schema and in an error message.
+Each step is one frozen dataclass, and what stands under a field is its documentation wherever the
+field is shown: in ``batchd config``, in the JSON Schema and in an error message.
 
-The steps that move the pixels of an image, beyond those of ``image_steps``, and what moves along. Plain data.
+The steps that move the pixels of an image, beyond those of ``image_steps``, and what moves along.
+Plain data.
 
 Daemon, workers and CLI; standard library only.
 
-Angles and quarter turns are counter-clockwise, as the image is looked at. ``fill`` is what stands where no image is: one number
-for all channels, or one for each, in their order.
+Angles and quarter turns are counter-clockwise, as the image is looked at. ``fill`` is what stands
+where no image is: one number for all channels, or one for each, in their order.
 
 The steps that change what the pixels of an image are, beyond those of ``image_steps``. Plain data.
 
@@ -228,8 +229,9 @@ class Pad(ImageStep):
 class Rotate(ImageStep):
     """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``. Needs one of the two.
 
-    An odd number of quarter turns swaps height and width. An angle turns the image about its middle on a canvas that stays:
-    what leaves it is gone, and ``fill`` stands where nothing comes from; "linear" mixes with ``fill`` at the image's edge.
+    An odd number of quarter turns swaps height and width. An angle turns the image about its middle
+    on a canvas that stays: what leaves it is gone, and ``fill`` stands where nothing comes from;
+    "linear" mixes with ``fill`` at the image's edge.
     """
 
     op: Literal["rotate"] = "rotate"
@@ -310,9 +312,10 @@ HOLES_MAX = 1_000
 class ColorJitter(ImageStep):
     """Change brightness, contrast, saturation and hue at random, in a random order, as torchvision's ColorJitter does.
 
-    With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``, contrast ``f * pixel +
-    (1 - f) * mean`` with the mean grey level of the image, saturation ``f * pixel + (1 - f) * grey`` with the pixel's own grey
-    level. Each rounds to 8 bits; "gray" says what grey is. Drawn: the order, then what each of the four takes.
+    With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``,
+    contrast ``f * pixel + (1 - f) * mean`` with the mean grey level of the image, saturation ``f *
+    pixel + (1 - f) * grey`` with the pixel's own grey level. Each rounds to 8 bits; "gray" says
+    what grey is. Drawn: the order, then what each of the four takes.
     """
 
     op: Literal["color_jitter"] = "color_jitter"
@@ -345,7 +348,8 @@ class Gray(ImageStep):
 class Cutout(ImageStep):
     """Cover random rectangles of the image. Their middles are anywhere in it, so a part may lie outside.
 
-    Drawn for each: the row, then the column of its middle. A mask that follows the image stays as it is.
+    Drawn for each: the row, then the column of its middle. A mask that follows the image stays as
+    it is.
     """
 
     op: Literal["cutout"] = "cutout"

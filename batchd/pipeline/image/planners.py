@@ -1,7 +1,7 @@
 """What each step does to the geometry of an image, on paper. Worker process; standard library only.
 
-Random numbers are drawn in the order of the steps, and within a step in the order that its docstring in ``config`` names. A
-step that has nothing to choose from draws none.
+Random numbers are drawn in the order of the steps, and within a step in the order that its
+docstring in ``config`` names. A step that has nothing to choose from draws none.
 """
 
 import math

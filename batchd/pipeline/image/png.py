@@ -2,9 +2,10 @@
 
     signature (8 bytes) | length | kind | length bytes | checksum | length | kind | ...
 
-An animated PNG is a still one with three more kinds of chunks, which a decoder that does not know them skips. cv2 knows
-them, but where such a file is damaged it returns memory that it never wrote, which holds the pixels of other samples. So
-cv2 never sees them: without them it reads the same picture the way it reads any PNG, and notices what is damaged.
+An animated PNG is a still one with three more kinds of chunks, which a decoder that does not know
+them skips. cv2 knows them, but where such a file is damaged it returns memory that it never wrote,
+which holds the pixels of other samples. So cv2 never sees them: without them it reads the same
+picture the way it reads any PNG, and notices what is damaged.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,8 @@ class PngChunk(NamedTuple):
 def png_chunks(data: memoryview) -> Iterator[PngChunk]:
     """Give the chunks up to and with the last one, ``IEND``.
 
-    Raises ``SampleUndecodable`` where the file ends before it, and ``struct.error`` where it ends inside a chunk's head.
+    Raises ``SampleUndecodable`` where the file ends before it, and ``struct.error`` where it ends
+    inside a chunk's head.
     """
     start = SIGNATURE_BYTES
     for _ in range(CHUNKS_MAX):

@@ -1,12 +1,13 @@
 """What a file is, how large its image will be and whether all of it is there, before any decoder sees it. Worker process.
 
-Decoders are generous: they allocate what a header announces, and they fill what is missing with grey, or with the pixels
-of the image before. So this module reads the container itself: magic bytes (never the file's name), dimensions,
-orientation, how many pixels the bytes can hold (``capacity``), and the mark of the end. It decodes nothing and allocates
-nothing, reads every byte at most once, and every loop has a limit. Standard library only.
+Decoders are generous: they allocate what a header announces, and they fill what is missing with
+grey, or with the pixels of the image before. So this module reads the container itself: magic bytes
+(never the file's name), dimensions, orientation, how many pixels the bytes can hold (``capacity``),
+and the mark of the end. It decodes nothing and allocates nothing, reads every byte at most once,
+and every loop has a limit. Standard library only.
 
-Invariant: what ``probe_image`` returns is a file that reaches from its first byte to its end mark; everything else is
-``SampleUndecodable``.
+Invariant: what ``probe_image`` returns is a file that reaches from its first byte to its end mark;
+everything else is ``SampleUndecodable``.
 """
 
 from collections.abc import Callable

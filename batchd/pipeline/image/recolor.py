@@ -1,6 +1,7 @@
 """The steps that change what pixels are, done to an upright image of 8 bits. Worker process.
 
-Each works in place, but for "gray" where it changes the number of channels. All rounding is to the nearest of 0 to 255:
+Each works in place, but for "gray" where it changes the number of channels. All rounding is to the
+nearest of 0 to 255:
 
     brightness  f * pixel                     exact, halves to even
     contrast    f * pixel + (1 - f) * mean    exact, halves to even; the mean is the float64 mean of the grey levels

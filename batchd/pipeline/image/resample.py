@@ -1,12 +1,14 @@
 """Images of another size, the same on every machine: all arithmetic is in whole numbers. Worker process.
 
-Each new pixel is a weighted sum of source pixels, first of each column, then of each row. The weights are whole numbers that add
-up to a power of two, made of the sizes alone. The extension ``_pixels`` sums; where it was not built, numpy makes the same bytes
-in ten times the time. cv2 is not asked: what its ``resize`` makes depends on its version, on IPP, and on the processor (on ARM
+Each new pixel is a weighted sum of source pixels, first of each column, then of each row. The
+weights are whole numbers that add up to a power of two, made of the sizes alone. The extension
+``_pixels`` sums; where it was not built, numpy makes the same bytes in ten times the time. cv2 is
+not asked: what its ``resize`` makes depends on its version, on IPP, and on the processor (on ARM
 "linear" and "area" are others than on x86).
 
-Invariant: no sum leaves 32 bits. Weights of one pixel: 15 bits each, whose magnitudes add up to 1.4 * 2**22 at most (``cubic``,
-else 2**22), times 8 bits; between the sides 7 bits behind the point are kept, less where the second side's weights need them.
+Invariant: no sum leaves 32 bits. Weights of one pixel: 15 bits each, whose magnitudes add up to 1.4
+* 2**22 at most (``cubic``, else 2**22), times 8 bits; between the sides 7 bits behind the point are
+kept, less where the second side's weights need them.
 """
 
 from functools import lru_cache

@@ -1,9 +1,10 @@
 """Images rotated by an angle, the same on every machine: all arithmetic is in whole numbers. Worker process.
 
-For each new pixel, where its centre comes from, in 1/2**32 of a pixel: the pixel that lies there ("nearest"), or between the four
-around it ("linear", at 1/2048 of a pixel), ``fill`` counting as pixels outside. The extension ``_pixels`` does it; where it was
-not built, numpy makes the same bytes in ten times the time. cv2 is not asked: what its ``warpAffine`` makes depends on its
-version and on the processor, and so may the last bit of a sine on the C library.
+For each new pixel, where its centre comes from, in 1/2**32 of a pixel: the pixel that lies there
+("nearest"), or between the four around it ("linear", at 1/2048 of a pixel), ``fill`` counting as
+pixels outside. The extension ``_pixels`` does it; where it was not built, numpy makes the same
+bytes in ten times the time. cv2 is not asked: what its ``warpAffine`` makes depends on its version
+and on the processor, and so may the last bit of a sine on the C library.
 """
 
 import math
@@ -44,8 +45,8 @@ def warp(pixels: Pixels, move: Warp, into: Pixels) -> None:
 def origins(move: Warp) -> tuple[Origin, Origin]:
     """Where the columns and the rows of the new pixels come from, in coordinates in which a pixel's centre is a whole number.
 
-    For "nearest" half a pixel further on, so that the whole part is the pixel, see ``Mirrored`` for the places between two; for
-    "linear" half of the last bit of the fraction.
+    For "nearest" half a pixel further on, so that the whole part is the pixel, see ``Mirrored`` for
+    the places between two; for "linear" half of the last bit of the fraction.
     """
     half = 1 << _PLACE_BITS - 1
     sine, cosine = (

@@ -1,11 +1,12 @@
 """Memory for what lies between the file and the slot, kept from one sample to the next. Worker process.
 
-A fresh megabyte costs about 0.2 ms in page faults, a fifth of decoding a photograph. So every intermediate image has its
-place, which grows to the largest image seen there, up to a limit: one huge photograph must not make a worker large for
-ever, and for such an image the faults do not matter.
+A fresh megabyte costs about 0.2 ms in page faults, a fifth of decoding a photograph. So every
+intermediate image has its place, which grows to the largest image seen there, up to a limit: one
+huge photograph must not make a worker large for ever, and for such an image the faults do not
+matter.
 
-Invariant: an array is valid until the same place is asked for again; its content is whatever was there before, so who asks
-writes all of it.
+Invariant: an array is valid until the same place is asked for again; its content is whatever was
+there before, so who asks writes all of it.
 """
 
 from collections.abc import Hashable

@@ -1,9 +1,10 @@
 """JPEGs of which a crop can be decoded without reading what lies around it. Writers of ``batchd prepare``, and workers.
 
-A baseline JPEG can only be read from its start, but at a restart marker, where nothing depends on what was before. So the same
-coefficients are written again with a marker every few blocks: a plain JPEG to everybody, some 1 % larger, out of which
-``jpeg_box`` cuts what a crop needs. Where the markers stand is found by looking for them, which takes 1 to 2 % of the time of
-decoding the crop, so nothing is written beside the file.
+A baseline JPEG can only be read from its start, but at a restart marker, where nothing depends on
+what was before. So the same coefficients are written again with a marker every few blocks: a plain
+JPEG to everybody, some 1 % larger, out of which ``jpeg_box`` cuts what a crop needs. Where the
+markers stand is found by looking for them, which takes 1 to 2 % of the time of decoding the crop,
+so nothing is written beside the file.
 """
 
 from batchd.pipeline.image import jpeg_box
@@ -23,7 +24,8 @@ _WHOLE_SIZE = 8
 def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
     """A file that was decoded already, as a cache keeps it; None where it stays as it is.
 
-    Because it can be cut as it is, is no JPEG of a usual kind, is broken where no crop has looked, or would be too long.
+    Because it can be cut as it is, is no JPEG of a usual kind, is broken where no crop has looked,
+    or would be too long.
     """
     try:
         header = probe_image(data)
@@ -41,8 +43,8 @@ def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
 def seekable(data: memoryview, header: ImageHeader) -> bytes | None:
     """The file with restart markers: the same coefficients, so the same pixels, and the same EXIF and colours.
 
-    None: it is not a JPEG of a usual kind (inks, unusual subsampling, missing scans), and stays as it is. Needs the extension.
-    Raises ``SampleUndecodable`` where it is broken anywhere.
+    None: it is not a JPEG of a usual kind (inks, unusual subsampling, missing scans), and stays as
+    it is. Needs the extension. Raises ``SampleUndecodable`` where it is broken anywhere.
     """
     if header.format != "JPEG":
         return None

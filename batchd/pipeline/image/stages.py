@@ -3,14 +3,15 @@
     probe header -> steps on paper (geometry) -> decode, no more than needed -> moves -> turn -> recolor -> convert
                                                  scratch                        scratch  ...               the row
 
-The last thing that happens to the pixels writes into the row that was given; whatever comes before it writes into memory
-that is used again for the next sample.
+The last thing that happens to the pixels writes into the row that was given; whatever comes before
+it writes into memory that is used again for the next sample.
 
-Geometry behind a step on pixels is a stage of its own, so that every step sees what those in front of it made; ``goes_on`` says
-where one ends.
+Geometry behind a step on pixels is a stage of its own, so that every step sees what those in front
+of it made; ``goes_on`` says where one ends.
 
-Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i + 1/2``, edges repeat, the
-result is rounded to 8 bits, from a value within 0.03 of the reference; see ``resample``:
+Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i +
+1/2``, edges repeat, the result is rounded to 8 bits, from a value within 0.03 of the reference; see
+``resample``:
 
     nearest  the pixel in which the centre of the new one lies
     linear   between the two nearest pixels, in each direction; no smoothing before it
@@ -18,10 +19,12 @@ result is rounded to 8 bits, from a value within 0.03 of the reference; see ``re
     cubic    over four pixels in each direction, with the coefficient -0.75; no smoothing before it
     auto     linear where both sides shrink by less than 2 (or grow), else area
 
-Without smoothing, shrinking folds detail finer than the target's pixels back into the image. "auto" bounds that: scaled
-decoding has taken away all reductions of 2 and more that it can, by averaging, and "area" takes the rest.
+Without smoothing, shrinking folds detail finer than the target's pixels back into the image. "auto"
+bounds that: scaled decoding has taken away all reductions of 2 and more that it can, by averaging,
+and "area" takes the rest.
 
-Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the file) and the decoders' versions.
+Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the file) and
+the decoders' versions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +71,8 @@ def _part(step: ImageStep) -> int:
 def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
     """Which laps there are: that of decoding, of moving, of converting; and that of each step that recolors.
 
-    What no step asks for (a turn by EXIF, a copy into the row) counts for the part before it, or where there is none, behind it.
+    What no step asks for (a turn by EXIF, a copy into the row) counts for the part before it, or
+    where there is none, behind it.
     """
     decoding, moving, recoloring, converting = (
         [step.op for step in steps if _part(step) == part and not isinstance(step, Follow)] for part in range(4)
@@ -102,8 +106,9 @@ class ImagePlan(NamedTuple):
 class ImageStage:
     """The steps on one image field that follow each other, ready to run on one sample after the other.
 
-    ``before`` and ``after``: the columns of the sample. ``writes``: the fields of which what is made here is what the batch has,
-    so that it goes straight into the row. ``laps``: what measures them.
+    ``before`` and ``after``: the columns of the sample. ``writes``: the fields of which what is
+    made here is what the batch has, so that it goes straight into the row. ``laps``: what measures
+    them.
     """
 
     def __init__(

@@ -1,10 +1,12 @@
 """Photo-like images for the demo and the benchmarks, where nobody has photographs at hand. Not run by daemon or workers.
 
-What a decoder takes time for is detail, so each image is a picture that people can tell apart (a pattern for its class, two
-colours, a number) under a texture whose detail falls off with its frequency, as that of photographs does. At quality 90
-that gives files of 70 to 110 KB, which decode in about the time of a photograph of their size.
+What a decoder takes time for is detail, so each image is a picture that people can tell apart (a
+pattern for its class, two colours, a number) under a texture whose detail falls off with its
+frequency, as that of photographs does. At quality 90 that gives files of 70 to 110 KB, which decode
+in about the time of a photograph of their size.
 
-Invariant: the same seed gives the same files, with the same versions of numpy and OpenCV; a larger count adds to them.
+Invariant: the same seed gives the same files, with the same versions of numpy and OpenCV; a larger
+count adds to them.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,8 @@ _Pattern: TypeAlias = Callable[[np.random.Generator, _Floats, _Floats], _Floats]
 def make_photos(folder: Path, count: int, seed: int, progress: Callable[[int], None]) -> None:
     """Write ``count`` JPEG files of about 500 x 375 pixels into ``folder``/class/number.jpg, the classes in turn.
 
-    ``progress`` is told now and then how many are written. About 8 ms each on one core. Raises ``OSError``.
+    ``progress`` is told now and then how many are written. About 8 ms each on one core. Raises
+    ``OSError``.
     """
     texture = _texture(np.random.default_rng((1, seed)))
     for name in PATTERNS:

@@ -1,8 +1,9 @@
 """The one place that loads cv2, set up for a worker: one thread, silent, with a limit on what it may decode. Worker process.
 
-OpenCV reads its limit from the environment while it loads and never again, so the order in this file matters, and every
-other module says ``from batchd.pipeline.image.vision import cv2``. Its own threads are off because the workers are the
-parallelism: a pool in each of them would only fight over the same processors.
+OpenCV reads its limit from the environment while it loads and never again, so the order in this
+file matters, and every other module says ``from batchd.pipeline.image.vision import cv2``. Its own
+threads are off because the workers are the parallelism: a pool in each of them would only fight
+over the same processors.
 """
 
 import os
@@ -31,7 +32,8 @@ Image: TypeAlias = npt.NDArray[Any]
 def written(result: object, destination: object) -> None:
     """Assert that cv2 wrote where it was told to.
 
-    Where shape or dtype of ``dst=`` are not what the operation makes, cv2 returns a new array and leaves the given one
-    untouched, without a word. When it did write there, it returns the very same object.
+    Where shape or dtype of ``dst=`` are not what the operation makes, cv2 returns a new array and
+    leaves the given one untouched, without a word. When it did write there, it returns the very
+    same object.
     """
     assert result is destination, "cv2 made a new array instead of writing into the one it was given"

@@ -6,8 +6,8 @@
     warp     see ``warp``; within 1 of the same in float64
     turn     transposed first, then flipped
 
-Everything but a cut writes into memory that it is given or that is used again for the next sample. Every cv2 call that is told
-where to write is checked to have written there.
+Everything but a cut writes into memory that it is given or that is used again for the next sample.
+Every cv2 call that is told where to write is checked to have written there.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,7 @@
 """The steps on labels and numbers, as plain data. Daemon, workers and CLI; standard library only.
 
-Each is done to every number of a field by itself, whatever its shape, and says exactly which number becomes which. A number that
-cannot become what it should is a bad sample, never a wrong number.
+Each is done to every number of a field by itself, whatever its shape, and says exactly which number
+becomes which. A number that cannot become what it should is a bad sample, never a wrong number.
 """
 
 from dataclasses import dataclass
@@ -63,9 +63,9 @@ class OneHot(NumberStep):
 class Cast(NumberStep):
     """Change the type of numbers, and nothing else: a number that the type cannot hold is a bad sample.
 
-    Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad. Floating point: a whole number
-    has to be held exactly; other numbers are rounded to the nearest, of two equally near ones to the even one, and are bad
-    where that makes them infinite.
+    Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad.
+    Floating point: a whole number has to be held exactly; other numbers are rounded to the nearest,
+    of two equally near ones to the even one, and are bad where that makes them infinite.
     """
 
     op: Literal["cast"] = "cast"
@@ -105,8 +105,9 @@ class Clip(NumberStep):
 class Scale(NumberStep):
     """Make ``number * factor + offset``.
 
-    The number becomes float64, the product and the sum are float64 too, each rounded to the nearest, and the sum is rounded
-    once more to ``dtype``. NaN and infinities are computed with as IEEE 754 says; a number that becomes infinite is a bad sample.
+    The number becomes float64, the product and the sum are float64 too, each rounded to the
+    nearest, and the sum is rounded once more to ``dtype``. NaN and infinities are computed with as
+    IEEE 754 says; a number that becomes infinite is a bad sample.
     """
 
     op: Literal["scale"] = "scale"

@@ -1,7 +1,8 @@
 """The steps on labels and numbers, run. Worker process. What each does exactly stands at its options, in ``number_steps``.
 
-Invariant: a number of the result is the number that the step's rules give, or the sample is bad; none wraps around, and no rule
-is left to what the machine does with numbers that a type cannot hold.
+Invariant: a number of the result is the number that the step's rules give, or the sample is bad;
+none wraps around, and no rule is left to what the machine does with numbers that a type cannot
+hold.
 """
 
 from collections.abc import Mapping

@@ -21,8 +21,8 @@ MaxShape: TypeAlias = tuple[Annotated[int, Range(1, SIZE_MAX)], ...]
 class PadBatch(StepOptions):
     """Give samples of different shapes room for the largest, and fill what a sample does not need of it.
 
-    Trainers get the batch cut to its largest sample, and how large each is in a field FIELD_length, or FIELD_shape where several
-    dimensions vary. The last step on its field.
+    Trainers get the batch cut to its largest sample, and how large each is in a field FIELD_length,
+    or FIELD_shape where several dimensions vary. The last step on its field.
     """
 
     op: Literal["pad_batch"] = "pad_batch"
@@ -52,8 +52,9 @@ class PadBatch(StepOptions):
 class Ragged(StepOptions):
     """Give samples of different shapes room for the largest, with nothing between the values of a sample.
 
-    Trainers get a list of arrays, each in its own shape, or all values with the row offsets, and how large each sample is in a
-    field FIELD_length, or FIELD_shape where several dimensions vary. The last step on its field.
+    Trainers get a list of arrays, each in its own shape, or all values with the row offsets, and
+    how large each sample is in a field FIELD_length, or FIELD_shape where several dimensions vary.
+    The last step on its field.
     """
 
     op: Literal["ragged"] = "ragged"

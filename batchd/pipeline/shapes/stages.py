@@ -4,14 +4,16 @@
               v v v f f
               f f f f f
 
-Conventions: values keep their order (C order) and stand at the row's beginning; of a sample that is cut, the beginning is kept.
+Conventions: values keep their order (C order) and stand at the row's beginning; of a sample that is
+cut, the beginning is kept.
 
-What stands behind a sample does not depend on what was in the row before. A slot is used again and again, and zeros need not
-be written where they are: of a ragged row, the sizes in the slot say how far the former sample reached. They say so whoever
-wrote it, as the next one may be another process.
+What stands behind a sample does not depend on what was in the row before. A slot is used again and
+again, and zeros need not be written where they are: of a ragged row, the sizes in the slot say how
+far the former sample reached. They say so whoever wrote it, as the next one may be another process.
 
-Invariant: behind as many elements of a ragged row as its sizes say there are zeros alone. So it is in fresh memory, which is
-zeros; and while a row is written its sizes say that all of the room is used, so it stays true wherever a worker dies.
+Invariant: behind as many elements of a ragged row as its sizes say there are zeros alone. So it is
+in fresh memory, which is zeros; and while a row is written its sizes say that all of the room is
+used, so it stays true wherever a worker dies.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
 """The steps on text, as plain data. Daemon, workers and CLI; standard library only.
 
-A *word* is what stands between white space, without what is neither letter, digit nor mark at its two ends: ``"(Don't stop!)"``
-has the words ``Don't`` and ``stop``. White space is what Python's ``str.split()`` splits at, letters and digits are what
-``str.isalnum()`` says, marks are Unicode's category M. Nothing is normalised.
+A *word* is what stands between white space, without what is neither letter, digit nor mark at its
+two ends: ``"(Don't stop!)"`` has the words ``Don't`` and ``stop``. White space is what Python's
+``str.split()`` splits at, letters and digits are what ``str.isalnum()`` says, marks are Unicode's
+category M. Nothing is normalised.
 """
 
 from dataclasses import dataclass
@@ -88,8 +89,9 @@ class Lowercase(TextStep):
 class RemoveStopwords(TextStep):
     """Take the words of a list out of a text. A word is what stands between white space, without punctuation at its ends.
 
-    Punctuation around a word that goes stays; where nothing stays, its white space goes too, and the rest is joined by single
-    spaces: "The cat (the old one), and a dog." without "the", "and" and "a" is "cat ( old one), dog.".
+    Punctuation around a word that goes stays; where nothing stays, its white space goes too, and
+    the rest is joined by single spaces: "The cat (the old one), and a dog." without "the", "and"
+    and "a" is "cat ( old one), dog.".
     """
 
     op: Literal["remove_stopwords"] = "remove_stopwords"

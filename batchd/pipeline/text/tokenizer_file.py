@@ -2,8 +2,8 @@
 
 The library ``tokenizers`` is imported here and nowhere else.
 
-Invariant: only options of the step decide on padding, truncation and special tokens; nothing is downloaded and no thread
-is started.
+Invariant: only options of the step decide on padding, truncation and special tokens; nothing is
+downloaded and no thread is started.
 """
 
 from collections.abc import Iterator

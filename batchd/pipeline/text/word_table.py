@@ -6,8 +6,8 @@
     rows     int32 [n]                          which row each belongs to; equal hashes by row, so that the first word counts
     table    the .npy file, mapped              float32 [n, columns]
 
-Both files are pages that all workers share. What a worker has for itself is 16 bytes for each word, where a dictionary would be
-about 150.
+Both files are pages that all workers share. What a worker has for itself is 16 bytes for each word,
+where a dictionary would be about 150.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,8 +9,9 @@
     run of a part, sample s:   | size |  ... gap ...  | size |  ...      as many pieces
                                ^ first + s * stride   ^ + gap
 
-A run is what is read at once: one array's sample, or a record of several fields. Only the sample of an array in Fortran order
-lies in more than one piece. An index has no array with something for each sample, so it is as small for any number of them.
+A run is what is read at once: one array's sample, or a record of several fields. Only the sample of
+an array in Fortran order lies in more than one piece. An index has no array with something for each
+sample, so it is as small for any number of them.
 
 Invariant: the runs of all samples lie within the bytes that the files had when they were scanned.
 """

@@ -1,6 +1,7 @@
 """Arrays in numpy's .npy files: their headers say where each sample lies. Daemon.
 
-Invariant: only headers are parsed, by numpy, and nothing of them is run; arrays of objects, which need pickle, are refused.
+Invariant: only headers are parsed, by numpy, and nothing of them is run; arrays of objects, which
+need pickle, are refused.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     | local header | x.npy: header, numbers | local header | y.npy: header, numbers | ... | central directory |
 
-Only members that are stored as they are can be read at any place. Each has a checksum (CRC-32) in the archive; the daemon
-compares it once, at the scan.
+Only members that are stored as they are can be read at any place. Each has a checksum (CRC-32) in
+the archive; the daemon compares it once, at the scan.
 
 Invariant: all samples lie within members whose checksum was right.
 """

@@ -1,6 +1,7 @@
 """Sources whose samples are rows of arrays in files. Daemon, workers and CLI; standard library only.
 
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
+JSON Schema and the manual.
 """
 
 from collections.abc import Iterable

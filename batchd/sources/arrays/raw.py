@@ -2,7 +2,8 @@
 
     | offset bytes | label, image | label, image | ... |      size = offset + samples * record
 
-Invariant: a file that is not made of whole records is refused, so a wrong record or offset is found before it does harm.
+Invariant: a file that is not made of whole records is refused, so a wrong record or offset is found
+before it does harm.
 """
 
 from math import prod

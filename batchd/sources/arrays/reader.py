@@ -1,8 +1,10 @@
 """One sample of arrays in files, or the reason why there is none. Workers only.
 
-Files are read, not mapped: a mapped file that somebody cuts ends the process that touches it, with SIGBUS.
+Files are read, not mapped: a mapped file that somebody cuts ends the process that touches it, with
+SIGBUS.
 
-Invariant: what ``read`` returns are the bytes of one sample, in this machine's order, valid until the next ``read``.
+Invariant: what ``read`` returns are the bytes of one sample, in this machine's order, valid until
+the next ``read``.
 """
 
 import os

@@ -10,18 +10,19 @@
     memory           the header of ``sample_cache`` and the index, as the daemon found it in the file and workers go on with it
     notes            a second memory, to which workers append what is wrong with the file: see ``Trouble``
 
-``key`` names the samples that are in it. The CRC-32 of zlib; each begins with one of the key, so that what another cache had
-on the same blocks of the disk is no record of this one.
+``key`` names the samples that are in it. The CRC-32 of zlib; each begins with one of the key, so
+that what another cache had on the same blocks of the disk is no record of this one.
 
-A record is appended by one call (``O_APPEND``), which the kernel does for one process after the other; then its entry is written
-into the file, and then into the memory, by one store. Nothing is ever synchronised: after a power cut entries may be there
-without their records, which the checksums tell. So may a worker die anywhere, and leaves nothing behind but space.
+A record is appended by one call (``O_APPEND``), which the kernel does for one process after the
+other; then its entry is written into the file, and then into the memory, by one store. Nothing is
+ever synchronised: after a power cut entries may be there without their records, which the checksums
+tell. So may a worker die anywhere, and leaves nothing behind but space.
 
-The file itself is never mapped: who cuts it off makes samples absent, and no bus error. Its records are read into memory that is
-used again, as files are.
+The file itself is never mapped: who cuts it off makes samples absent, and no bus error. Its records
+are read into memory that is used again, as files are.
 
-Invariant: what comes out is what was put in, whole, or it does not come out; and whatever is wrong with the file or its disk is
-never an error of a sample.
+Invariant: what comes out is what was put in, whole, or it does not come out; and whatever is wrong
+with the file or its disk is never an error of a sample.
 """
 
 import mmap
@@ -80,7 +81,8 @@ class DiskCache:
     """A cache on disk as a worker has it: of one stream, not for several threads at once. The descriptors stay the caller's."""
 
     def __init__(self, memory: int, notes: int, file: int) -> None:
-        # Opened anew: where one has appended to is a fact of the open file, which all who got this descriptor share.
+        # Opened anew: where one has appended to is a fact of the open file, which all who got this
+        # descriptor share.
         self._notes = os.open(f"/proc/self/fd/{notes}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         self._reading = os.dup(file)
         mapped = mmap.mmap(memory, os.fstat(memory).st_size)
@@ -162,7 +164,8 @@ class DiskCache:
         known = _FACTS.pack(sample, len(facts), size - _RECORD_BYTES - len(facts), crc)
         written = os.writev(self._appending, [known, _OWN_CRC.pack(crc32(known, self._seed)), facts, *values])
         end = os.lseek(self._appending, 0, os.SEEK_CUR)
-        # Of two workers the one with less may come last, and then it is too little until the next record.
+        # Of two workers the one with less may come last, and then it is too little until the next
+        # record.
         self._header[HeaderNumber.USED] = max(end, self._header[HeaderNumber.USED])
         if written < size:  # of what was asked for; why, the kernel says only to who asks once more
             raise OSError(ENOSPC, os.strerror(ENOSPC))

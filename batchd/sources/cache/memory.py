@@ -9,17 +9,19 @@
     record           | sample | facts bytes, uint32 | values bytes, uint64 | facts | values |     see ``cached_reader``
     claims           a second memory: who appends a byte to it owns the extent of the byte's number, for ever
 
-``magic``, ``samples`` and ``allowed`` (how many bytes may be in use at present) have one writer, the daemon; ``used`` and
-``seed`` are of caches on disk (``disk_cache``), of which header and index alone are in memory. A record belongs to the worker
-that owns its extent. An entry of the index may have several writers: each of them has a whole record of the same sample, and
-whichever comes last is as good.
+``magic``, ``samples`` and ``allowed`` (how many bytes may be in use at present) have one writer,
+the daemon; ``used`` and ``seed`` are of caches on disk (``disk_cache``), of which header and index
+alone are in memory. A record belongs to the worker that owns its extent. An entry of the index may
+have several writers: each of them has a whole record of the same sample, and whichever comes last
+is as good.
 
-The kernel appends for one process after the other, so there is no lock that a dead one could hold. A worker that is killed takes
-the rest of its extent along, and nothing else: its entry is written last, after the call that wrote the record. No page is
-touched before it was written by such a call, which says where there is no memory, instead of SIGBUS.
+The kernel appends for one process after the other, so there is no lock that a dead one could hold.
+A worker that is killed takes the rest of its extent along, and nothing else: its entry is written
+last, after the call that wrote the record. No page is touched before it was written by such a call,
+which says where there is no memory, instead of SIGBUS.
 
-That an entry is seen after its record is what x86-64 guarantees for stores in this order. Elsewhere the return from a system call
-and some of the interpreter lie between them.
+That an entry is seen after its record is what x86-64 guarantees for stores in this order. Elsewhere
+the return from a system call and some of the interpreter lie between them.
 
 Invariant: what the index names is a whole record, and never changes.
 """
@@ -132,7 +134,8 @@ class SampleCache:
 
     def __init__(self, data: int, claims: int) -> None:
         self._data = os.dup(data)
-        # Opened anew: where one has appended to is a fact of the open file, which all who got this descriptor share.
+        # Opened anew: where one has appended to is a fact of the open file, which all who got this
+        # descriptor share.
         self._claims = os.open(f"/proc/self/fd/{claims}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         size = os.fstat(data).st_size
         mapped = mmap.mmap(data, size)

@@ -3,16 +3,16 @@
     read -> is it in the cache?  yes -> its values, in place
                                  no  -> read -> (the caller makes a row of it) -> keep
 
-Each value of a sample is a fact of its record, as msgpack: (name, kind, ...). The bytes of images and arrays follow behind the
-facts, in this order:
+Each value of a sample is a fact of its record, as msgpack: (name, kind, ...). The bytes of images
+and arrays follow behind the facts, in this order:
 
     bytes     (name, 0, bytes)                    a memoryview that only reads
     array     (name, 1, dtype, shape, bytes)      copied out, as steps may write into theirs
     scalar    (name, 2, dtype, its bytes)         of numpy
     plain     (name, 3, value)                    a text, or a number of Python
 
-Invariant: whoever reads a sample gets the same values, in type, order and content, from the cache or not; but of a field with a
-rewriter other bytes, of which the steps make the same.
+Invariant: whoever reads a sample gets the same values, in type, order and content, from the cache
+or not; but of a field with a rewriter other bytes, of which the steps make the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,8 @@ def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
 class CachedReader:
     """Reads through a cache. Belongs to one worker and one stream; see ``kinds.Reader``, which it is, too.
 
-    Where it keeps what steps make of a sample, and not what the source gives, ``read`` gives either, and ``is_hit`` says which.
+    Where it keeps what steps make of a sample, and not what the source gives, ``read`` gives
+    either, and ``is_hit`` says which.
     """
 
     def __init__(

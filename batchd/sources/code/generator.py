@@ -4,8 +4,9 @@
     a generator ends      another one is begun, with another seed
     a generator raises    a bad sample; another one is begun
 
-Invariant: without ``seed`` no two instances have the same seed, in whatever process, before or after a restart; with it, instance
-n of worker i always has the same, and no other instance of a stream has it.
+Invariant: without ``seed`` no two instances have the same seed, in whatever process, before or
+after a restart; with it, instance n of worker i always has the same, and no other instance of a
+stream has it.
 """
 
 import inspect

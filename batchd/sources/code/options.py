@@ -88,8 +88,8 @@ class PythonSource(SourceOptions):
 class GeneratorSource(SourceOptions):
     """Your own Python generator, endless or not.
 
-    Each worker runs one of its own, so the same position is never the same samples again: docs/sources.md says what that
-    changes.
+    Each worker runs one of its own, so the same position is never the same samples again:
+    docs/sources.md says what that changes.
     """
 
     is_live: ClassVar[bool] = True

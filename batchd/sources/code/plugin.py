@@ -1,6 +1,7 @@
 """Kinds of sources that other packages bring, by their entry points. Daemon, workers and CLI.
 
-Invariant: a package's code runs only where a stream asks for it by name, and what it breaks is said with its name.
+Invariant: a package's code runs only where a stream asks for it by name, and what it breaks is said
+with its name.
 """
 
 import os

@@ -3,8 +3,8 @@
     daemon   asks a helper process for the length, once; imports nothing
     worker   makes an object of its own before the first sample, and asks it for samples by number
 
-Invariant: the daemon's index holds a length, and a digest of what is known of the object: its source file, options and length,
-and the text that people change with their data.
+Invariant: the daemon's index holds a length, and a digest of what is known of the object: its
+source file, options and length, and the text that people change with their data.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Several sources mixed by weight: which sample of which part stands where is decided here, once. Daemon and workers.
 
-Part k with weight w comes for the m-th time at the moment (m + 1/2) / w, and whoever's moment is earlier comes first. So in each
-stretch of the order every part has its share, to within one sample.
+Part k with weight w comes for the m-th time at the moment (m + 1/2) / w, and whoever's moment is
+earlier comes first. So in each stretch of the order every part has its share, to within one sample.
 
     weights [2, 1]   moments of part 0: 0.75, 2.25, 3.75, 5.25 ...   of part 1: 1.5, 4.5 ...   order 0 1 0 | 0 1 0 | ...
 

@@ -3,7 +3,8 @@
     facts    {"parts": [[samples, facts], ...], ...}        place   {"parts": [place, ...]}
     arrays   "0/labels", "0/paths", ..., "1/labels", ...    and "classes", where all parts have the same
 
-Invariant: the samples of all parts have the same columns, and where two of them have names for their classes, the same names.
+Invariant: the samples of all parts have the same columns, and where two of them have names for
+their classes, the same names.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """The columns of one record of a table, or the reason why there are none. Workers only.
 
-Invariant: what ``read`` returns is what the cells of one record say, all of them; a record with more or fewer cells than the
-header has, or with a cell that is not what its column is, is a bad sample as a whole.
+Invariant: what ``read`` returns is what the cells of one record say, all of them; a record with
+more or fewer cells than the header has, or with a cell that is not what its column is, is a bad
+sample as a whole.
 """
 
 import os

@@ -4,12 +4,14 @@
     ^ header           ^ record 1           |   ^ record 2            ^ end
                                             a blank line, which belongs to the record before it
 
-Records end where lines end, unless that is within quotes: where an odd number of quotes stands before it. That counts right only
-if quotes stand where RFC 4180 has them, so every quote is looked at: one that opens a value follows a delimiter or the end of a
-line, and one that closes it comes before one. All of this is done on whole blocks, by numpy, and quotes cost only where there
-are some.
+Records end where lines end, unless that is within quotes: where an odd number of quotes stands
+before it. That counts right only if quotes stand where RFC 4180 has them, so every quote is looked
+at: one that opens a value follows a delimiter or the end of a line, and one that closes it comes
+before one. All of this is done on whole blocks, by numpy, and quotes cost only where there are
+some.
 
-Invariant: what is yielded are all records, in order, none of which is cut; what cannot be told apart for sure is refused.
+Invariant: what is yielded are all records, in order, none of which is cut; what cannot be told
+apart for sure is refused.
 """
 
 from collections.abc import Iterator

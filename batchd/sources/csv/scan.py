@@ -4,10 +4,11 @@
     title,title              starts  | 12 | 57 | 103 | ...
     1,"two lines             ends    | end of a.csv | of b.csv | ...
 
-The daemon reads all files once, in blocks, and notes where records begin; workers read them one by one, in any order.
+The daemon reads all files once, in blocks, and notes where records begin; workers read them one by
+one, in any order.
 
-Invariant: what is no table, or has not the columns that are asked for, is refused at the scan; what is wrong with one record
-is found by whoever reads it, and makes one bad sample.
+Invariant: what is no table, or has not the columns that are asked for, is refused at the scan; what
+is wrong with one record is found by whoever reads it, and makes one bad sample.
 """
 
 from array import array

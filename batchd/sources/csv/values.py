@@ -1,6 +1,7 @@
 """The text of one record of a table becomes values. Workers; the daemon reads headers with it.
 
-Invariant: a value is what its text says, or refused: numbers are decimal, and within what their type can hold.
+Invariant: a value is what its text says, or refused: numbers are decimal, and within what their
+type can hold.
 """
 
 import csv

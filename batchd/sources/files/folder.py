@@ -6,7 +6,8 @@
 
     folder/1.jpg                flat: one class "", label 0
 
-Invariant: what cannot be served as the user means it is refused here with the file's name, and is never left out quietly.
+Invariant: what cannot be served as the user means it is refused here with the file's name, and is
+never left out quietly.
 """
 
 import os

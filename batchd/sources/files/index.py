@@ -7,9 +7,11 @@
     shards    uint8 [bytes]   the paths of the files that records lie in, a NUL after each; not there where each sample is a file
     extents   int64 [n, 3]    (shard, first byte, bytes), where there are shards
 
-A path is relative to the root unless it starts with a slash. Where there are shards, a sample's name is one within its shard.
+A path is relative to the root unless it starts with a slash. Where there are shards, a sample's
+name is one within its shard.
 
-Invariant: names are bytes all the way, as they need not be text, and no list of all of them is ever made.
+Invariant: names are bytes all the way, as they need not be text, and no list of all of them is ever
+made.
 """
 
 import os

@@ -2,7 +2,8 @@
 
     list.txt: "a b/1.jpg 7"     the label is the last word of the line
 
-Invariant: what cannot be served as the user means it is refused here with the file and the line, and is never left out quietly.
+Invariant: what cannot be served as the user means it is refused here with the file and the line,
+and is never left out quietly.
 """
 
 import re

@@ -1,6 +1,7 @@
 """Folders and what is in them, in an order that does not depend on the file system. Daemon.
 
-Invariant: links are followed, but never in a circle; what cannot be looked into is refused by name, not left out.
+Invariant: links are followed, but never in a circle; what cannot be looked into is refused by name,
+not left out.
 """
 
 import os
@@ -30,8 +31,8 @@ Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
 def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | None) -> list[tuple[bytes, list[bytes]]]:
     """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
 
-    Links are followed, as people build subsets of them; one that leads back to a folder around it, or out of ``bound`` (a real
-    path; None for anywhere), is refused.
+    Links are followed, as people build subsets of them; one that leads back to a folder around it,
+    or out of ``bound`` (a real path; None for anywhere), is refused.
     """
     found = []
     waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(start, frozenset())]
@@ -71,7 +72,8 @@ class Patterns(NamedTuple):
 def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
     """The files below a folder that match patterns: folders that hold some, in order, with their names, in order.
 
-    Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there, and for a link out of the root.
+    Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there,
+    and for a link out of the root.
     """
     root = wanted.root
     patterns, top = read_patterns(wanted.texts, wanted.key), os.fsencode(root)

@@ -1,9 +1,11 @@
 """An LMDB database, open for reading. Daemon (in a process of its own) and workers.
 
-The library maps the whole file, so what it reads is memory: a file that is cut ends the process with SIGBUS. Whoever opens one
-here compares the length of the file with what the database says that it needs, and again before each record.
+The library maps the whole file, so what it reads is memory: a file that is cut ends the process
+with SIGBUS. Whoever opens one here compares the length of the file with what the database says that
+it needs, and again before each record.
 
-Invariant: a process has a database open once, as the library demands, however many streams read it; and never across a fork.
+Invariant: a process has a database open once, as the library demands, however many streams read it;
+and never across a fork.
 """
 
 import os

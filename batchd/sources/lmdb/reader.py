@@ -5,7 +5,8 @@
     text        the same, but a number is written in digits
     msgpack     a map of all fields
 
-Values are views of the library's own memory, as long as the database is open: an image is decoded right from the page cache.
+Values are views of the library's own memory, as long as the database is open: an image is decoded
+right from the page cache.
 
 Invariant: nothing of a record is ever executed: pickles are named as what they are, and refused.
 """

@@ -5,7 +5,8 @@
 
 Of the records only the lengths are looked at; they and the keys are what the digest names.
 
-Invariant: each sample has a record for each of its fields; no list with an entry for each sample is made.
+Invariant: each sample has a record for each of its fields; no list with an entry for each sample is
+made.
 """
 
 import sys

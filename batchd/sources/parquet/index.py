@@ -7,7 +7,8 @@
     numbers.NAME     dtype [n]        fields that are one number for each sample
     extents.NAME     int64 [n, 2]     (first byte, bytes) in the file, of fields that stand there as they are; else (-1, 0)
 
-Invariant: whatever a worker has to decode as a whole row group is, by what its footer says, no larger than ``cache_bytes``.
+Invariant: whatever a worker has to decode as a whole row group is, by what its footer says, no
+larger than ``cache_bytes``.
 """
 
 import os

@@ -4,7 +4,8 @@
     verbatim     one pread of the file, or one request, wherever the row group ends
     the rest     the row group is decoded, and kept while there is room for it (``parquet_files``)
 
-Invariant: a worker keeps no more than ``cache_bytes`` of row groups, and reads only columns that are declared.
+Invariant: a worker keeps no more than ``cache_bytes`` of row groups, and reads only columns that
+are declared.
 
 Parquet files that are open, on this machine or on a server. Workers only.
 
@@ -12,8 +13,8 @@ Parquet files that are open, on this machine or on a server. Workers only.
     on a server        the footer is one request, and what is stored of a column in a row group another one, long ones in parts
                        at once; pyarrow finds all of it in memory
 
-Invariant: a file that is open is the one that was scanned, by its size and the checksum of its footer; an object stays of that
-version.
+Invariant: a file that is open is the one that was scanned, by its size and the checksum of its
+footer; an object stays of that version.
 """
 
 import os

@@ -4,8 +4,8 @@
 
 Everything runs in the thread that asks: there is a worker for every core.
 
-Invariant: a file that cannot be read raises ``Unreadable`` with the reason, whatever pyarrow makes of it; what is this process's
-own fault stays an ``OSError`` or a ``MemoryError``.
+Invariant: a file that cannot be read raises ``Unreadable`` with the reason, whatever pyarrow makes
+of it; what is this process's own fault stays an ``OSError`` or a ``MemoryError``.
 """
 
 import os
@@ -111,7 +111,8 @@ class ParquetFile:
     def read(self, group: int, title: str, max_bytes: int) -> Any:
         """One column of a row group as a pyarrow ChunkedArray. Raises ``Unreadable``, also where it is longer than that.
 
-        A footer need not be right about that, and a few values of a dictionary may stand for millions.
+        A footer need not be right about that, and a few values of a dictionary may stand for
+        millions.
         """
         pieces: list[Any] = []
         size = 0

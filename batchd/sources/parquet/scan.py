@@ -5,7 +5,8 @@
     columns of bytes and strings  -> read once where they are not compressed, to know where each value stands (``verbatim``)
     everything else               -> workers decode row groups; one that is too large for that is refused
 
-Invariant: no list with an entry for each sample is made; what is kept of a sample are numbers in flat arrays.
+Invariant: no list with an entry for each sample is made; what is kept of a sample are numbers in
+flat arrays.
 """
 
 from array import array

@@ -5,7 +5,8 @@
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
 
-Invariant: what is accepted here can be read; single values may still be null, too long or too large.
+Invariant: what is accepted here can be read; single values may still be null, too long or too
+large.
 """
 
 import json

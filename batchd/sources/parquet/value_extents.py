@@ -1,17 +1,19 @@
 """Where the values of a column chunk lie in their file, found by their bytes. Daemon, in a scan.
 
-pyarrow gives one value only by reading the whole row group around it. But where a chunk is not compressed, every value stands in
-the file as it is, so a worker can read it with one ``pread``, or one request:
+pyarrow gives one value only by reading the whole row group around it. But where a chunk is not
+compressed, every value stands in the file as it is, so a worker can read it with one ``pread``, or
+one request:
 
     | page header | levels | length | value 1 | length | value 2 | ... | page header | levels | length | value 9 | ...
                                     ^         ^
                                     place, bytes: an extent
 
-Nothing of the format is parsed here: pyarrow says what the values are, and each is looked for behind the one before it: right
-there first, then a little further on, as pages begin; a value that a dictionary holds once is where it was found first.
+Nothing of the format is parsed here: pyarrow says what the values are, and each is looked for
+behind the one before it: right there first, then a little further on, as pages begin; a value that
+a dictionary holds once is where it was found first.
 
-Invariant: the bytes of an extent are the bytes of the value, compared when it was found. A chunk in which one value is not found
-has no extents at all.
+Invariant: the bytes of an extent are the bytes of the value, compared when it was found. A chunk in
+which one value is not found has no extents at all.
 """
 
 from array import array
@@ -33,7 +35,8 @@ def extents_of(
 ) -> "array[int] | None":
     """(place, bytes) of each value of a chunk, flat, where the chunk is bytes ``start`` to ``end`` of the file.
 
-    ``repeats``: may values stand there once for several rows? None where they do not stand there as they are.
+    ``repeats``: may values stand there once for several rows? None where they do not stand there as
+    they are.
     """
     found = array("q")
     known: dict[int, int] = {}

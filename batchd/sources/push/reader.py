@@ -1,10 +1,11 @@
 """Samples that producers push into a mailbox while they are read. Daemon and workers.
 
-There is nothing to scan. A sample's number is its row in the stream, counted from the first batch, and says nothing of where it
-is: each order says in which places the samples of its rows lie.
+There is nothing to scan. A sample's number is its row in the stream, counted from the first batch,
+and says nothing of where it is: each order says in which places the samples of its rows lie.
 
-Whoever may push can also write into any place at any time, also while it is read. So a place is copied, lengths first, before
-anything in it is looked at, and the worst that comes of it is a sample with wrong values.
+Whoever may push can also write into any place at any time, also while it is read. So a place is
+copied, lengths first, before anything in it is looked at, and the worst that comes of it is a
+sample with wrong values.
 
 Invariant: what ``read`` returns lies in this process's own memory and is what ``columns`` says.
 """

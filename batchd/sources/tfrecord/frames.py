@@ -5,7 +5,8 @@
     | 8 bytes      | 4 bytes          | length bytes  | 4 bytes        |
     +--------------+------------------+---------------+----------------+
 
-Numbers are little-endian, and the checksum is CRC-32C. It is masked, because a CRC of bytes that hold their own CRC says little.
+Numbers are little-endian, and the checksum is CRC-32C. It is masked, because a CRC of bytes that
+hold their own CRC says little.
 """
 
 from struct import Struct

@@ -1,6 +1,7 @@
 """Sources whose samples are TensorFlow's examples. Daemon, workers and CLI; standard library only.
 
-The string under a field is its documentation everywhere: in error messages, ``batchd config``, the JSON Schema and the manual.
+The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
+JSON Schema and the manual.
 
 Invariant: in a source that exists, every default fits into its field.
 """

@@ -1,6 +1,7 @@
 """Records of TFRecord files become samples. Workers only.
 
-Invariant: the data of a record is looked at only after its checksum was found to be the one that the index has.
+Invariant: the data of a record is looked at only after its checksum was found to be the one that
+the index has.
 
 TensorFlow's messages for samples, made without TensorFlow. Daemon and workers.
 
@@ -14,9 +15,11 @@ TensorFlow's messages for samples, made without TensorFlow. Daemon and workers.
     message Example         { Features features = 1; }
     message SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
 
-They have a pool of their own, so a process that has TensorFlow too has them twice, and neither minds.
+They have a pool of their own, so a process that has TensorFlow too has them twice, and neither
+minds.
 
-Invariant: names and numbers are TensorFlow's. An ``Example`` can be read as a ``SequenceExample``: its features are the context.
+Invariant: names and numbers are TensorFlow's. An ``Example`` can be read as a ``SequenceExample``:
+its features are the context.
 
 A feature of an example becomes the value of a column, or the reason why it cannot. Workers only.
 
@@ -25,9 +28,11 @@ A feature of an example becomes the value of a column, or the reason why it cann
     float_list             -> float16, float32, float64
     feature list of steps  -> [?] or [?, k]: a row for each step
 
-A length that differs is worked out from how many values there are: 12 of them are a [?, 4] of three rows.
+A length that differs is worked out from how many values there are: 12 of them are a [?, 4] of three
+rows.
 
-Invariant: a value is what its column says, in dtype and shape; nothing is stretched, cut or wrapped round.
+Invariant: a value is what its column says, in dtype and shape; nothing is stretched, cut or wrapped
+round.
 """
 
 import os

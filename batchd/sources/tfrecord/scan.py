@@ -1,7 +1,8 @@
 """Files of TFRecords become an index: where each record starts, and which checksum its data has. Daemon.
 
-Lengths are checked here, each with its CRC. Data is only stepped over: the CRC that stands behind it goes into the index, so that
-whoever reads a record finds damage, and the digest names the content.
+Lengths are checked here, each with its CRC. Data is only stepped over: the CRC that stands behind
+it goes into the index, so that whoever reads a record finds damage, and the digest names the
+content.
 
     firsts     int64 [shards + 1]   the number of the first sample of each file, and of all samples
     sizes      int64 [shards]       bytes of each file
@@ -9,8 +10,8 @@ whoever reads a record finds damage, and the digest names the content.
     checksums  uint32 [n]           the masked CRC of its data, as it stands in the file
     shards     uint8 [bytes]        the paths of the files below the root, a NUL after each
 
-Invariant: the records of a file follow each other without a gap, from its first byte to its last; where they do not, the file is
-refused with the record and the byte.
+Invariant: the records of a file follow each other without a gap, from its first byte to its last;
+where they do not, the file is refused with the record and the byte.
 """
 
 import os

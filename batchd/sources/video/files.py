@@ -1,7 +1,8 @@
 """Video files, opened so that FFmpeg reads this one file and nothing else. Daemon and workers.
 
-FFmpeg takes playlists and whatever else it knows for a video, if it is let, and then opens what they name. So it gets an open
-file instead of a path, may use demuxers of plain files alone, no protocol at all, and no decoder to look at a file with.
+FFmpeg takes playlists and whatever else it knows for a video, if it is let, and then opens what
+they name. So it gets an open file instead of a path, may use demuxers of plain files alone, no
+protocol at all, and no decoder to look at a file with.
 
 Invariant: opening and demuxing a file runs no decoder, and opens nothing.
 """

@@ -3,11 +3,13 @@ r"""Any frame of one file that stays open. Workers only.
     key frame  ->  packet  ->  packet  ->  ...  ->  last packet of its group      one run of the decoder
                      \__ frames come out in the order in which they are shown, some packets later
 
-The frames that are shown from a key frame on, up to the next, are its group. A run begins with a decoder that knows nothing, and
-ends with the group. So a frame is always made of the same packets, whichever frames were asked for before it, and yet going on in
-a group costs nothing: frames in their order are decoded once each.
+The frames that are shown from a key frame on, up to the next, are its group. A run begins with a
+decoder that knows nothing, and ends with the group. So a frame is always made of the same packets,
+whichever frames were asked for before it, and yet going on in a group costs nothing: frames in
+their order are decoded once each.
 
-Every packet is compared with what the scan found. So a file that has changed is found out, and a seek that went elsewhere, too.
+Every packet is compared with what the scan found. So a file that has changed is found out, and a
+seek that went elsewhere, too.
 
 Invariant: a frame that is given out came from a run in which no packet before it was damaged.
 """

@@ -15,7 +15,8 @@
     order        0   2   3   1   4   6   7   5
     keys         0   0   0   0   4   4   4   4
 
-Frames and packets are counted within their file. Samples need nothing of their own: they begin at each ``every``-th frame.
+Frames and packets are counted within their file. Samples need nothing of their own: they begin at
+each ``every``-th frame.
 
 Invariant: within a file, frames are in the order of their times, of which no two are the same.
 """

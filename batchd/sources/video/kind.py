@@ -1,6 +1,7 @@
 """Frames of video files: any sample by its number. The scan is ``video_scan``.
 
-Invariant: no decoder runs in the daemon, and no demuxer: FFmpeg looks at files in processes that may die of them.
+Invariant: no decoder runs in the daemon, and no demuxer: FFmpeg looks at files in processes that
+may die of them.
 """
 
 from batchd.samples.columns import Column

@@ -1,12 +1,14 @@
 """Samples of video files: one frame or several, as pixels. Workers only.
 
-Invariant: at most ``OPEN_MAX`` files are open in one worker for one stream, as each may hold the memory of a decoder.
+Invariant: at most ``OPEN_MAX`` files are open in one worker for one stream, as each may hold the
+memory of a decoder.
 
 Frames as decoders make them become pixels. Workers only.
 
-swscale, FFmpeg's own, makes colours and sizes in one go. What its result depends on is fixed here: its bit-exact ways, which are
-the same on every processor, one thread, and 8 bits in full range. The tags of a frame choose its matrix and its range; those that
-are missing are BT.601 and limited range. Gray is the luma as it is, in full range.
+swscale, FFmpeg's own, makes colours and sizes in one go. What its result depends on is fixed here:
+its bit-exact ways, which are the same on every processor, one thread, and 8 bits in full range. The
+tags of a frame choose its matrix and its range; those that are missing are BT.601 and limited
+range. Gray is the luma as it is, in full range.
 
 Invariant: the pixels are a function of the frame, its tags and the options.
 """

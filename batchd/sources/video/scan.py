@@ -1,7 +1,8 @@
 """Video files become an index: which frames they have, without decoding any. A process of its own: see ``apart``.
 
-A file is read once, from its first packet to its last. Packets come in the order in which they are decoded, each with the time at
-which its frame is shown; what the header says about their number does not count.
+A file is read once, from its first packet to its last. Packets come in the order in which they are
+decoded, each with the time at which its frame is shown; what the header says about their number
+does not count.
 
 Invariant: no decoder runs, and as long as packets come, progress is reported.
 """

@@ -10,11 +10,14 @@
 
 Each member is read with one ``pread``, also where several fields come from it.
 
-Invariant: nothing of a member is ever executed; a value is what its column says, in dtype and shape.
+Invariant: nothing of a member is ever executed; a value is what its column says, in dtype and
+shape.
 
-The bytes of a member of a tar shard become the value of a column, or the reason why they cannot. Workers.
+The bytes of a member of a tar shard become the value of a column, or the reason why they cannot.
+Workers.
 
-Invariant: an array is parsed by its header alone, and those of objects, which need pickle, are refused; JSON is data.
+Invariant: an array is parsed by its header alone, and those of objects, which need pickle, are
+refused; JSON is data.
 """
 
 import json

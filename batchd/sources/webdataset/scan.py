@@ -1,10 +1,12 @@
 """Shards in tar format become an index: which bytes of which shard are a sample's image, and what its label is. Daemon.
 
-Where the source says which fields samples have, ``webdataset_fields`` makes the index instead. Labels are read here; of images
-only the place is noted, and workers read them with one ``pread`` each, in any order.
+Where the source says which fields samples have, ``webdataset_fields`` makes the index instead.
+Labels are read here; of images only the place is noted, and workers read them with one ``pread``
+each, in any order.
 
-Invariant: what is no plain tar file, ends too soon, or has samples without image or label is refused here with the shard's
-name and the member's; what is changed after that is found by whoever reads it.
+Invariant: what is no plain tar file, ends too soon, or has samples without image or label is
+refused here with the shard's name and the member's; what is changed after that is found by whoever
+reads it.
 
 The samples of a shard in tar format, and where their members lie in it. Daemon, in a scan.
 
@@ -13,9 +15,11 @@ The samples of a shard in tar format, and where their members lie in it. Daemon,
 
 The key of a member is its name up to the first dot of its last part, as WebDataset has it.
 
-A shard ends with a block of zeros at least, so one that was cut between two members is told from a whole one.
+A shard ends with a block of zeros at least, so one that was cut between two members is told from a
+whole one.
 
-Invariant: what is no plain tar file, or ends too soon, is refused with the shard's name and the member's.
+Invariant: what is no plain tar file, or ends too soon, is refused with the shard's name and the
+member's.
 
 Shards in tar format become an index of the members that fields come from. Daemon.
 
@@ -27,9 +31,11 @@ Shards in tar format become an index of the members that fields come from. Daemo
     keys      uint8 [bytes]             one key right after the other
     shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
 
-Numbers, arrays and texts that are short go into the digest with their content, everything else with its place and its length.
+Numbers, arrays and texts that are short go into the digest with their content, everything else with
+its place and its length.
 
-Invariant: every field without a default has its member in one sample at least: a name that is written wrong is said at the start.
+Invariant: every field without a default has its member in one sample at least: a name that is
+written wrong is said at the start.
 """
 
 import json

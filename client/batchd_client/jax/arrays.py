@@ -5,7 +5,8 @@
     int64 [B]                 ->  int32 [B], and a number that does not fit is an error; int64 where jax_enable_x64 is set
     int32 [B, <=128]          ->  int32 [B, 128], all the room, with NAME_length beside it
 
-Invariant: an array has the same shape in every whole batch, so a function under ``jax.jit`` is compiled once.
+Invariant: an array has the same shape in every whole batch, so a function under ``jax.jit`` is
+compiled once.
 """
 
 from collections.abc import Mapping, Sequence

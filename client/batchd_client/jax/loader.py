@@ -26,8 +26,8 @@ _taken: WeakSet[Stream] = WeakSet()
 class Batches(Loader[dict[str, jax.Array]]):
     """Batches of a stream as dicts of ``jax.Array``; ``batches`` and ``BatchdLoader`` make it.
 
-    ``for batch in ...`` gives the rest of the current epoch; the next ``for`` gives the next one, and what is under way goes on
-    across the boundary. An array never changes, and may be donated.
+    ``for batch in ...`` gives the rest of the current epoch; the next ``for`` gives the next one,
+    and what is under way goes on across the boundary. An array never changes, and may be donated.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ def batches(
         stream = daemon.stream("photos", rank=jax.process_index(), world_size=jax.process_count())
         train = batches(stream)
 
-    ``sharding``, ``prefetch`` and ``fields`` as for ``BatchdLoader``. Raises ``TensorsInvalid``, ``PrefetchInvalid`` and, where
-    another one has the stream, ``StreamTaken``.
+    ``sharding``, ``prefetch`` and ``fields`` as for ``BatchdLoader``. Raises ``TensorsInvalid``,
+    ``PrefetchInvalid`` and, where another one has the stream, ``StreamTaken``.
     """
     check_prefetch(prefetch)
     return Batches(stream, sharding, fields, prefetch)
@@ -81,14 +81,17 @@ def batches(
 class BatchdLoader(Batches):
     """The stream ``stream`` of the daemon at ``address`` as dicts of ``jax.Array``, by field.
 
-    ``sharding``: how arrays lie on devices; default: all of them on JAX's default device. Where it has devices of other processes
-    too, each brings its share of the rows, and the arrays are of all of them together. ``fields``: which, in which order;
-    default: all. A padded or ragged field comes with all the room that it has, with ``NAME_length`` or ``NAME_shape`` beside it.
-    ``prefetch``: how many batches are under way ahead of the loop; on a CPU there is no way to go, and so none.
+    ``sharding``: how arrays lie on devices; default: all of them on JAX's default device. Where it
+    has devices of other processes too, each brings its share of the rows, and the arrays are of all
+    of them together. ``fields``: which, in which order; default: all. A padded or ragged field
+    comes with all the room that it has, with ``NAME_length`` or ``NAME_shape`` beside it.
+    ``prefetch``: how many batches are under way ahead of the loop; on a CPU there is no way to go,
+    and so none.
 
-    ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so it is made after
-    ``jax.distributed.initialize()``. ``window``, ``epochs`` and ``state`` as for ``Daemon.stream``. ``restart``: begin the epoch
-    anew with each ``for``, as validation wants it; else a ``for`` that was left goes on where it stopped. ``connecting``: as for
+    ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so it
+    is made after ``jax.distributed.initialize()``. ``window``, ``epochs`` and ``state`` as for
+    ``Daemon.stream``. ``restart``: begin the epoch anew with each ``for``, as validation wants it;
+    else a ``for`` that was left goes on where it stopped. ``connecting``: as for
     ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.

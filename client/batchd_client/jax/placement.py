@@ -3,12 +3,13 @@
     GPU, TPU      slot --(device_put, under way ahead of the loop)--> arrays; the batch is given back when they are there
     anything else slot --(copy)--> memory of our own --(device_put, which takes it as it is)--> arrays
 
-On a CPU an array of JAX *is* the numpy memory that it was made of, where that is aligned, and slots are: without the copy it
-would change under the loop as soon as the daemon fills the slot again. Of other devices only those are let into the slots that
-are known to have memory of their own.
+On a CPU an array of JAX *is* the numpy memory that it was made of, where that is aligned, and slots
+are: without the copy it would change under the loop as soon as the daemon fills the slot again. Of
+other devices only those are let into the slots that are known to have memory of their own.
 
-Invariant: a batch is held until nothing reads it, however its transfer ends. One that is cut off before all of it is under way is
-only let go of and not released, since whatever JAX still reads it holds itself.
+Invariant: a batch is held until nothing reads it, however its transfer ends. One that is cut off
+before all of it is under way is only let go of and not released, since whatever JAX still reads it
+holds itself.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ class ArrayTarget(Protocol):
 class JaxTarget:
     """Devices as ``sharding`` says, or JAX's default device at the time.
 
-    Where other processes have devices of the sharding, each of ``world_size`` brings ``batch_size`` rows of every array.
+    Where other processes have devices of the sharding, each of ``world_size`` brings ``batch_size``
+    rows of every array.
     """
 
     def __init__(self, sharding: jax.sharding.Sharding | None, batch_size: int, world_size: int) -> None:

@@ -7,7 +7,8 @@
         for images, labels in loader:                  # tensors on the device; images [B, C, H, W]
             ...
 
-``BatchdDataset`` is the same as an ``IterableDataset``, for programs that must have a ``DataLoader``.
+``BatchdDataset`` is the same as an ``IterableDataset``, for programs that must have a
+``DataLoader``.
 """
 
 try:

@@ -4,11 +4,12 @@
                                                               |
                                                               +-- the same event says that the batch has been read
 
-Memory that cannot be registered goes through page-locked memory of torch's own, which costs a copy by the CPU. Most drivers
-register no memory that is mapped read-only, so slots are mapped writable there, if the daemon's operator allows it.
+Memory that cannot be registered goes through page-locked memory of torch's own, which costs a copy
+by the CPU. Most drivers register no memory that is mapped read-only, so slots are mapped writable
+there, if the daemon's operator allows it.
 
-Invariants: a batch is held until the event behind its copies has happened, however its transfer ends. Memory is unregistered
-before it is unmapped: the register holds it until then.
+Invariants: a batch is held until the event behind its copies has happened, however its transfer
+ends. Memory is unregistered before it is unmapped: the register holds it until then.
 """
 
 import fcntl
@@ -158,8 +159,8 @@ def _read_only_page() -> SlotMemory:
 class RegisteredMemory:
     """The memory that has been registered with a device, each piece once.
 
-    What an interrupt has cut off may have happened or not. So memory is held from before it is registered until after it is
-    unregistered, and either is done again where nobody knows.
+    What an interrupt has cut off may have happened or not. So memory is held from before it is
+    registered until after it is unregistered, and either is done again where nobody knows.
     """
 
     def __init__(self, runtime: Runtime, present: Callable[[], Iterable[Memory]]) -> None:

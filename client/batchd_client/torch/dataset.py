@@ -15,8 +15,9 @@ class BatchdDataset(torch.utils.data.IterableDataset[Any]):
         dataset = BatchdDataset(BatchdLoader("photos"))
         loader = DataLoader(dataset, batch_size=None, num_workers=0)
 
-    ``batch_size=None``, since batches come whole; ``num_workers=0``, since the daemon's workers do the work: in a worker process
-    of a DataLoader it raises ``LoaderInWorker``. For a checkpoint ask the data set for its state, not the DataLoader.
+    ``batch_size=None``, since batches come whole; ``num_workers=0``, since the daemon's workers do
+    the work: in a worker process of a DataLoader it raises ``LoaderInWorker``. For a checkpoint ask
+    the data set for its state, not the DataLoader.
     """
 
     def __init__(self, loader: BatchdLoader) -> None:

@@ -48,17 +48,21 @@ class _Wish:
 class BatchdLoader(Loader[Any]):
     """Batches of a stream as tensors. ``for images, labels in loader`` gives the rest of the current epoch, each rank its share.
 
-    ``device``: where tensors are wanted; "cuda" is the current device. On a GPU ``prefetch`` batches are under way ahead of the
-    loop. ``as_dict``: give dicts and not tuples. ``fields``: which, in which order; default: all, in tuples without ``index``.
+    ``device``: where tensors are wanted; "cuda" is the current device. On a GPU ``prefetch``
+    batches are under way ahead of the loop. ``as_dict``: give dicts and not tuples. ``fields``:
+    which, in which order; default: all, in tuples without ``index``.
 
-    Images come as ``[B, C, H, W]``: fields of shape [height, width, 1, 3 or 4], or those that ``images`` names. ``dtype``:
-    of images; default: as in the stream. ``normalize=(mean, std)``, a number for each channel: ``(x / 255 - mean) / std``,
-    float32 where no ``dtype`` is given. ``channels_last``: give images in that memory format, which saves a pass over them.
-    ``transform``: called with what the loop would get, on the device; what it returns is what the loop gets.
+    Images come as ``[B, C, H, W]``: fields of shape [height, width, 1, 3 or 4], or those that
+    ``images`` names. ``dtype``: of images; default: as in the stream. ``normalize=(mean, std)``, a
+    number for each channel: ``(x / 255 - mean) / std``, float32 where no ``dtype`` is given.
+    ``channels_last``: give images in that memory format, which saves a pass over them.
+    ``transform``: called with what the loop would get, on the device; what it returns is what the
+    loop gets.
 
-    ``rank`` and ``world_size``: default: those of torch.distributed where it is initialised, else of torchrun, Slurm or mpirun.
-    ``window``, ``epochs`` and ``state`` as for ``Daemon.stream``. ``restart``: begin the epoch anew with each ``for``, as
-    validation wants it; else a ``for`` that was left goes on where it stopped. ``connecting``: as for ``batchd_client.connect``.
+    ``rank`` and ``world_size``: default: those of torch.distributed where it is initialised, else
+    of torchrun, Slurm or mpirun. ``window``, ``epochs`` and ``state`` as for ``Daemon.stream``.
+    ``restart``: begin the epoch anew with each ``for``, as validation wants it; else a ``for`` that
+    was left goes on where it stopped. ``connecting``: as for ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, and ``TensorsInvalid``.
     """

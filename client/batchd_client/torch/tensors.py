@@ -4,8 +4,8 @@
     uint8 [B, H, W, C]  -->  [B, C, H, W]  ------> dtype, (x / 255 - mean) / std, contiguous or channels_last
     everything else     -->  as it is      ------> as it is
 
-Invariant: a tensor that is given out has memory of its own. What looks into a slot stays in this package, since torch has no
-read-only tensors, and a write into the mapping would end the program.
+Invariant: a tensor that is given out has memory of its own. What looks into a slot stays in this
+package, since torch has no read-only tensors, and a write into the mapping would end the program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -173,7 +173,8 @@ def over(array: npt.NDArray[Any]) -> torch.Tensor:
 def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor where it is contiguous and of this type, else a copy that is.
 
-    ``Tensor.to(memory_format=)`` would not do: it takes every tensor for contiguous that is not 4-D with channels last.
+    ``Tensor.to(memory_format=)`` would not do: it takes every tensor for contiguous that is not 4-D
+    with channels last.
     """
     if tensor.dtype == dtype and tensor.is_contiguous():
         return tensor
@@ -183,8 +184,9 @@ def _dense(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Fill the target, both in the host's memory.
 
-    Where nothing is converted, numpy does it, in this thread. Torch would share it among its own, which then wait for more to do
-    by spinning: beside decoders on the same cores that costs more than the copy.
+    Where nothing is converted, numpy does it, in this thread. Torch would share it among its own,
+    which then wait for more to do by spinning: beside decoders on the same cores that costs more
+    than the copy.
     """
     if source.dtype != target.dtype:
         return target.copy_(source)
@@ -195,8 +197,8 @@ def fill(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Memory for a tensor on the host.
 
-    It is numpy's, which asks the kernel for huge pages where an array is large: with small ones the page faults of a batch of
-    38 MB cost five times what copying it does.
+    It is numpy's, which asks the kernel for huge pages where an array is large: with small ones the
+    page faults of a batch of 38 MB cost five times what copying it does.
     """
     if not prod(shape):
         return torch.empty(tuple(shape), dtype=dtype)

@@ -1,7 +1,7 @@
 """Writes down every time this interpreter makes code or objects from data. Imported by itself where it is in ``PYTHONPATH``.
 
-One line for each event in the file that ``BATCHD_TEST_AUDIT`` names: the process, the event, and the innermost frames. A line is
-one write to a file opened for appending, so processes may share it.
+One line for each event in the file that ``BATCHD_TEST_AUDIT`` names: the process, the event, and
+the innermost frames. A line is one write to a file opened for appending, so processes may share it.
 """
 
 import os
