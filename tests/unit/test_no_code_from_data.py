@@ -39,6 +39,11 @@ ALLOWED = {
         "batchd.sources.interface",
         "importlib.import_module",
     ): "the module of a kind of source, which is a value of a table there",
+    (
+        "batchd.samples.kinds",
+        "importlib.import_module",
+    ): "the options of each kind, which are in folders of batchd itself",
+    ("batchd_client", "importlib.import_module"): "the module of a public name, from a list there",
     ("batchd.doctor.examine", "importlib.util.find_spec"): "of one extension of ours, which is not loaded",
 }
 """What may stand in which module, and why."""
