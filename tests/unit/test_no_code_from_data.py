@@ -40,6 +40,10 @@ ALLOWED = {
         "importlib.import_module",
     ): "the module of a kind of source, which is a value of a table there",
     (
+        "batchd.pipeline.kinds",
+        "importlib.import_module",
+    ): "the effects and stages of each family, which are in folders of batchd itself",
+    (
         "batchd.samples.kinds",
         "importlib.import_module",
     ): "the options of each kind, which are in folders of batchd itself",

@@ -6,6 +6,7 @@ docstring in ``config`` names. A step that has nothing to choose from draws none
 
 import math
 from collections.abc import Callable
+from functools import singledispatch
 from typing import Literal, TypeAlias
 
 from batchd.pipeline.image.geometry import Geometry
@@ -21,27 +22,13 @@ CROP_ATTEMPTS = 10
 Planner: TypeAlias = Callable[[Geometry, RandomNumber], None]
 
 
-def planner_for(step: StepOptions) -> Planner | None:
-    """Make the function that applies ``step`` on paper; None for steps that change no geometry."""
-    match step:
-        case Resize():
-            return _plan_resize(step)
-        case CenterCrop():
-            return _plan_center_crop(step)
-        case RandomCrop():
-            return _plan_random_crop(step)
-        case Pad():
-            return _plan_pad(step)
-        case Rotate():
-            return _plan_rotate(step)
-        case RandomResizedCrop():
-            return _plan_random_resized_crop(step)
-        case RandomFlip():
-            return _plan_random_flip(step)
-        case _:
-            return None
+@singledispatch
+def planner_for(_step: StepOptions) -> Planner | None:
+    """Make the function that applies a step on paper; None for steps that change no geometry."""
+    return None
 
 
+@planner_for.register
 def _plan_resize(step: Resize) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = geometry.height, geometry.width
@@ -55,6 +42,7 @@ def _plan_resize(step: Resize) -> Planner:
     return plan
 
 
+@planner_for.register
 def _plan_center_crop(step: CenterCrop) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = min(geometry.height, step.size[0]), min(geometry.width, step.size[1])
@@ -65,6 +53,7 @@ def _plan_center_crop(step: CenterCrop) -> Planner:
     return plan
 
 
+@planner_for.register
 def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
     """Draw as torchvision documents it: uniform in area, log-uniform in proportions, ten attempts, then the middle."""
     smallest, area_range = step.scale[0], step.scale[1] - step.scale[0]
@@ -99,6 +88,7 @@ def _largest_box(height: int, width: int, ratio: tuple[float, float]) -> Size:
     return height, width
 
 
+@planner_for.register
 def _plan_random_flip(step: RandomFlip) -> Planner:
     directions: tuple[Literal["horizontal", "vertical"], ...]
     directions = ("horizontal", "vertical") if step.direction == "both" else (step.direction,)
@@ -111,6 +101,7 @@ def _plan_random_flip(step: RandomFlip) -> Planner:
     return plan
 
 
+@planner_for.register
 def _plan_random_crop(step: RandomCrop) -> Planner:
     def first(inner: int, outer: int, draw: float) -> int:
         """Where the box begins, of all places at which it lies within the padded side; else the side is in its middle."""
@@ -126,6 +117,7 @@ def _plan_random_crop(step: RandomCrop) -> Planner:
     return plan
 
 
+@planner_for.register
 def _plan_pad(step: Pad) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = geometry.height, geometry.width
@@ -152,6 +144,7 @@ def _plan_pad(step: Pad) -> Planner:
     return plan
 
 
+@planner_for.register
 def _plan_rotate(step: Rotate) -> Planner:
     if step.quarter_turns is not None:
         choices = step.quarter_turns
