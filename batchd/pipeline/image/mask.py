@@ -14,7 +14,7 @@ from struct import pack, unpack_from
 
 import numpy as np
 
-from batchd.pipeline.image.png import SIGNATURE_BYTES, png_chunks
+from batchd.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.image.vision import Pixels, cv2
 from batchd.samples.errors import SampleUndecodable
