@@ -131,8 +131,10 @@ def test_a_crop_is_interpolated_within_its_own_borders():
 
 def all_boxes(step):
     """Give the box that the documented randomness draws for sample 3 of an image of 60 x 80 pixels."""
-    from batchd.pipeline.image.geometry import Geometry  # noqa: PLC0415  this test alone looks inside
-    from batchd.pipeline.image.planners import planner_for  # noqa: PLC0415
+    from batchd.pipeline.image.geometry import (
+        Geometry,
+        planner_for,
+    )
     from batchd.pipeline.randomness import SampleRandom  # noqa: PLC0415
 
     random = SampleRandom(0)

@@ -37,9 +37,8 @@ import numpy.typing as npt
 from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
-from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding
+from batchd.pipeline.image.geometry import DecodePlan, Geometry, Move, Orientation, plan_decoding, planner_for
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
-from batchd.pipeline.image.planners import planner_for
 from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.recolor import recolor_for
 from batchd.pipeline.image.scratch import Scratch
