@@ -15,8 +15,7 @@ from typing import Final
 
 from batchd.pipeline.image.geometry import UPRIGHT, Cut, Move, Orientation, Padding, Resampling
 from batchd.pipeline.image.options import Fill
-from batchd.pipeline.image.resample import resample
-from batchd.pipeline.image.rotate import warp
+from batchd.pipeline.image.resample import resample, warp
 from batchd.pipeline.image.scratch import Scratch
 from batchd.pipeline.image.vision import Pixels, cv2, written
 
