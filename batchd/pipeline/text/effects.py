@@ -10,7 +10,6 @@ from dataclasses import replace
 from batchd.pipeline.effects import Columns, StepInvalid, column_of, effect, replaced
 from batchd.pipeline.step_files import check_content
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
-from batchd.pipeline.text.words import read_stop_words
 from batchd.samples.columns import Column
 
 
@@ -38,7 +37,7 @@ def _tokenize(step: Tokenize, columns: Columns) -> Columns:
 @effect.register
 def _lookup(step: Lookup, columns: Columns) -> Columns:
     """How many columns the table has stands in its header."""
-    from batchd.pipeline.text.word_table import table_shape  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.words import table_shape  # noqa: PLC0415  needs numpy
 
     _text(step, columns)
     _rows, width, _offset = table_shape(step.table)
@@ -71,12 +70,14 @@ def _check_tokenizer(step: Tokenize) -> None:
 
 @check_content.register
 def _check_stop_words(step: RemoveStopwords) -> None:
+    from batchd.pipeline.text.words import read_stop_words  # noqa: PLC0415  needs numpy
+
     read_stop_words(step.file, lower=step.case == "ignore")
 
 
 @check_content.register
 def _check_word_table(step: Lookup) -> None:
-    from batchd.pipeline.text.word_table import check_word_table  # noqa: PLC0415  needs numpy
+    from batchd.pipeline.text.words import check_word_table  # noqa: PLC0415  needs numpy
 
     check_word_table(step.words, step.table)
 

@@ -11,7 +11,7 @@ from batchd.pipeline.effects import Columns
 from batchd.pipeline.randomness import SampleRandom
 from batchd.pipeline.stages import Row, Stage, make_stage
 from batchd.pipeline.text.options import TOKEN_MAX, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.pipeline.text.words import read_stop_words, without_words, words_of
+from batchd.pipeline.text.words import WordTable, read_stop_words, without_words, words_of
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 
@@ -55,8 +55,6 @@ class LookUpWords:
     """Replaces text by the rows of its words in a table."""
 
     def __init__(self, step: Lookup, _before: Columns, _after: Columns) -> None:
-        from batchd.pipeline.text.word_table import WordTable  # noqa: PLC0415  only where a stream has the step
-
         self._step = step
         self._table = WordTable(step.words, step.table)
 
