@@ -160,8 +160,7 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], Any]]]:
     from batchd.pipeline.image import jpeg_box  # noqa: PLC0415  the child alone decodes
     from batchd.pipeline.image.geometry import Cut  # noqa: PLC0415
     from batchd.pipeline.image.probe import ImageHeader  # noqa: PLC0415
-    from batchd.pipeline.image.scratch import Scratch  # noqa: PLC0415
-    from batchd.pipeline.image.vision import cv2  # noqa: PLC0415
+    from batchd.pipeline.image.vision import Scratch, cv2  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)

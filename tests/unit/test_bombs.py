@@ -23,7 +23,7 @@ from batchd.pipeline.image.probe import (
     png_bytes,
     probe_image,
 )
-from batchd.pipeline.image.scratch import Scratch
+from batchd.pipeline.image.vision import Scratch
 from batchd.samples.errors import SampleUndecodable
 from support import bombs
 from support.images import animation, encode, jpeg, jpeg_of, photo, png_chunk, ycck_jpeg

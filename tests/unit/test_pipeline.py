@@ -6,8 +6,7 @@ import pytest
 
 from batchd.pipeline.image.decode import decoder_versions
 from batchd.pipeline.image.options import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.image.scratch import KEPT_BYTES_MAX, Scratch
-from batchd.pipeline.image.vision import written
+from batchd.pipeline.image.vision import KEPT_BYTES_MAX, Scratch, written
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as

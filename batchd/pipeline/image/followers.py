@@ -36,8 +36,7 @@ from batchd.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
 from batchd.pipeline.image.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.image.resample import sine_and_cosine
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Image, Pixels, cv2
+from batchd.pipeline.image.vision import Image, Pixels, Scratch, cv2
 from batchd.pipeline.image.warps import follow_trail
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable

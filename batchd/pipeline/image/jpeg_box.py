@@ -19,8 +19,7 @@ import numpy as np
 
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.probe import ImageHeader, probe_image
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Pixels
+from batchd.pipeline.image.vision import Pixels, Scratch
 from batchd.samples.errors import SampleUndecodable
 
 try:

@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from batchd.pipeline.image import resample
 from batchd.pipeline.image.options import ColorJitter, Cutout, Gray
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.vision import Pixels, cv2, written
+from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
 
