@@ -11,8 +11,7 @@ from pathlib import Path
 from time import time_ns
 from typing import BinaryIO, TypeAlias
 
-from batchd.storage.access import Storage
-from batchd.storage.local_files import FoundNames, WantedNames
+from batchd.storage.access import FoundNames, Storage, WantedNames
 from batchd.storage.values import Version, Witness, witness
 
 ReportProgress: TypeAlias = Callable[[int], None]
