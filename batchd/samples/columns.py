@@ -4,22 +4,32 @@
                  image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]
                  label: int64        label: int64                  label: int64
 
-A source says which columns its samples have, and every step which columns it makes of which. What
-is left at the end becomes the fields of a batch, so by then each must have one shape.
+A source says which columns its samples have, and each step which columns it turns them into. The
+columns after the last step become the fields of a batch, so by then each must have one shape.
 
-People write a column as they would say it: ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where
-a length differs from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``.
+Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
+from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``. Of samples that
+have no shape of their own they declare the columns:
 
-Invariant: ``parse_column(name, column.text) == column``, as a source has it.
+    fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
+    names    = { label = "class_id" }                  what the data calls a field, if it differs
+    defaults = { label = -1, ids = [], caption = "" }  in the place of a value that a sample lacks
+
+Invariants: ``parse_column(name, column.text) == column`` for a source's column. A field that is
+wrong in itself has no further problems. A default that was checked fits into its field.
 """
 
 import re
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from batchd.samples.checks import Checks
 from batchd.suggestions import nearest
 from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
+from batchd_wire.wording import counted
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 LENGTH_MAX = 1 << 32
@@ -127,3 +137,122 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
             "dimensions at most"
         )
     return lengths
+
+
+def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of a sample. Raises ``ValueError`` with all fields that make no sense, or where none is declared.
+
+    ``with_shapes``: does the data say the shapes of arrays itself, so that several lengths may
+    differ?
+    """
+    checks = Checks()
+    columns = check_declared(checks, fields, with_shapes=with_shapes)
+    checks.done()
+    return columns
+
+
+def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of the fields that make sense; ``checks`` are told of the others. ``with_shapes`` as above."""
+    if not fields:
+        checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
+    columns = check_types(checks, "fields", fields)
+    usable = []
+    for column in columns:
+        if column.name in ("index", "valid"):
+            text = f"every batch calls something else {column.name!r}; choose another name, and say the old in names"
+            checks.say(text, "fields", column.name)
+        elif column.shape.count(None) > 1 and not with_shapes:
+            text = f'{column.name} = "{column.text}": one length may differ from sample to sample, not several'
+            checks.say(text, "fields", column.name)
+        else:
+            usable.append(column)
+    return tuple(usable)
+
+
+def check_types(checks: Checks, key: str, fields: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns of the fields in the table ``key`` whose types are types; ``checks`` are told of the others."""
+    columns = []
+    for name, text in fields.items():
+        with checks.at(key, name):
+            columns.append(parse_column(name, text))
+    return tuple(columns)
+
+
+def check_names(
+    checks: Checks, fields: Mapping[str, str], names: Mapping[str, str], **tables: Mapping[str, object]
+) -> None:
+    """Tell ``checks`` of empty names, and of all that ``names`` and other ``tables`` have that is no field."""
+    check_known(checks, fields, names=names, **tables)
+    for field, name in names.items():
+        if field in fields and not name:
+            checks.say(f"names.{field} must not be empty", "names", field)
+
+
+def check_known(checks: Checks, fields: Mapping[str, str], **tables: Mapping[str, object]) -> None:
+    """Tell ``checks`` of every name in one of the ``tables``, by their keys, that is none of the fields."""
+    for key, table in tables.items():
+        for name in table if fields else ():
+            if name not in fields:
+                meant = nearest(name, fields)
+                advice = f"; did you mean {meant}?" if meant else ""
+                checks.say(f"{key} has {name!r}, which is none of the fields {', '.join(fields)}{advice}", key, name)
+
+
+Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
+"""What stands for a missing value: a number for every element, all of them, or a text."""
+_PACKED = {
+    "uint8": "<B",
+    "int8": "<b",
+    "uint16": "<H",
+    "int16": "<h",
+    "float16": "<e",
+    "uint32": "<I",
+    "int32": "<i",
+    "float32": "<f",
+    "uint64": "<Q",
+    "int64": "<q",
+    "float64": "<d",
+}
+
+
+def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[str, Default]) -> None:
+    """Tell ``checks`` of every default that is not what its field holds."""
+    for column in columns:
+        if column.name in defaults:
+            with checks.at("defaults", column.name):
+                _check_default(column, defaults[column.name])
+
+
+def _check_default(column: Column, default: Default) -> None:
+    """Raise ``ValueError`` where a default is not what its field holds."""
+    what = f"defaults: {column.name} is {column.text}, so"
+    if column.kind == "encoded":
+        raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
+    if (column.kind == "text") != isinstance(default, str):
+        raise ValueError(
+            f"{what} its default is {'a text' if column.kind == 'text' else 'a number, or a list of them'}"
+        )
+    if isinstance(default, str):
+        return
+    if isinstance(default, tuple) and default and column.shape.count(None) > 1:
+        raise ValueError(f"{what} its default is [], or none")
+    if isinstance(default, tuple):
+        known = prod(length for length in column.shape if length is not None)
+        fits = len(default) % known == 0 if None in column.shape else len(default) == known
+        if not fits or not column.shape:
+            raise ValueError(f"{what} its default is not {counted(len(default), 'number')}")
+    elif None in column.shape:
+        raise ValueError(f"{what} its default is a list, such as []")
+    for number in default if isinstance(default, tuple) else (default,):
+        if not _holds(column.dtype, number):
+            raise ValueError(f"{what} {number} cannot be in it")
+
+
+def _holds(dtype: str, number: float) -> bool:
+    if dtype == "bool":
+        return number in (0, 1)
+    try:
+        struct.pack(_PACKED[dtype], number)
+    except (struct.error, OverflowError):
+        return False
+    return not isinstance(number, bool)

@@ -24,8 +24,7 @@ from io import BufferedReader
 from typing import Any, BinaryIO
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
 from batchd.sources.files.walk import file_to_look_at, shards_problems

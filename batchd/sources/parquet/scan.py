@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.values import Unfitting, converted
 from batchd.sources.files.walk import Patterns, shards_of
 from batchd.sources.parquet.options import ParquetSource
