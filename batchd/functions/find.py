@@ -18,13 +18,33 @@ from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import NamedTuple
 
-from batchd.functions.names import FunctionName, parse_function
 from batchd.functions.signature import Given, call_problem, plain_value, written_signature
 from batchd.suggestions import nearly
 
+FUNCTION_CHARACTERS_MAX = 256
 ANY_NAME = "*"
 """Among the names of a module where nobody can tell which there are."""
+
+
+class FunctionName(NamedTuple):
+    """A function, or a class or anything else that can be called; ``path`` is ``("name",)``, or leads into a class."""
+
+    module: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.module}:{'.'.join(self.path)}"
+
+
+def parse_function(text: str) -> FunctionName:
+    """Read ``"package.module:name"``. Raises ``ValueError``."""
+    module, colon, name = text.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts) or len(text) > FUNCTION_CHARACTERS_MAX:
+        raise ValueError(f'function = "{text[:FUNCTION_CHARACTERS_MAX]}" must be written as "package.module:name"')
+    return FunctionName(module, tuple(name.split(".")))
 
 
 class ModuleNotFound(LookupError):  # noqa: N818  names what is wrong

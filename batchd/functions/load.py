@@ -8,17 +8,18 @@ the same position would be other bytes. Modules that it imports in turn are not 
 Invariant: a function that is returned is of a file with the digest that was expected.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from inspect import Signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from batchd.functions.failures import FunctionFailed, call
-from batchd.functions.find import Module, ModuleNotFound, find_module
-from batchd.functions.names import parse_function
-from batchd.functions.signature import Given, call_problem, signature_of
+from batchd.functions.calls import FunctionFailed, call
+from batchd.functions.find import Module, ModuleNotFound, find_module, parse_function
+from batchd.functions.signature import Given, call_problem
 
 _expected: dict[str, str] = {}
 
@@ -62,6 +63,16 @@ def load_for(text: str, given: Given) -> Callable[..., Any]:
     if problem is not None:
         raise FunctionUnusable(problem)
     return function
+
+
+def signature_of(function: Callable[..., Any]) -> Signature | None:
+    """How a function is called; None where it does not say, or says what somebody wrote about it."""
+    if hasattr(function, "__signature__"):
+        return None
+    try:
+        return call(inspect.signature, function, follow_wrapped=False)
+    except FunctionFailed:  # written in C
+        return None
 
 
 def _import(name: str) -> ModuleType:

@@ -10,12 +10,10 @@ its source seems to say.
 """
 
 import ast
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
-from batchd.functions.failures import FunctionFailed, call
 from batchd.suggestions import nearest
 
 VALUE_CHARACTERS_MAX = 40
@@ -61,16 +59,6 @@ def takes(signature: Signature, option: str) -> bool:
         one.kind is one.VAR_KEYWORD or (one.name == option and one.kind is not one.POSITIONAL_ONLY)
         for one in signature.parameters.values()
     )
-
-
-def signature_of(function: Callable[..., Any]) -> Signature | None:
-    """How a function is called; None where it does not say, or says what somebody wrote about it."""
-    if hasattr(function, "__signature__"):
-        return None
-    try:
-        return call(inspect.signature, function, follow_wrapped=False)
-    except FunctionFailed:  # written in C
-        return None
 
 
 def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from batchd.functions.names import parse_function
+from batchd.functions.find import parse_function
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_types

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from batchd.functions.names import parse_function
+from batchd.functions.find import parse_function
 from batchd.samples.checks import Checks, Range
 from batchd.samples.columns import check_types
 from batchd.sources.options import SourceOptions
