@@ -29,7 +29,7 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
 from batchd.sources.files.walk import file_to_look_at, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.parquet.index import ParquetIndex, Place
+from batchd.sources.parquet.index import NOWHERE, ParquetIndex, Place
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.row_groups import (
     FOOTER_BYTES,
@@ -41,7 +41,6 @@ from batchd.sources.parquet.row_groups import (
 )
 from batchd.sources.parquet.scan import check_columns, scan
 from batchd.sources.parquet.types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.parquet.value_extents import NOWHERE
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.open_files import blaming_the_sample
