@@ -1,4 +1,4 @@
-"""Calls users' functions: says what went wrong in one, and checks what it returned. Workers and helpers.
+"""Calls users' functions, reports their failures, checks what they return. Workers and helpers.
 
     ValueError: no digits in 'x'
       at /home/me/augment.py:31 in digits: return int(text)
@@ -38,17 +38,20 @@ MESSAGE_CHARACTERS_MAX = 400
 LINE_CHARACTERS_MAX = 120
 FRAMES_MAX = 6
 _NOT_THEIRS = ("<frozen importlib", str(Path(importlib.__file__).parent), str(Path(__file__).parent))
-"""Frames of what imports and calls their functions."""
+"""Frames of the code that imports and calls users' functions."""
 
 Result = TypeVar("Result")
 
 
 class FunctionFailed(Exception):  # noqa: N818  names what is wrong
-    """Somebody's function raised; the text is the reason with the places, innermost first."""
+    """A user's function raised; the text is the reason with the places, innermost first."""
 
 
 def call(function: Callable[..., Result], /, *arguments: Any, **options: Any) -> Result:
-    """Call somebody's function. Raises ``FunctionFailed``, whatever it raises, also where it asks for the process to end."""
+    """Call a user's function.
+
+    Raises ``FunctionFailed`` for every exception, also one that ends processes.
+    """
     try:
         return function(*arguments, **options)
     except MemoryError:
@@ -60,7 +63,7 @@ def call(function: Callable[..., Result], /, *arguments: Any, **options: Any) ->
 
 
 def failure_text(error: BaseException) -> str:
-    """What was raised, and where; called from where."""
+    """The exception, and where it was raised; the callers are last."""
     lines = [_shown(error)]
     if error.__cause__ is not None:
         lines.append(f"  because of {_shown(error.__cause__)}")
@@ -86,7 +89,7 @@ def _place(frame: FrameSummary) -> str:
 
 
 def _printable(text: str) -> str:
-    """On one line, and without what a terminal would act upon."""
+    """The text on one line, without characters that a terminal would act upon."""
     text = " ".join(text.split())
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
@@ -96,11 +99,14 @@ _PYTHON_KINDS = {"b": "b", "i": "iuf", "u": "iuf", "f": "f"}
 
 
 class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
-    """A value is not what its column says; the text says what it is."""
+    """A value does not fit its column; the text says what it is."""
 
 
 def checked_value(column: Column, value: Any) -> Value:
-    """The value as a column holds it. Raises ``NotAsDeclared``, or ``FunctionFailed`` where it cannot become an array."""
+    """The value in the form of its column.
+
+    Raises ``NotAsDeclared``, or ``FunctionFailed`` if it cannot become an array.
+    """
     if column.kind == "encoded":
         if not isinstance(value, (bytes, bytearray, memoryview)):
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of the bytes of an image")

@@ -1,10 +1,11 @@
-"""What a sample consists of: named columns, and what may be in each. Daemon, workers and CLI; standard library only.
+"""The columns of samples: their names, kinds, dtypes and shapes. Daemon, workers and CLI.
 
     source  -->  columns  --step-->  columns  --step-->  ...  -->  fields of a batch
                  image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]
                  label: int64        label: int64                  label: int64
 
-A source says which columns its samples have, and each step which columns it turns them into. The
+Standard library only. A source says which columns its samples have, and each step which columns it
+turns them into. The
 columns after the last step become the fields of a batch, so by then each must have one shape.
 
 Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
@@ -41,9 +42,10 @@ ColumnKind = Literal["encoded", "text", "array"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One named value of a sample. ``dtype`` and ``shape`` count for arrays; None in the shape differs from sample to sample.
+    """One named value of a sample.
 
-    Once a step has given such a column room in a batch, ``varying`` says how its samples differ,
+    ``dtype`` and ``shape`` count for arrays; a length of None differs from sample to sample. Once a
+    step has given such a column room in a batch, ``varying`` says how its samples differ,
     and ``shape`` is the room.
     """
 
@@ -56,19 +58,19 @@ class Column:
     is_bgr: bool = False
     """Whether the channels of an image are blue, green, red."""
     pixels_max: int = 0
-    """How many pixels an image may have, height times width; 0 where no step says."""
+    """The most pixels that an image may have, height times width; 0 if no step limits them."""
     followers: tuple[tuple[str, str], ...] = ()
-    """What the image's geometry is done to as well: ("mask", "boxes" or "points", name of its column)."""
+    """What changes with the image's geometry: ("mask", "boxes" or "points", name of its column)."""
     made_by: str = ""
-    """The step that made it; "" where it is as the source has it."""
+    """The step that made it; "" for a column of the source."""
     varying: Varying | None = None
-    """How its samples lie in a room that is larger than they are."""
+    """How its samples are placed in a room that is larger than they are."""
     fill: float = 0.0
-    """What stands in the room that a sample does not need, and in all of it for a bad one."""
+    """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
 
     @property
     def is_fixed(self) -> bool:
-        """Can it be a field of a batch as it is?"""
+        """True if it can be a field of a batch as it is."""
         return self.kind == "array" and None not in self.shape
 
     @property
@@ -79,7 +81,7 @@ class Column:
 
     @property
     def text(self) -> str:
-        """The column as people write it."""
+        """The column as users write it."""
         if self.kind != "array":
             return {"encoded": "image", "text": "text"}[self.kind]
         if not self.shape:
@@ -90,7 +92,10 @@ class Column:
 
 
 def parse_column(name: str, text: str) -> Column:
-    """Read what people write, such as ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``. Raises ``ValueError``."""
+    """Parse a column such as ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``.
+
+    Raises ``ValueError``.
+    """
     if not COLUMN_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is no name of a field: letters, digits, _, . and -, at most 64, and no digit in front"
@@ -140,10 +145,10 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
 
 
 def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of a sample. Raises ``ValueError`` with all fields that make no sense, or where none is declared.
+    """The columns of a sample.
 
-    ``with_shapes``: does the data say the shapes of arrays itself, so that several lengths may
-    differ?
+    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ. Raises
+    ``ValueError`` with all fields that are wrong, or if none is declared.
     """
     checks = Checks()
     columns = check_declared(checks, fields, with_shapes=with_shapes)
@@ -152,7 +157,10 @@ def declared_columns(fields: Mapping[str, str], *, with_shapes: bool = False) ->
 
 
 def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
-    """The columns of the fields that make sense; ``checks`` are told of the others. ``with_shapes`` as above."""
+    """The columns of the valid fields; problems of the others are added to ``checks``.
+
+    ``with_shapes``: see ``declared_columns``.
+    """
     if not fields:
         checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
     columns = check_types(checks, "fields", fields)
@@ -170,7 +178,7 @@ def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bo
 
 
 def check_types(checks: Checks, key: str, fields: Mapping[str, str]) -> tuple[Column, ...]:
-    """The columns of the fields in the table ``key`` whose types are types; ``checks`` are told of the others."""
+    """The columns of the valid types in table ``key``; problems of others go to ``checks``."""
     columns = []
     for name, text in fields.items():
         with checks.at(key, name):
@@ -181,7 +189,7 @@ def check_types(checks: Checks, key: str, fields: Mapping[str, str]) -> tuple[Co
 def check_names(
     checks: Checks, fields: Mapping[str, str], names: Mapping[str, str], **tables: Mapping[str, object]
 ) -> None:
-    """Tell ``checks`` of empty names, and of all that ``names`` and other ``tables`` have that is no field."""
+    """Add problems for empty names, and for names in ``names`` or ``tables`` that are no fields."""
     check_known(checks, fields, names=names, **tables)
     for field, name in names.items():
         if field in fields and not name:
@@ -189,7 +197,7 @@ def check_names(
 
 
 def check_known(checks: Checks, fields: Mapping[str, str], **tables: Mapping[str, object]) -> None:
-    """Tell ``checks`` of every name in one of the ``tables``, by their keys, that is none of the fields."""
+    """Add a problem for each name in one of the ``tables``, by their keys, that is no field."""
     for key, table in tables.items():
         for name in table if fields else ():
             if name not in fields:
@@ -199,7 +207,7 @@ def check_known(checks: Checks, fields: Mapping[str, str], **tables: Mapping[str
 
 
 Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
-"""What stands for a missing value: a number for every element, all of them, or a text."""
+"""Replaces a missing value: a number for every element, all of the numbers, or a text."""
 _PACKED = {
     "uint8": "<B",
     "int8": "<b",
@@ -216,7 +224,7 @@ _PACKED = {
 
 
 def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[str, Default]) -> None:
-    """Tell ``checks`` of every default that is not what its field holds."""
+    """Add a problem for every default that does not fit its field."""
     for column in columns:
         if column.name in defaults:
             with checks.at("defaults", column.name):
@@ -224,7 +232,7 @@ def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[
 
 
 def _check_default(column: Column, default: Default) -> None:
-    """Raise ``ValueError`` where a default is not what its field holds."""
+    """Raise ``ValueError`` for a default that does not fit its field."""
     what = f"defaults: {column.name} is {column.text}, so"
     if column.kind == "encoded":
         raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")

@@ -75,7 +75,7 @@ class Storage:
 
     @property
     def client(self) -> RemoteClient:
-        """What asks servers. Raises ``SourceInvalid`` where its library is not installed."""
+        """The client of servers. Raises ``SourceInvalid`` if obstore is not installed."""
         if self._client is None:
             try:
                 from batchd.storage.objects import RemoteClient  # noqa: PLC0415  only where there are URLs
@@ -95,7 +95,7 @@ class Storage:
             client.close()
 
     def begin_reading_ahead(self) -> None:
-        """From now on what is read ahead, of however many sources, may take as long as one sample."""
+        """From now on, reading ahead, for all sources together, may take as long as one sample."""
         self._ahead_until_s = monotonic() + self.limits.deadline_s
 
     @property
@@ -104,7 +104,7 @@ class Storage:
         return min(self.limits.deadline_s, self._ahead_until_s - monotonic())
 
     def begin_sample(self) -> None:
-        """From now on what is read is of one sample, in however many requests."""
+        """From now on, all requests are for one sample."""
         self._sample_until_s = monotonic() + self.limits.deadline_s
 
     @property
@@ -114,9 +114,10 @@ class Storage:
 
 
 class WantedNames(NamedTuple):
-    """Which names of a folder are wanted: all folders, and files that ``is_wanted``; with ``hidden``, also those with a dot.
+    """Filter for the names in a folder: all folders, and files for which ``is_wanted`` is true.
 
-    ``bound``: a real path that no link to a wanted file may lead out of; None for anywhere.
+    ``hidden``: also take names that begin with a dot. ``bound``: a real path; a link to a wanted
+    file must not lead out of it. None allows any place.
     """
 
     is_wanted: Callable[[bytes], bool]
@@ -132,10 +133,10 @@ class FoundNames(NamedTuple):
 
 
 class LocalFiles:
-    """The interface to files; what a scan opens or lists, its survey has seen."""
+    """Files of this machine. The survey of a scan records what the scan opens or lists."""
 
     def file_problems(self, file: Path, what: str) -> list[str]:
-        """What is wrong with a file, which is ``what`` for people ("the list"); empty where it can be read."""
+        """Problems of a file, called ``what`` in messages ("the list"); empty if it can be read."""
         if (problem := unreachable(file)) is not None:
             return [problem]
         if not file.is_file():
@@ -145,7 +146,10 @@ class LocalFiles:
         return []
 
     def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
-        """What is wrong with a folder of samples; empty where it can be scanned. ``is_listed``: a scan lists it."""
+        """Problems of a folder of samples; empty if it can be scanned.
+
+        ``is_listed``: a scan lists the folder.
+        """
         del is_listed  # any folder here can be listed
         if (problem := unreachable(folder)) is not None:
             return [problem]
@@ -172,16 +176,16 @@ class LocalFiles:
             raise unreadable(path, error) from None
 
     def look_at(self, folder: bytes, survey: Survey) -> tuple[int, int] | None:
-        """What tells a folder from others, where links may lead to it: device and inode. Raises ``SourceInvalid``."""
+        """The device and inode of a folder, behind all links. Raises ``SourceInvalid``."""
         status = status_of(folder)
         survey.saw(folder, status)
         return status.st_dev, status.st_ino
 
     def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
-        """The names in a folder. Raises ``SourceInvalid``, also for a wanted file that is a link out of the bound.
+        """The names in a folder, sorted.
 
-        Whatever is no folder and has a wanted name is a file here; the reader looks at what it
-        really is.
+        Every name that is wanted and is no folder counts as a file here; the reader checks the kind
+        of each. Raises ``SourceInvalid``, also for a wanted file that is a link out of the bound.
         """
         folders, files = [], []
         try:
@@ -202,13 +206,17 @@ class LocalFiles:
         return FoundNames(sorted(folders), sorted(files))
 
     def first_changed(self, witnesses: Sequence[Witness]) -> str:
-        """The first of files and folders that is not what it was; "" where all are the same. Raises ``OSError``."""
+        """The first path that has changed; "" if none has. Raises ``OSError``."""
         changed = (one.path for one in witnesses if witness(os.fsencode(one.path), os.stat(one.path)) != one)  # noqa: PTH116
         return next(changed, "")
 
 
 def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
-    """Tell a folder; a link that leads nowhere is none if ``or_else`` it is taken for a file, and is refused otherwise."""
+    """True for a folder.
+
+    A broken link is no folder if ``or_else`` it counts as a file, and is refused otherwise. Raises
+    ``SourceInvalid``.
+    """
     try:
         return entry.is_dir()
     except OSError as error:
@@ -227,11 +235,11 @@ class RemoteFiles:
         self._storage = storage
 
     def file_problems(self, file: Path, _what: str) -> list[str]:
-        """See ``LocalFiles``, as far as a quick look tells."""
+        """See ``LocalFiles``; a quick check."""
         return _problems(file, lambda: self._storage.client.head(str(file), CHECK_LIMITS.deadline_s))
 
     def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
-        """See ``LocalFiles``, as far as a quick look tells."""
+        """See ``LocalFiles``; a quick check."""
 
         def look() -> None:
             if is_listed:
@@ -258,7 +266,10 @@ class RemoteFiles:
             yield stream
 
     def look_at(self, _folder: bytes, _survey: Survey) -> None:
-        """See ``LocalFiles``. Nothing is asked: a listing is its own witness, and no link leads here."""
+        """See ``LocalFiles``. Sends no request.
+
+        A listing is its own witness, and no link leads here.
+        """
 
     def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
         """See ``LocalFiles``."""
@@ -285,7 +296,7 @@ class RemoteFiles:
         return next((one.path for one in witnesses if one.is_listing and not self._is_same_listing(one)), "")
 
     def look_at_each(self, urls: Sequence[str], survey: Survey) -> None:
-        """See that objects which are named one by one are there. Raises ``SourceInvalid`` for the first that is not."""
+        """Check that objects exist. Raises ``SourceInvalid`` for the first that does not."""
         for url, version in zip(urls, self._storage.client.heads(urls), strict=True):
             if isinstance(version, ObjectUnreadable):
                 raise _unreadable(url, version)
@@ -300,7 +311,7 @@ class RemoteFiles:
 
 
 def _problems(path: Path, look: Callable[[], object]) -> list[str]:
-    """Why a look at an object or a folder fails; empty where it does not."""
+    """The problem that ``look`` raises, in a list; empty if it raises none."""
     try:
         look()
     except ObjectUnreadable as reason:
@@ -311,7 +322,7 @@ def _problems(path: Path, look: Callable[[], object]) -> list[str]:
 
 
 def _refuse_listing(url: Url) -> None:
-    """Raise ``SourceInvalid`` where the server cannot be asked what there is."""
+    """Raise ``SourceInvalid`` if the server cannot list files."""
     if not url.can_list:
         raise SourceInvalid(
             f"{url} cannot be listed: nobody can ask a server of {url.scheme} what it has. Name its files, in a list source, "
@@ -320,7 +331,7 @@ def _refuse_listing(url: Url) -> None:
 
 
 def _unreadable(url: str, reason: ObjectUnreadable) -> SourceInvalid:
-    """What to raise where a server does not give what it should."""
+    """The error for an object that cannot be read."""
     return SourceInvalid(f"{readable(os.fsencode(url))} cannot be read: {reason}")
 
 

@@ -1,4 +1,4 @@
-r"""Patterns of file names, as shells have them: what they match, and where to search. Daemon and CLI; standard library only.
+r"""Patterns of file names, as in shells: what they match, and where to search. Daemon and CLI.
 
     *        any run of characters in one name          photos/*.jpg
     ?        one character of a name                    scan-?.png
@@ -7,7 +7,8 @@ r"""Patterns of file names, as shells have them: what they match, and where to s
     {a,b}    one or the other                           **/*.{jpg,png}
     {000..123}           every number from the one to the other, with as many digits as the first
 
-Names are bytes, as they need not be text, and are matched as Python reads them. A name that starts
+Standard library only. Names are bytes, as they need not be text, and are matched as Python reads
+them. A name that starts
 with a dot is matched only by a part that starts with one, too.
 
 Before a scan, and in ``batchd check``, ``absence_problems`` looks for the files on this machine:
@@ -36,7 +37,10 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def resolve_braces(pattern: str) -> list[str]:
-    """The patterns without braces that ``pattern`` stands for, in order. Raises ``ValueError`` for braces that do not match."""
+    """The patterns without braces that ``pattern`` stands for, in order.
+
+    Raises ``ValueError`` for braces that do not match.
+    """
     parts = _BRACES.split(pattern)
     choices = [_choices(part) if place % 2 else [part] for place, part in enumerate(parts)]
     if any("{" in part or "}" in part for part in parts[::2]):
@@ -76,15 +80,15 @@ class Pattern:
 
     @property
     def is_plain(self) -> bool:
-        """Is it the path of one file, which has to be there?"""
+        """True for the path of one file, which has to exist."""
         return _WILD.search(self.text) is None
 
     def matches(self, names: Sequence[bytes]) -> bool:
-        """Does it match this path, given as its names?"""
+        """True if it matches this path, given as its names."""
         return len(self._parts) in self._places(names)
 
     def may_match_below(self, folders: Sequence[bytes]) -> bool:
-        """May it match anything in this folder or below it?"""
+        """True if it may match anything in this folder or below it."""
         return any(place < len(self._parts) for place in self._places(folders))
 
     def _places(self, names: Sequence[bytes]) -> set[int]:
@@ -131,14 +135,20 @@ SHOWN_MAX = 3
 
 
 class Match(NamedTuple):
-    """A ``file`` that patterns match. None where there is none, or, not ``for_sure``, where it would take long to find."""
+    """A ``file`` that patterns match, or None.
+
+    ``for_sure`` is false if the search was given up before it was complete.
+    """
 
     file: Path | None
     for_sure: bool = True
 
 
 def absence_problems(root: Path, patterns: Sequence[Pattern], texts: Sequence[str]) -> list[str]:
-    """What is wrong with files below a folder that is there; empty where all that are named are there, and some at all."""
+    """Problems of files below an existing folder.
+
+    Empty if all files that are named exist, and patterns match at least one.
+    """
     named = [one for one in patterns if one.is_plain]
     absent = [one.text for one in named if not os.path.isfile(root / one.text)]  # noqa: PTH113  it never raises
     if absent:
@@ -147,7 +157,7 @@ def absence_problems(root: Path, patterns: Sequence[Pattern], texts: Sequence[st
 
 
 def first_file(root: Path, patterns: Sequence[Pattern]) -> Path | None:
-    """One of the files that patterns name or match, the first that is named if there is one; None where none is found."""
+    """The first file that is named, or else one that a pattern matches; None if none is found."""
     named = next((one.text for one in patterns if one.is_plain), None)
     return first_match(root, patterns).file if named is None else root / named
 

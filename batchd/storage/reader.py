@@ -35,7 +35,8 @@ from batchd.storage.open_files import OPEN_FLAGS, OpenShards, blamed, blaming_th
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
-"""A buffer up to this length is kept for the next sample; a longer one goes, so that one huge file does not cost for ever."""
+"""A buffer up to this length is kept for the next sample. A longer one is freed, so one huge
+file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -65,9 +66,10 @@ class Extent(NamedTuple):
 
 
 class RemoteBytes:
-    """Reads objects for one reader. ``place``: of the index, with the versions that objects have to be.
+    """Reads objects for one reader.
 
-    ``root``: where the reader's files are; nothing is read ahead of files of this machine.
+    ``place``: of the index, with the versions that objects must have. ``root``: the folder of the
+    reader's files; nothing is read ahead of files of this machine.
     """
 
     def __init__(self, storage: Storage, root: bytes, place: Mapping[str, Any]) -> None:
@@ -77,7 +79,10 @@ class RemoteBytes:
         self._fetched: dict[Extent, memoryview | ObjectUnreadable] = {}
 
     def read(self, extent: Extent, bytes_max: int) -> memoryview:
-        """The bytes, fewer where the object ends before. Raises ``ObjectUnreadable``, also for more than ``bytes_max``."""
+        """The bytes, fewer if the object ends before.
+
+        Raises ``ObjectUnreadable``, also for more than ``bytes_max``.
+        """
         found = self._fetched.get(extent)
         if isinstance(found, ObjectUnreadable):
             raise found
@@ -89,7 +94,7 @@ class RemoteBytes:
         return self._storage.client.read(self._wanted(extent, bytes_max), deadline_s)
 
     def fetch(self, extents: Iterable[Extent], *, further: bool = False) -> None:
-        """Read ahead what is wanted next, and forget what was before, unless this is ``further`` to it."""
+        """Read ahead these extents. Forget earlier ones unless these are ``further`` to them."""
         if not self.reads_ahead:
             return
         if not further:
@@ -155,8 +160,8 @@ def _around(group: list[Extent]) -> Extent:
 class BytesReader:
     """Reads whole files, and parts of files that stay open, one after the other into one buffer.
 
-    Belongs to one worker and one stream. ``remote``: what reads objects, for several readers
-    together. ``holder``: what people call a file that records lie in. ``bound``: a real path that
+    Belongs to one worker and one stream. ``remote``: reads objects, for several readers together.
+    ``holder``: the word in messages for a file with several records. ``bound``: a real path that
     links must not lead out of.
     """
 
@@ -169,12 +174,15 @@ class BytesReader:
         self._shards = OpenShards(bound, remote.versions)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all files and folders."""
         self._shards.close()
         self._folders.close()
 
     def read_file(self, path: bytes, sample: int) -> memoryview:
-        """Return all bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        """Return all bytes of a file, valid until the next call.
+
+        Raises ``SampleUnreadable`` with the reason.
+        """
         if is_url(path):
             return self._read_object(path, sample)
         try:
@@ -188,7 +196,10 @@ class BytesReader:
             raise blamed(error) from None
 
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
-        """Return ``size`` bytes of a file, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        """Return ``size`` bytes of a file, valid until the next call.
+
+        Raises ``SampleUnreadable`` with the reason.
+        """
         if is_url(path):
             return self._read_range(path, start, size)
         with blaming_the_sample():
@@ -197,13 +208,16 @@ class BytesReader:
             return data
 
     def prefetch(self, extents: Iterable[Extent]) -> None:
-        """Ask servers for all of these at once, before they are read one by one; files are not read ahead."""
+        """Request all of these extents of objects at once, before they are read one by one."""
         self._remote.fetch(
             one for one in extents if is_url(one.path) and (one.size is None or 0 < one.size <= self._max_bytes)
         )
 
     def read_up_to(self, path: bytes, start: int, size: int) -> bytes:
-        """``size`` bytes of a file, fewer where it ends before: the caller checks them. Raises ``SampleUnreadable``."""
+        """``size`` bytes of a file, fewer if it ends before, which the caller checks.
+
+        Raises ``SampleUnreadable``.
+        """
         if not is_url(path):
             with blaming_the_sample():
                 return os.pread(self._shards.descriptor(path), size, start)
@@ -213,7 +227,10 @@ class BytesReader:
             raise SampleUnreadable(f"cannot be read: {reason}") from None
 
     def end_of(self, path: bytes, reached: int) -> int:
-        """The byte at which a file ends that ended too soon, at byte ``reached``. Raises ``SampleUnreadable``."""
+        """The byte at which a file ends that ended too soon, at byte ``reached``.
+
+        Raises ``SampleUnreadable``.
+        """
         if is_url(path):
             return reached
         with blaming_the_sample():
@@ -291,7 +308,10 @@ class BytesReader:
 
 
 class Folders:
-    """Opens files. Belongs to one reader. ``bound``: a real path that no file may lie outside of; None: any may lie anywhere."""
+    """Opens files. Belongs to one reader.
+
+    ``bound``: a real path that no file may be outside of; None allows any place.
+    """
 
     def __init__(self, bound: bytes | None) -> None:
         self._bound = bound
@@ -299,9 +319,9 @@ class Folders:
         self._has_room = bound is not None
 
     def open(self, path: bytes) -> int:
-        """The descriptor of a file, to read, which is the caller's.
+        """The descriptor of a file, to read; the caller closes it.
 
-        Raises ``OSError``, and ``SampleUnreadable`` for a file that lies outside.
+        Raises ``OSError``, and ``SampleUnreadable`` for a file outside of the bound.
         """
         folder, _, name = path.rpartition(b"/")
         known = self._open.get(folder)
@@ -330,7 +350,10 @@ class Folders:
                 os.close(descriptor)
 
     def _keep(self, folder: bytes) -> None:
-        """Have a folder open from now on, if it lies within the bound, and there is a descriptor for it."""
+        """Keep a folder open from now on if it is within the bound.
+
+        Stop keeping folders when no descriptor is available.
+        """
         try:
             descriptor = os.open(folder or b"/", _FOLDER_FLAGS)
         except OSError:
