@@ -12,8 +12,7 @@ from pathlib import Path
 
 from batchd.config.tree import StreamConfig
 from batchd.errors import KeyPath, SourceInvalid
-from batchd.functions.find import ModuleNotFound, find_module, function_problems
-from batchd.functions.names import parse_function
+from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.signature import Given
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call

@@ -10,7 +10,7 @@ import os
 import sys
 
 from batchd.children import die_with_parent
-from batchd.functions.failures import FunctionFailed, call
+from batchd.functions.calls import FunctionFailed, call
 from batchd.functions.load import FunctionUnusable, expect
 from batchd.sources.code.python import make_object
 from batchd.worker.process import print_to_the_log

@@ -22,8 +22,7 @@ from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.preview import preview as looked_at
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
-from batchd.storage.access import Storage
-from batchd.storage.local_files import LocalFiles
+from batchd.storage.access import LocalFiles, Storage
 from batchd_wire import runtime
 from batchd_wire.runtime import RuntimeDirectory
 

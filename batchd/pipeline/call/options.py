@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from batchd.functions.names import parse_function
+from batchd.functions.find import parse_function
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks
-from batchd.samples.declared import check_types
+from batchd.samples.columns import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

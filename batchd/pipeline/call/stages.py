@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchd.functions.failures import FunctionFailed, call
+from batchd.functions.calls import FunctionFailed, NotAsDeclared, call, checked_value
 from batchd.functions.load import load_for
-from batchd.functions.returned import NotAsDeclared, taken
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
@@ -84,7 +83,7 @@ class CallStage:
             raise SampleUndecodable(f"{self._name} returned {_listed(undeclared)}, which its outputs do not declare")
         returned = {name: made[name] for name in self._changing if name in made}
         return {
-            name: value if self._is_as_given(name, value, given) else taken(self._changing[name], value)
+            name: value if self._is_as_given(name, value, given) else checked_value(self._changing[name], value)
             for name, value in returned.items()
         }
 

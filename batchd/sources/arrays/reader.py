@@ -23,8 +23,7 @@ from batchd.sources.arrays.index import ArrayField, Run
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 class ArrayReader:

@@ -8,8 +8,7 @@ anything else        the value itself, where there is one field
 from collections.abc import Mapping
 from typing import Any
 
-from batchd.functions.failures import FunctionFailed
-from batchd.functions.returned import NotAsDeclared, taken
+from batchd.functions.calls import FunctionFailed, NotAsDeclared, checked_value
 from batchd.functions.signature import Given
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.errors import SampleUnreadable
@@ -40,7 +39,7 @@ def named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
 def values_of(columns: tuple[Column, ...], given: Mapping[str, Any], max_bytes: int) -> dict[str, Value]:
     """The values as the columns hold them. Raises ``SampleUnreadable``."""
     try:
-        values = {column.name: taken(column, given[column.name]) for column in columns}
+        values = {column.name: checked_value(column, given[column.name]) for column in columns}
     except (NotAsDeclared, FunctionFailed) as error:
         raise SampleUnreadable(str(error)) from None
     for name, value in values.items():

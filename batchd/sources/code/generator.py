@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from batchd.errors import SourceInvalid
-from batchd.functions.failures import FunctionFailed, call
-from batchd.functions.find import ModuleNotFound, find_module
+from batchd.functions.calls import FunctionFailed, call
+from batchd.functions.find import ModuleNotFound, find_module, parse_function
 from batchd.functions.load import Here, load_for
-from batchd.functions.names import parse_function
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.code.declared import columns_of, named, source_given, values_of

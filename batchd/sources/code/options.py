@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from batchd.functions.names import parse_function
+from batchd.functions.find import parse_function
 from batchd.samples.checks import Checks, Range
-from batchd.samples.declared import check_types
+from batchd.samples.columns import check_types
 from batchd.sources.options import SourceOptions
 
 LENGTH_TIMEOUT_MAX_S = 86_400.0

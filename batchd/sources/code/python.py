@@ -15,10 +15,9 @@ from typing import Any
 
 from batchd.children import PIPE, STDOUT, describe, start
 from batchd.errors import SourceInvalid
-from batchd.functions.failures import FunctionFailed, call
-from batchd.functions.find import ModuleNotFound, find_module
+from batchd.functions.calls import FunctionFailed, call
+from batchd.functions.find import ModuleNotFound, find_module, parse_function
 from batchd.functions.load import FunctionUnusable, load_for
-from batchd.functions.names import parse_function
 from batchd.functions.signature import Given
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value

@@ -22,8 +22,7 @@ from batchd.sources.csv.values import cell_reader, split_record
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.paths import below_root, real_path
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd_wire.wording import counted
 
 IMAGE = "image"

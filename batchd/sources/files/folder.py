@@ -18,8 +18,8 @@ from batchd.sources.files.options import FolderSource
 from batchd.sources.files.reader import FilesReader, image_columns
 from batchd.sources.files.walk import IMAGE_SUFFIXES, below, is_image, walk
 from batchd.sources.interface import BuiltInKind
+from batchd.storage.access import WantedNames
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.local_files import WantedNames
 from batchd.storage.paths import bound_of
 from batchd.storage.survey import Survey
 

@@ -10,7 +10,7 @@ from batchd.sources.files.reader import FilesReader, image_columns
 from batchd.sources.files.walk import Patterns, below, matching, shards_problems
 from batchd.sources.interface import BuiltInKind
 from batchd.storage.index import SourceIndex
-from batchd.storage.path_checks import no_match
+from batchd.storage.patterns import no_match
 from batchd.storage.survey import Survey
 
 

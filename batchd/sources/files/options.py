@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column
-from batchd.samples.declared import check_declared, check_names, declared_columns
-from batchd.samples.defaults import Default, check_defaults
+from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names, declared_columns
 from batchd.sources.options import SourceOptions, check_path_bytes
 from batchd.sources.webdataset.options import IMAGE_ENDINGS, LABEL_ENDING, coding_of, member_of
 

@@ -13,8 +13,7 @@ from batchd.sources.files.options import FolderSource, GlobSource, ListSource, W
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.paths import bound_of
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 class SampleReader(BytesReader):

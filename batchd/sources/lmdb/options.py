@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column
-from batchd.samples.declared import check_declared, check_names
+from batchd.samples.columns import Column, check_declared, check_names
 from batchd.sources.options import SourceOptions
 from batchd.storage.location import check_path
 

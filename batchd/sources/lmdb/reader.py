@@ -18,8 +18,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
 from batchd.sources.interface import BuiltInKind

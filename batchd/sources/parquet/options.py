@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.declared import check_declared, check_names
+from batchd.samples.columns import check_declared, check_names
 from batchd.sources.options import SourceOptions
 
 

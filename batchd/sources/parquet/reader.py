@@ -24,13 +24,12 @@ from io import BufferedReader
 from typing import Any, BinaryIO
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
 from batchd.sources.files.walk import file_to_look_at, shards_problems
 from batchd.sources.interface import BuiltInKind
-from batchd.sources.parquet.index import ParquetIndex, Place
+from batchd.sources.parquet.index import NOWHERE, ParquetIndex, Place
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.row_groups import (
     FOOTER_BYTES,
@@ -42,13 +41,11 @@ from batchd.sources.parquet.row_groups import (
 )
 from batchd.sources.parquet.scan import check_columns, scan
 from batchd.sources.parquet.types import BYTES, PATH, has_path, is_image, is_single_number
-from batchd.sources.parquet.value_extents import NOWHERE
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.open_files import blaming_the_sample
 from batchd.storage.paths import below_root, open_regular, real_path
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.survey import quick_look
 from batchd.storage.values import ObjectUnreadable

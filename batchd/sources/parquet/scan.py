@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.declared import declared_columns
+from batchd.samples.columns import Column, declared_columns
 from batchd.samples.values import Unfitting, converted
 from batchd.sources.files.walk import Patterns, shards_of
+from batchd.sources.parquet.index import NOWHERE, extents_of
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.row_groups import ParquetFile, Unreadable
 from batchd.sources.parquet.types import BYTES, class_names, is_image, is_single_number, is_stored_as_bytes, problem_of
-from batchd.sources.parquet.value_extents import NOWHERE, extents_of
 from batchd.storage.index import NUMBER, SourceIndex, blob
 from batchd.storage.paths import size_of
 from batchd.storage.remote_stream import ObjectStream

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.declared import check_names, check_types
-from batchd.samples.defaults import Default, check_defaults
+from batchd.samples.columns import Column, Default, check_defaults, check_names, check_types, parse_column
 from batchd.sources.options import SourceOptions
 
 

@@ -57,8 +57,7 @@ from batchd.sources.tfrecord.frames import FOOTER, HEADER, masked_crc
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 _PACKAGE = "tensorflow"
 

@@ -33,7 +33,7 @@ from batchd.sources.video.files import VideoUnreadable, open_video, packets_of, 
 from batchd.sources.video.index import NO_KEY, PACKET
 from batchd.sources.video.options import VideoSource
 from batchd.storage.index import NUMBER, SourceIndex, blob, readable
-from batchd.storage.path_checks import no_match
+from batchd.storage.patterns import no_match
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 

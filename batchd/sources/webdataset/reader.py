@@ -44,8 +44,7 @@ from batchd.sources.webdataset.options import Coding, Member, coding_of, member_
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.paths import bound_of
-from batchd.storage.reader import BytesReader
-from batchd.storage.remote_reader import Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
