@@ -44,9 +44,9 @@ from batchd.worker.note import NoteMemory
 from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
 from batchd.worker.slots import Arrays
 from batchd.worker.stopwatch import RunQueue, Stopwatch
-from batchd_wire.checksum import RowChecksums
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.position import Position
+from batchd_wire.slot import RowChecksums
 
 ROWS_AHEAD = 256
 SUBSTITUTES_MAX = 32
