@@ -67,10 +67,9 @@ from batchd_wire.messages import (
     Subscribe,
     Unsubscribe,
 )
-from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
-from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, part_of, unpack_monitor_event
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
