@@ -14,7 +14,7 @@ from math import isnan, nan
 from threading import Lock
 from time import monotonic
 
-from batchd.diagnosis.overview import Looks, Overview
+from batchd.diagnosis.overview import Overview, StatusWindow
 from batchd_wire.status import DaemonStatus
 
 STEP_S = 5.0
@@ -37,7 +37,7 @@ class StatusRecorder:
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._lock = Lock()
-        self._window = Looks()
+        self._window = StatusWindow()
         self._history = History()
         self._added_s = -STEP_S
 

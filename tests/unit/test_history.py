@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
-from batchd.diagnosis.overview import Overview, see
+from batchd.diagnosis.overview import Overview, overview_between
 from batchd.observer.history import (
     OTHER,
     PART_KIND,
@@ -26,7 +26,7 @@ TICK = 1_000
 
 def overview(**changes: Any) -> Overview:
     """What there is to see of a made daemon."""
-    return replace(see(*two_looks(waits={"workers_s": 4.0})), **changes)
+    return replace(overview_between(*two_looks(waits={"workers_s": 4.0})), **changes)
 
 
 def series(history: History, kind: str, *of: str, tick: int = TICK) -> list[float | None]:
