@@ -17,7 +17,7 @@ from batchd.cli.complete import configured_streams
 from batchd.cli.logs import set_up_logs
 from batchd.cli.options import config_options
 from batchd.config.load import load_config
-from batchd.config.runtime import default_cache_dir
+from batchd.config.directories import default_cache_dir
 from batchd.config.tree import StreamConfig
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline.image import jpeg_box

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import structlog
 
 from batchd.children import Linked
-from batchd.config.runtime import default_cache_dir
-from batchd.config.tcp import tcp_endpoint
+from batchd.config.addresses import tcp_endpoint
+from batchd.config.directories import default_cache_dir
 from batchd.config.tree import Config
 from batchd.core.state import DaemonState
 from batchd.daemon.descriptors import Watch

@@ -11,9 +11,9 @@ Invariant: whoever asks gets all problems, each with its line.
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
-from batchd.config.runtime import choose_runtime_directory
 from batchd.config.schema import meaning_of
 from batchd.config.tree import Config, DaemonConfig
 from batchd.daemon.memory.rings import RingSize, plan_rings

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.config.runtime import choose_runtime_directory
+from batchd.config.addresses import tcp_endpoint
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import tcp_endpoint
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.cache_file import file_problem

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from batchd.config.runtime import choose_runtime_directory
+from batchd.config.directories import choose_runtime_directory
 from batchd.doctor.finding import Finding, note, ok, problem, warning
 from batchd.errors import ConfigInvalid
 from batchd_wire.status import DaemonFacts

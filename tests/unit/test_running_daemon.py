@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from batchd import threads
-from batchd.config import runtime as places
+from batchd.config import directories as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import preview
@@ -78,12 +78,12 @@ def test_a_daemon_of_the_system_is_found_by_a_user_with_a_directory_of_his_own(
     system: RuntimeDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who may not write the system's directory would take another; where the file names one, that alone counts."""
-    monkeypatch.setattr(places, "_is_ours", lambda directory: directory != system.path)
+    monkeypatch.setattr(places, "_is_usable", lambda directory: directory != system.path)
     assert not is_running(tmp_path)
     with listening(system):
         assert is_running(tmp_path)
         assert not is_running(tmp_path, f'runtime_dir = "{tmp_path}/other"')
-        monkeypatch.setattr(places, "_is_ours", lambda _directory: False)
+        monkeypatch.setattr(places, "_is_usable", lambda _directory: False)
         assert is_running(tmp_path)
     (system.lifeline_path).unlink()
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY, default_keys_dir
+from batchd.config.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
 from batchd.daemon.tcp.keys import DAEMON_FILE, TRAINERS_FOLDER, KeyDirectory
 from batchd.errors import KeysInvalid
 from batchd_wire.keys import ANY_ACCESS, GROUP_READS, ConnectionKey

@@ -29,8 +29,8 @@ from typing import Any
 import structlog
 import zmq
 
+from batchd.config.addresses import is_loopback, parse_tcp
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import is_loopback, parse_tcp
 from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
 from batchd.daemon.log_limits import Seldom
 from batchd.errors import BatchdError, KeysInvalid, Problem
