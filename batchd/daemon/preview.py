@@ -30,7 +30,6 @@ from batchd.pipeline.call.options import Call
 from batchd.samples.columns import Column
 from batchd.sources.trial import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
-from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 _RUNS = "memory, descriptors and addresses: the daemon that runs has its own, and `batchd reload` compares them"
@@ -80,11 +79,11 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
         return None
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.tcp.sessions import IO_THREADS_MAX, cannot_listen  # noqa: PLC0415  the same
+    from batchd.daemon.tcp.sessions import cannot_listen, check_context_threads  # noqa: PLC0415  the same
 
     endpoint = tcp_endpoint(daemon.tcp)
     try:
-        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
+        check_context_threads()
         with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
             router.bind(endpoint)
     except BatchdError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 from batchd import failpoints
-from batchd.errors import BatchdError, ExitCode
+from batchd.errors import ExitCode
 from batchd.observer.contact_sheets import Sheets
 from batchd.observer.history import Chronicle
 from batchd.observer.inquiry import Inquiry
@@ -20,10 +20,10 @@ from batchd.observer.pages import Pages
 from batchd.observer.routes import Observatory
 from batchd.observer.server import Server
 from batchd.observer.visitors import Visitors
-from batchd.threads import check_threads
 from batchd_client.errors import BatchdClientError, ConnectTimeout
 from batchd_client.lifeline import DaemonBusy
 from batchd_wire.runtime import runtime_directory
+from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
 
 OWN_THREADS = 4
 """One that serves, one that asks for names, and some for connections."""
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
     """Answer HTTP until the daemon is gone."""
     try:
         check_threads(OWN_THREADS)
-    except BatchdError as error:
-        sys.stderr.write(f"batchd.observer: {error}\n")
-        return error.exit_code
+    except TooFewThreads as error:
+        sys.stderr.write(f"batchd.observer {error}: {MORE_THREADS}\n")
+        return ExitCode.FAILED
     listener, directory, details, *given, lifeline = arguments
     failpoints.passing("observer.starting")
     place = runtime_directory(Path(directory))

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from batchd import threads
 from batchd.config import directories as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
@@ -24,7 +23,7 @@ from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
 from batchd.storage.access import Storage
 from batchd.storage.local_files import LocalFiles
-from batchd_wire import runtime
+from batchd_wire import runtime, threads
 from batchd_wire.runtime import RuntimeDirectory
 
 STRANGER = 12345
@@ -159,16 +158,15 @@ def test_a_directory_that_cannot_be_asked_about_is_a_problem(tmp_path: Path, mon
 def test_a_tcp_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libzmq would end the process; it is said as the daemon says it."""
 
-    class Scarce(threads.Thread):
-        def start(self) -> None:
-            raise RuntimeError("can't start new thread")
+    def refuse(_function: object, _arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads, "Thread", Scarce)
+    monkeypatch.setattr(threads, "start_new_thread", refuse)
 
     problem = preview._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
 
     assert problem is not None
-    assert "can't start new thread, of 6 that are needed: raise the limit" in problem.message
+    assert "ZeroMQ needs 6 threads, and only 0 could be started: raise the limit" in problem.message
 
 
 def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
