@@ -23,8 +23,8 @@ from batchd.errors import BatchdError, SourceInvalid
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.options import SIDE_PIXELS_MAX, StepOptions
+from batchd.prepare.members import files_table, source_table
 from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, PrepareProgress, prepare
-from batchd.prepare.source_table import files_table, source_table
 from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
