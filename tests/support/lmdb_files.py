@@ -7,7 +7,7 @@ from typing import Any
 
 import lmdb
 
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -42,4 +42,4 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_lmdb(path, fields, **changes)
-    return kind_of(source).open(source, index, max_bytes, Storage())
+    return open_reader(source, index, max_bytes, Storage())

@@ -37,7 +37,7 @@ from batchd.pipeline.sample_fields import columns_after, is_random, sample_field
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.samples.columns import Column, parse_column
-from batchd.sources.files.reader import image_columns
+from batchd.sources.files.index import image_columns
 from batchd_wire.fields import Field
 from support.steps import check_steps
 
