@@ -52,7 +52,7 @@ def scan_here(monkeypatch, request) -> None:
     """Scan in this process, as starting another takes longer than most of these tests; ``apart`` marks those that do not."""
     if "apart" not in request.fixturenames:
         monkeypatch.setattr(
-            video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan._scan_here(source, survey)
+            video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
         )
 
 

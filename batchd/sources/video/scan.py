@@ -49,8 +49,8 @@ _VP8_SHOWN = 0x10
 _REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
 
-def _scan_here(source: VideoSource, survey: Survey) -> SourceIndex:
-    """In the other process: find the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
+def scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    """Find, in the other process, the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     if not folders:
         raise SourceInvalid(no_match(source.root, source.files))
@@ -202,7 +202,7 @@ def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
 
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """In the daemon. Raises ``SourceInvalid``."""
+    """Have another process scan. Raises ``SourceInvalid``."""
     return scan_apart(MODULE, source, survey, source.scan_timeout_s)
 
 
@@ -216,4 +216,4 @@ KINDS = {
 
 
 if __name__ == "__main__":
-    sys.exit(answer(_scan_here))
+    sys.exit(answer(scan))
