@@ -38,7 +38,7 @@ from batchd.daemon.tcp.keys import check_tcp_keys, open_keys
 from batchd.errors import BatchdError, ConfigInvalid, KeyPath, MemoryTooSmall, Problem, SourceInvalid, path_text
 from batchd.pipeline.call.options import Call
 from batchd.samples.columns import Column
-from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
