@@ -70,7 +70,8 @@ def daemon(
         "large-files": folder_stream(folder / "large"),
         "bad-files": called(folder / "few", "failing", max_bad_fraction=1.0),
     }
-    return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}", python_path=[str(folder)])
+    # One worker: with two, one idles while the other has a huge file.
+    return start_shared_daemon(streams, workers=1, tcp=f"127.0.0.1:{free_port()}", python_path=[str(folder)])
 
 
 @contextmanager
