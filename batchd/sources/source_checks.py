@@ -38,38 +38,38 @@ SECONDS_MAX = 2.0
 _ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
 
 
-class Look(NamedTuple):
+class SourceCheck(NamedTuple):
     """The result of a quick look; ``columns`` is None if they cannot be known."""
 
     columns: tuple[Column, ...] | None
     problems: tuple[SourceProblem, ...]
 
 
-def look_at(source: SourceOptions, storage: Storage, *, thoroughly: bool = True) -> Look:
+def check_source(source: SourceOptions, storage: Storage, *, thoroughly: bool = True) -> SourceCheck:
     """Check a source without a scan; without ``thoroughly``, only what its columns depend on."""
-    parts = [(key, look_at(part, storage, thoroughly=thoroughly)) for key, part in parts_of(source)]
-    problems = [SourceProblem((*key, *one.key), one.text) for key, look in parts for one in look.problems]
+    parts = [(key, check_source(part, storage, thoroughly=thoroughly)) for key, part in parts_of(source)]
+    problems = [SourceProblem((*key, *one.key), one.text) for key, check in parts for one in check.problems]
     columns = None
     own: list[SourceProblem] = []
     try:
         kind = kind_of(source)
         if thoroughly:
-            own = _told(source, kind, storage)
-        looks = [look for _key, look in parts]
-        columns = known_columns(looks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
+            own = _own_problems(source, kind, storage)
+        checks = [check for _key, check in parts]
+        columns = known_columns(checks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
     except SourceInvalid as error:
         if parts or not own:
             own.append(SourceProblem(_key_of(source, str(error)), str(error)))
-    return Look(columns, (*problems, *own))
+    return SourceCheck(columns, (*problems, *own))
 
 
-def known_columns(looks: Sequence[Look], source_field: str = "") -> tuple[Column, ...] | None:
+def known_columns(checks: Sequence[SourceCheck], source_field: str = "") -> tuple[Column, ...] | None:
     """The columns that several sources agree on, as far as known. Raises ``SourceInvalid``."""
-    known = {number: look.columns for number, look in enumerate(looks) if look.columns is not None}
+    known = {number: check.columns for number, check in enumerate(checks) if check.columns is not None}
     return agreed_columns(known, source_field) if known else None
 
 
-def _told(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
+def _own_problems(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
     """The problems that a kind finds, each with its key; the columns may be known all the same."""
     try:
         told = kind.problems(source, storage)

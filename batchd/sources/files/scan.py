@@ -53,14 +53,14 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
             "class folder, or name the files in a list source"
         )
 
-    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+    def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         return survey.names_in(os.path.join(top, folder), images_only)  # noqa: PTH118  bytes
 
     for name in images:
         growing.add(name, 0)
     for label, class_name in enumerate(folders):
         found = len(growing)
-        for folder, names in walk(top, class_name, look, survey, bound):
+        for folder, names in walk(top, class_name, list_folder, survey, bound):
             for name in names:
                 growing.add(below(folder, name), label)
         if len(growing) == found:

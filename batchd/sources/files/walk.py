@@ -24,11 +24,13 @@ from batchd.storage.survey import Survey
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
 """Endings of the files that a folder source takes, in any case."""
 
-Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
+ListFolder = Callable[[bytes], tuple[list[bytes], list[bytes]]]
 """The folders of a folder to enter, and its files to take, in order."""
 
 
-def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | None) -> list[tuple[bytes, list[bytes]]]:
+def walk(
+    top: bytes, start: bytes, list_folder: ListFolder, survey: Survey, bound: bytes | None
+) -> list[tuple[bytes, list[bytes]]]:
     """Every folder from ``start`` down, by path, with the names of its files.
 
     Links are followed, because subsets are often built from them. A link back to a folder around it
@@ -44,7 +46,7 @@ def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | No
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
         above = around if identity is None else around | {identity}
-        folders, files = look(folder)
+        folders, files = list_folder(folder)
         found.append((folder, files))
         waiting += [(below(folder, name), above) for name in folders]
     return sorted(found)
@@ -83,7 +85,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
             return _named(root, patterns, survey)
         refuse_wild(root, patterns, wanted.key)
 
-    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+    def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         around = folder.split(b"/") if folder else []
 
         def is_wanted(name: bytes) -> bool:
@@ -93,7 +95,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         into = [name for name in found.folders if any(one.may_match_below([*around, name]) for one in patterns)]
         return into, found.files
 
-    found = [(folder, names) for folder, names in walk(top, b"", look, survey, bound) if names]
+    found = [(folder, names) for folder, names in walk(top, b"", list_folder, survey, bound) if names]
     there = (
         {below(folder, name) for folder, names in found for name in names}
         if any(one.is_plain for one in patterns)
