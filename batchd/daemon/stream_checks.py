@@ -18,7 +18,7 @@ from batchd.config.schema import meaning_of
 from batchd.errors import KeyPath, Problem, SourceInvalid, path_text
 from batchd.pipeline.sample_fields import StepCheck, taken_names
 from batchd.samples.columns import Column
-from batchd.sources.source_checks import known_columns, look_at
+from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
 
 
@@ -41,7 +41,7 @@ def look_at_stream(
     ``python_path`` is None where nobody knows it, and then no functions are looked for. Not
     ``thoroughly``: of the source only what is wrong with its columns, because it will be scanned.
     """
-    looks = [(key, look_at(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
+    looks = [(key, check_source(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
     found: list[tuple[KeyPath, str]] = [
         (("source", *key, *one.key), one.text) for key, look in looks for one in look.problems
     ]

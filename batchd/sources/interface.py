@@ -2,18 +2,19 @@
 
 A kind is a folder. Each of its modules belongs to a process:
 
-    options.py   all       a dataclass: the options in batchd.toml, the libraries it needs, the extra that installs them
+    options.py   all       a dataclass: the options in batchd.toml, and the libraries it needs
     scan.py      daemon    KINDS = {options: BuiltInKind}
-                           problems   is it there, and do its settings make sense?     nothing is scanned
-                           columns    what do its samples consist of?                  at most headers are read
-                           scan       all samples, once, at the start                  -> SourceIndex, shared by all workers
+                           problems   what is missing or makes no sense; no scan
+                           columns    what a sample consists of; reads headers at most
+                           scan       all samples, once -> SourceIndex, shared by all workers
     reader.py    worker    READERS = {options: function}
-                           a reader: any sample by its number                          -> values of the columns
-    others       both      such as index.py, the layout of the index
+                           any sample by its number -> values of its columns
+    others       both      such as index.py: the layout of the index
 
-Both are imported when a stream needs them, so a library costs only the streams that use it.
+Scan and reader are imported when a stream needs them, so a library costs only the streams that
+use it.
 
-Invariant: code that depends on the kind of a source calls it here; ``sources.kinds`` finds all kinds.
+Invariant: code that depends on the kind of a source calls it here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,37 +34,37 @@ from batchd.storage.survey import Survey
 
 
 class Reader(Protocol):
-    """Reads any sample. Belongs to one worker and one stream; not for several threads at once."""
+    """Reads any sample. Belongs to one worker and one stream; not thread-safe."""
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """All columns of a sample, valid until the next call. Raises ``SampleUnreadable`` with the reason."""
+        """All columns of a sample, valid until the next call. Raises ``SampleUnreadable``."""
 
     def known(self, sample: int) -> Mapping[str, Value]:
-        """The columns that are known without reading the sample, so that a bad one can still carry them."""
+        """The columns that the index holds, so a bad sample still carries them."""
 
     def name(self, sample: int) -> str:
-        """Where a sample is, for people: its file, and the record in it."""
+        """The sample in messages: its file, and the record in it."""
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close files and connections."""
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """What a reader may be able to do besides: get several samples faster together than one by one."""
+    """A reader that reads several samples faster together than one by one."""
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """These samples are read next, in any order; what was there of others may be forgotten."""
+        """Announce the samples that are read next, in any order. Data of others may be dropped."""
 
 
 def read_ahead(reader: Reader, samples: Sequence[int]) -> None:
-    """Tell a reader what comes next, where that is of use to it."""
+    """Announce the next samples to a reader that can use it."""
     if isinstance(reader, ReadsAhead):
         reader.prefetch(samples)
 
 
 class SourceProblem(NamedTuple):
-    """What is wrong, and the key in the source's table that it is about."""
+    """A problem, and the key in the source's table that it is about."""
 
     key: KeyPath
     text: str
@@ -71,32 +72,36 @@ class SourceProblem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInKind:
-    """One kind of source. The source is always its dataclass of ``sources.kinds``; storage is where its files are."""
+    """The daemon's side of one kind of source. The first argument is its options."""
 
     columns: Callable[[Any, Storage], tuple[Column, ...]]
-    """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
+    """The columns of a sample. Raises ``SourceInvalid`` if a file that has to be read cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]
-    """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
+    """Find all samples. Raises ``SourceInvalid``, which names the file, and the line, record or
+    byte."""
     problems: Callable[[Any, Storage], Sequence[str | SourceProblem]] = lambda _source, _storage: ()
-    """Problems of a source that show without a scan. Those of its parts, if it has some, are found
-    apart. A text alone is about the source as a whole, or about the path that it names."""
+    """Problems that show without a scan, except those of its parts. A text without a key is about
+    the whole source, or about the path in it."""
     samples: Callable[[Any, Storage], int | None] = lambda _source, _storage: None
-    """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
+    """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
 OpenReader: TypeAlias = Callable[[Any, SourceIndex, int, Storage], Reader]
-"""Makes a reader of a source; ``open_reader`` says of what."""
+"""Makes a reader from options, index, the longest record in bytes, and storage."""
 
 
 def kind_of(source: SourceOptions) -> BuiltInKind:
-    """What the daemon can do with a source. Raises ``SourceInvalid`` if a library that it needs is not installed."""
+    """The daemon's side of a source. Raises ``SourceInvalid`` if a library is not installed."""
     kind = _module_of(source, "scan").KINDS[type(source)]
     assert isinstance(kind, BuiltInKind)
     return kind
 
 
 def open_reader(source: SourceOptions, index: SourceIndex, max_bytes: int, storage: Storage) -> Reader:
-    """Make a reader. A record of more than ``max_bytes`` bytes is a bad sample. Raises as ``kind_of`` does."""
+    """Make a reader. Raises as ``kind_of`` does.
+
+    A record of more than ``max_bytes`` bytes is a bad sample.
+    """
     reader: Reader = _module_of(source, "reader").READERS[type(source)](source, index, max_bytes, storage)
     return reader
 

@@ -1,22 +1,20 @@
-"""A scan in a process of its own, for files whose damage can end the process that looks at them. Daemon, once at the start.
+"""A scan in its own process, for files whose damage can end the process that reads them. Daemon.
 
-    daemon   scan_apart   --- the source, JSON, stdin -->   python -m MODULE DESCRIPTOR      answer
-                          <-- lines of JSON, stdout ---     ["found", n], ["saw", ...], ["wrong", text], ["done", bytes]
-                          <========== memfd ===========     the index
+    scan_apart   --- the source, JSON, stdin -->   python -m MODULE DESCRIPTOR   answer
+                 <-- lines of JSON, stdout ---     ["found", n], ["saw", …], ["done", n], …
+                 <========== memfd ===========     the index, of n bytes
 
-A library that maps a file into memory dies of SIGBUS where the file is cut meanwhile, and may die
-of SIGSEGV where its pages are nonsense. That is then said as what it is: a source that cannot be
-used.
+A library that maps a file dies of SIGBUS if the file is truncated meanwhile, and may die of SIGSEGV
+if its pages are damaged. The daemon then reports a source that cannot be used.
 
-What the other process says that it saw, the survey has seen, and the last of it is named where the
-process dies. A module whose library opens files by itself leaves that to whoever calls
-``scan_apart``.
+The daemon's survey records each file that the other process saw. If the process dies, the message
+names the last one. The caller of ``scan_apart`` records files that a library opens itself.
 
-A library that never comes back from a file is given up, too: each line is progress, and where none
-comes for longer than the caller allows, the process is ended. So its module has to report often,
-also from within a long file. And the process is ended where the survey ends the scan.
+A library may also hang in a file. Each line is progress: without one for longer than the caller
+allows, the process is ended. So a module has to report often, also within a long file. The process
+is ended as well if the survey ends the scan.
 
-Invariant: nothing of the other process is left when ``scan_apart`` returns or raises.
+Invariant: the other process is gone when ``scan_apart`` returns or raises.
 """
 
 import json
@@ -39,17 +37,17 @@ from batchd.storage.values import Witness
 
 READ_BYTES = 64 << 10
 LOOK_EVERY_S = 0.25
-"""A scan that is left when its time is over is left so much later at most."""
+"""Longest delay between the end of a scan's time and the end of its process."""
 
 
 class _Silent(Exception):  # noqa: N818  names what is wrong
-    """The other process has not said anything for too long."""
+    """The other process has been silent for too long."""
 
 
 def scan_apart(module: str, source: SourceOptions, survey: Survey, silence_max_s: float | None = None) -> SourceIndex:
-    """Have a module scan a source; it ends in ``answer``. Raises ``SourceInvalid``.
+    """Have a module scan a source; its ``__main__`` calls ``answer``. Raises ``SourceInvalid``.
 
-    ``silence_max_s``: how long it may take from one line to the next; None is for ever.
+    ``silence_max_s``: the longest time between two lines; None is no limit.
     """
     memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
     try:
@@ -62,7 +60,7 @@ def scan_apart(module: str, source: SourceOptions, survey: Survey, silence_max_s
 
 
 def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
-    """Scan what the other side asks for. Called by a module's ``__main__``; returns its exit status."""
+    """Scan the source on standard input, for a module's ``__main__``; returns its exit status."""
 
     def say(*words: object) -> None:
         sys.stdout.write(json.dumps(words) + "\n")
@@ -86,19 +84,19 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
 
 
 class _TellingSurvey(Survey):
-    """Tells the daemon of everything."""
+    """Reports everything to the daemon."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         super().__init__(lambda found: say("found", found))
         self._say = say
 
     def add(self, seen: Witness) -> None:
-        """See ``Survey``; only the daemon keeps it."""
+        """See ``Survey``; the daemon keeps it."""
         self._say("saw", *seen)
 
 
 def _listen(child: Child, source: SourceOptions, survey: Survey, silence_max_s: float | None) -> int:
-    """How many bytes the index has."""
+    """Listen until the process ends; returns the bytes of the index. Raises ``SourceInvalid``."""
     size, at = 0, source.place
     try:
         for line in _lines(child.output, survey.looked, silence_max_s):
@@ -130,7 +128,7 @@ def _listen(child: Child, source: SourceOptions, survey: Survey, silence_max_s: 
 
 
 def _lines(stream: IO[bytes], looked: Callable[[], None], silence_max_s: float | None) -> Iterator[bytes]:
-    """What the other process says, line by line; not what it died within. Raises ``_Silent``, and what ``looked`` raises."""
+    """The whole lines of the other process. Raises ``_Silent``, and what ``looked`` raises."""
     poll = select.poll()
     poll.register(stream, select.POLLIN)
     begun, heard_s = b"", monotonic()

@@ -1,4 +1,4 @@
-"""Every kind of source, and sources as messages carry them. Daemon, workers and CLI; standard library only.
+"""All kinds of sources, and sources in messages. Daemon, workers and CLI; standard library only.
 
 Invariant: ``source_from_plain(source_to_plain(source)) == source``.
 """
@@ -14,16 +14,19 @@ from batchd.samples.kinds import kinds_in
 from batchd.sources.options import SourceOptions
 
 SOURCE_KINDS = kinds_in("batchd.sources", SourceOptions, "type", first="files")
-"""Every kind of source by its ``type``."""
+"""The options class of each kind, by its ``type``."""
 
 
 def source_to_plain(source: SourceOptions) -> dict[str, object]:
-    """The source as strings, numbers, booleans, lists and None, for a message."""
+    """The source as strings, numbers, booleans, lists, tables and None, for a message."""
     return {field.name: _to_plain(getattr(source, field.name)) for field in fields(SOURCE_KINDS[source.type])}
 
 
 def source_from_plain(plain: Mapping[str, object]) -> SourceOptions:
-    """Read what ``source_to_plain`` wrote: every option, nothing else. Raises ``ValueError`` or ``TypeError``."""
+    """Read what ``source_to_plain`` wrote: every option, nothing else.
+
+    Raises ``ValueError`` or ``TypeError``.
+    """
     kind = SOURCE_KINDS.get(str(plain.get("type")))
     if kind is None:
         raise ValueError(f"the source {plain.get('type')!r} is not one of {', '.join(SOURCE_KINDS)}")
@@ -45,7 +48,7 @@ def _to_plain(value: object) -> object:
 
 
 def _from_plain(hint: object, value: object) -> Any:
-    """A value of the type that ``hint`` says. Raises ``TypeError`` where it is none."""
+    """``value`` as the type ``hint``. Raises ``TypeError``."""
     origin, choices = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return source_from_plain(value) if isinstance(value, Mapping) else _from_plain(choices[0], value)
@@ -65,7 +68,7 @@ def _from_plain(hint: object, value: object) -> Any:
 
 
 def _from_choices(hints: tuple[object, ...], value: object) -> Any:
-    """A value of the first of several types that it is one of. Raises ``TypeError`` where it is none."""
+    """``value`` as the first of the types that it fits. Raises ``TypeError``."""
     for hint in hints:
         with suppress(TypeError):
             return _from_plain(hint, value)

@@ -1,6 +1,6 @@
-"""What all kinds of sources have in common. Daemon, workers and CLI; standard library only.
+"""The base of all options of sources. Daemon, workers and CLI; standard library only.
 
-Workers import this, so it knows nothing of pydantic: ``__pydantic_config__`` is plain data, which
+Workers import this, so it does not import pydantic: ``__pydantic_config__`` is plain data, which
 ``config.tree`` reads.
 """
 
@@ -14,30 +14,34 @@ PATH_BYTES_MAX = 4096
 
 
 class SourceOptions:
-    """Base of the sources: a key that is no option is refused, and the string under a field is its documentation."""
+    """Base of the sources. Unknown keys are refused; the string under a field documents it."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    """Every kind of source is a dataclass."""
+    """Each kind is a dataclass."""
     is_live: ClassVar[bool] = False
-    """Do its samples come as they come? Then a number is a place in the stream, and asking for it again gives something else."""
+    """True if samples arrive while they are read: a number is a place in the stream, and reading it
+    again gives another sample."""
 
     requires: ClassVar[tuple[str, ...]] = ()
-    """Modules beyond those of batchd's own dependencies, for its scan and its reader."""
+    """Modules that its scan and its reader need beyond batchd's own dependencies."""
     extra: ClassVar[str] = ""
     """The extra of the distribution that installs them."""
 
     type: str
-    """Kind of source, by which it is found."""
+    """The name of the kind."""
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         raise NotImplementedError
 
     def settle_paths(self) -> None:
-        """Check all paths, and make URLs of those that are: the first thing that a new source does. Raises ``ValueError``."""
+        """Check all paths, and make ``Url`` of URLs. Raises ``ValueError``.
+
+        Each source calls it first.
+        """
         for field in fields(self):
             path = getattr(self, field.name)
             if isinstance(path, Path):
@@ -46,13 +50,13 @@ class SourceOptions:
 
 
 def check_path_bytes(count: int) -> None:
-    """Raise ``ValueError`` where no field can be so long."""
+    """Raise ``ValueError`` if no field can be so long."""
     if not 0 <= count <= PATH_BYTES_MAX:
         raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
 
 
 def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` where a source is not either one file, or files below a folder."""
+    """Raise ``ValueError`` unless a source is either one file, or files below a folder."""
     if (path is None) == (not files) or (root is None) != (not files):
         raise ValueError("set either path, for one file, or root and files, for several")
     if not all(files):
@@ -60,5 +64,5 @@ def check_files(path: Path | None, root: Path | None, files: tuple[str, ...]) ->
 
 
 def place_of_files(path: Path | None, root: Path | None, files: tuple[str, ...]) -> str:
-    """Where the samples of one file, or of files below a folder, come from, for people."""
+    """The place of one file, or of files below a folder, for messages."""
     return str(path) if path else f"{root}: {' '.join(files)}"

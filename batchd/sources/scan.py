@@ -1,4 +1,4 @@
-"""A source becomes an index. The daemon, once at the start of each stream, before its workers get orders."""
+"""Make the index of a source. Daemon, once for each stream, before its workers get orders."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +19,9 @@ def scan_source(
     storage: Storage,
     python_path: Sequence[Path] = (),
 ) -> SourceIndex:
-    """Find all samples of a source, or know them from before, where nothing has changed.
+    """Find all samples of a source, or load them from the index cache if nothing has changed.
 
-    Raises ``SourceInvalid`` naming the folder, or the file and the line, record or byte, that is
-    wrong.
+    Raises ``SourceInvalid``, which names the folder, or the file and the line, record or byte.
     """
     kind, plain = kind_of(source), source_to_plain(source)
     try:
@@ -35,4 +34,4 @@ def scan_source(
         cache.keep(plain, index, survey)
         return index
     finally:
-        storage.close()  # who has scanned asks no server any more
+        storage.close()  # no server is asked after the scan

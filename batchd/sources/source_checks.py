@@ -1,12 +1,12 @@
-"""Checks of a source: a quick look at the daemon's start and in ``batchd check``, and there a scan on trial as well.
+"""Check a source: quickly at the daemon's start; with a trial scan in ``batchd check``.
 
-Each problem is reported at its own key, and once: a part whose columns are unknown hides neither
-those of the others nor adds problems that follow from it. A trial finds what the daemon would
-refuse at its start, in the same words:
+Each problem is reported once, at its own key: a part with unknown columns does not hide those of
+others, and what follows from it is not reported. A trial finds what the daemon would refuse at its
+start, in the same words:
 
     small source      the scan runs to its end
-    large source      the scan is left behind some 10,000 samples, or after ``SECONDS_MAX``
-    server, own code  not scanned: ``check`` waits for no server, and runs no code of the user
+    large source      the scan ends after some 10,000 samples, or after ``SECONDS_MAX``
+    server, own code  not scanned: ``check`` waits for no server, and runs no user's code
 
 Invariants: a source without problems has columns; a trial says what it has not looked at.
 """
@@ -33,44 +33,44 @@ from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 SAMPLES_MAX = 10_000
-"""A scan that has found more is left at its next report."""
+"""A scan that has found more ends at its next report."""
 SECONDS_MAX = 2.0
 _ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
 
 
-class Look(NamedTuple):
-    """What a look at a source gives; ``columns`` is None where nobody can tell them."""
+class SourceCheck(NamedTuple):
+    """The result of a quick look; ``columns`` is None if they cannot be known."""
 
     columns: tuple[Column, ...] | None
     problems: tuple[SourceProblem, ...]
 
 
-def look_at(source: SourceOptions, storage: Storage, *, thoroughly: bool = True) -> Look:
-    """Look at a source without scanning it. Not ``thoroughly``: find its columns alone, and what is wrong with these."""
-    parts = [(key, look_at(part, storage, thoroughly=thoroughly)) for key, part in parts_of(source)]
-    problems = [SourceProblem((*key, *one.key), one.text) for key, look in parts for one in look.problems]
+def check_source(source: SourceOptions, storage: Storage, *, thoroughly: bool = True) -> SourceCheck:
+    """Check a source without a scan; without ``thoroughly``, only what its columns depend on."""
+    parts = [(key, check_source(part, storage, thoroughly=thoroughly)) for key, part in parts_of(source)]
+    problems = [SourceProblem((*key, *one.key), one.text) for key, check in parts for one in check.problems]
     columns = None
     own: list[SourceProblem] = []
     try:
         kind = kind_of(source)
         if thoroughly:
-            own = _told(source, kind, storage)
-        looks = [look for _key, look in parts]
-        columns = known_columns(looks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
+            own = _own_problems(source, kind, storage)
+        checks = [check for _key, check in parts]
+        columns = known_columns(checks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
     except SourceInvalid as error:
         if parts or not own:
             own.append(SourceProblem(_key_of(source, str(error)), str(error)))
-    return Look(columns, (*problems, *own))
+    return SourceCheck(columns, (*problems, *own))
 
 
-def known_columns(looks: Sequence[Look], source_field: str = "") -> tuple[Column, ...] | None:
-    """The columns that several sources agree on, as far as these are known. Raises ``SourceInvalid`` where they do not."""
-    known = {number: look.columns for number, look in enumerate(looks) if look.columns is not None}
+def known_columns(checks: Sequence[SourceCheck], source_field: str = "") -> tuple[Column, ...] | None:
+    """The columns that several sources agree on, as far as known. Raises ``SourceInvalid``."""
+    known = {number: check.columns for number, check in enumerate(checks) if check.columns is not None}
     return agreed_columns(known, source_field) if known else None
 
 
-def _told(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
-    """What a kind says of a source, each with its key; its columns may be known all the same."""
+def _own_problems(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[SourceProblem]:
+    """The problems that a kind finds, each with its key; the columns may be known all the same."""
     try:
         told = kind.problems(source, storage)
     except SourceInvalid as error:
@@ -79,7 +79,7 @@ def _told(source: SourceOptions, kind: BuiltInKind, storage: Storage) -> list[So
 
 
 def _key_of(source: SourceOptions, text: str) -> KeyPath:
-    """The option whose path is not what it should be; the source as a whole where it is about something else, or files below."""
+    """The key of the path in a problem's text; () if it is about something else."""
     kind: Any = type(source)
     if not _ABSENT.search(text) and not isinstance(source, SubsetSource):
         return ()
@@ -92,9 +92,9 @@ def _key_of(source: SourceOptions, text: str) -> KeyPath:
 
 
 class Trial(NamedTuple):
-    """What a scan on trial gives. ``whole`` is None where the scan did not come to its end.
+    """The result of a trial scan. ``whole`` is None if the scan did not reach its end.
 
-    ``unseen``: for people, what was not looked at; its content, where nothing else.
+    ``unseen``: what was not looked at, for messages; at least the content of the samples.
     """
 
     whole: SourceIndex | None
@@ -103,11 +103,11 @@ class Trial(NamedTuple):
 
 
 class _Enough(Exception):  # noqa: N818  no error: it ends a scan
-    """The scan has had its samples, or its time."""
+    """The scan has used up its samples, or its time."""
 
 
 class _Bound:
-    """Ends a scan that has found ``samples_max`` samples or taken too long."""
+    """Ends a scan after ``samples_max`` samples or ``SECONDS_MAX``."""
 
     def __init__(self, samples_max: int, clock: Callable[[], float]) -> None:
         self.found = 0
@@ -116,14 +116,14 @@ class _Bound:
         self._end_s = clock() + SECONDS_MAX
 
     def progress(self, found: int) -> None:
-        """The scan has found so many. A report that is the last one ends nothing: there is nothing left to be spared."""
+        """Report the samples found so far. The last report ends nothing."""
         if self.found > self._samples_max:
             raise _Enough
         self.found = found
         self.looked()
 
     def looked(self) -> None:
-        """The scan has taken a step."""
+        """Report a step of the scan."""
         if self._clock() > self._end_s:
             raise _Enough
 
@@ -135,7 +135,7 @@ def try_source(
     samples_max: int = SAMPLES_MAX,
     clock: Callable[[], float] = monotonic,
 ) -> Trial:
-    """Scan a source in which a look has found nothing wrong, each of its parts by itself."""
+    """Scan a source without known problems, each of its parts by itself."""
     parts = [(key, try_source(part, python_path, storage, samples_max, clock)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, part in parts for one in part.problems]
     if any(part.whole is None for _key, part in parts):
@@ -155,12 +155,12 @@ def try_source(
 
 
 def _all_of(parts: Sequence[tuple[object, Trial]]) -> int:
-    """The samples of parts whose scans came to their ends: they do so once more."""
+    """The samples of parts whose scans reached their ends, and will do so again."""
     return sum(len(part.whole) for _key, part in parts if part.whole is not None)
 
 
 def _left_alone(source: SourceOptions) -> str:
-    """Why a source is not scanned on trial; "" where it is."""
+    """The reason why a source is not scanned on trial; "" if it is."""
     if isinstance(source, PythonSource):
         return f"{source.function}, its length and its samples: check runs no code of yours"
     if isinstance(source, PluginSource):

@@ -18,7 +18,7 @@ from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
-from batchd.sources.source_checks import look_at
+from batchd.sources.source_checks import check_source
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -126,7 +126,7 @@ def test_the_part_that_is_wrong_is_named(tmp_path: Path, folders) -> None:
     (tmp_path / "empty").mkdir()
     empty = ConcatSource(sources=(folders[0], FolderSource(path=tmp_path / "empty")))
 
-    assert look_at(gone, Storage()).problems == ((("sources", 1, "path"), f"there is no folder {tmp_path}/gone"),)
+    assert check_source(gone, Storage()).problems == ((("sources", 1, "path"), f"there is no folder {tmp_path}/gone"),)
     with pytest.raises(SourceInvalid, match=r"sources\[1\]: .*holds no image"):
         scan(empty)
 

@@ -536,9 +536,9 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
     program = (
         f"import sys; sys.modules[{library!r}] = None;"
-        "from batchd.sources.kinds import source_from_plain; from batchd.sources.source_checks import look_at;"
+        "from batchd.sources.kinds import source_from_plain; from batchd.sources.source_checks import check_source;"
         "from batchd.storage.access import Storage;"
-        f"print(*[one.text for one in look_at(source_from_plain({plain!r}), Storage()).problems])"
+        f"print(*[one.text for one in check_source(source_from_plain({plain!r}), Storage()).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     expected = f"a source of type \"{kind}\" needs {library}, which is not installed: pip install 'batchd[{extra}]'"

@@ -1,6 +1,6 @@
-"""Samples that lie in files at regular distances: where, as a few numbers. Daemon and workers.
+"""The index of samples at regular distances in files, as a few numbers. Daemon and workers.
 
-    facts    parts    [[samples, run, run, ...], ...]     the samples of a part follow those of the part before it
+    facts    parts    [[samples, run, run, ...], ...]     parts follow each other
              run      [file, first, stride, size, pieces, gap]
              fields   [[name, run, offset, dtype, shape, order], ...]
              files    [[bytes, fingerprint], ...]
@@ -9,14 +9,14 @@
     run of a part, sample s:   | size |  ... gap ...  | size |  ...      as many pieces
                                ^ first + s * stride   ^ + gap
 
-A run is what is read at once: one array's sample, or a record of several fields. Only the sample of
-an array in Fortran order lies in more than one piece. An index has no array with something for each
-sample, so it is as small for any number of them.
+A run is read at once: one array's sample, or a record of several fields. Only a sample of an array
+in Fortran order has more than one piece. The index holds nothing for each sample, so its size does
+not depend on their number.
 
-Only headers of .npy files are parsed, by numpy, and nothing of them is run; arrays of objects, which
+Of .npy files only headers are parsed, by numpy, and nothing is executed; arrays of objects, which
 need pickle, are refused.
 
-Invariant: the runs of all samples lie within the bytes that the files had when they were scanned.
+Invariant: the runs of all samples are within the bytes that the files had at the scan.
 """
 
 import os
@@ -41,9 +41,9 @@ from batchd_wire.fields import ITEM_BYTES
 
 PROBES = 64
 PROBE_BYTES = 1 << 20
-"""A file of as many blocks, or a shorter one, is read whole."""
+"""A file of at most ``PROBES`` blocks is read whole."""
 PIECES_MAX = 4096
-"""Pieces that the sample of an array in Fortran order may lie in: each is a read of its own."""
+"""Pieces of a sample of an array in Fortran order: each is a read of its own."""
 
 
 _DAMAGED = (
@@ -57,7 +57,7 @@ _DAMAGED = (
     RecursionError,
     StructError,
 )
-"""What numpy's parser raises for a header that is none."""
+"""What numpy's parser raises for a damaged header."""
 _PARSERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
 
@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 
 class ArrayField(NamedTuple):
-    """A field, and where it begins in the bytes of its run. ``dtype`` is numpy's name, with the order of bytes in front."""
+    """A field, and its offset in the bytes of its run. ``dtype``: numpy's name, with byte order."""
 
     name: str
     run: int
@@ -92,7 +92,7 @@ class SampleRuns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a file: ``first`` is its first byte, ``shape`` is with the dimension that counts the samples."""
+    """An array in a file. ``first`` is its first byte; ``shape[0]`` counts the samples."""
 
     first: int
     dtype: np.dtype[Any]
@@ -105,23 +105,23 @@ class StoredArray:
         return self.dtype.itemsize * prod(self.shape)
 
     def run(self, file: int) -> Run:
-        """Where its samples lie."""
+        """The run of its samples."""
         item, samples, items = self.dtype.itemsize, self.shape[0], prod(self.shape[1:])
         if self.fortran:
             return Run(file, self.first, item, item, items, item * samples)
         return Run(file, self.first, item * items, item * items)
 
     def field(self, name: str, run: int) -> ArrayField:
-        """How a sample of it is read."""
+        """The field that a sample of it is."""
         return ArrayField(name, run, 0, self.dtype.str, self.shape[1:], "F" if self.fortran else "C")
 
     def column(self, name: str) -> Column:
-        """What a sample of it is."""
+        """The column that a sample of it is."""
         return Column(name, dtype=self.dtype.newbyteorder("=").name, shape=self.shape[1:])
 
 
 def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
-    """Raise ``SourceInvalid`` for what a batch cannot hold; ``where`` is its file, or its place in one."""
+    """Raise ``SourceInvalid`` for a type that a batch cannot hold; ``where`` names the array."""
     if dtype.fields is not None:
         raise SourceInvalid(
             f"{where} is a structured array ({', '.join(dtype.names or ())}); save each field by itself"
@@ -133,7 +133,7 @@ def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
 
 
 def checked_array(where: str, array: StoredArray) -> StoredArray:
-    """An array, if samples can be read from it. Raises ``SourceInvalid``; ``where`` is its file, or its place there."""
+    """The array, if samples can be read from it. Raises ``SourceInvalid``; ``where`` names it."""
     if not array.shape:
         raise SourceInvalid(f"{where} is one number; the first dimension of an array counts the samples")
     if not all(array.shape):
@@ -148,12 +148,12 @@ def checked_array(where: str, array: StoredArray) -> StoredArray:
 
 
 def read_array(where: str, stream: BinaryIO) -> StoredArray:
-    """The array of samples whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    """Read the header of an array of samples. Raises ``SourceInvalid``, naming ``where``."""
     return checked_array(where, read_header(where, stream))
 
 
 def read_header(where: str, stream: BinaryIO) -> StoredArray:
-    """The array of numbers whose header begins where the stream stands. Raises ``SourceInvalid``, naming ``where``."""
+    """Read the header at the stream's position. Raises ``SourceInvalid``, naming ``where``."""
     start = stream.read(npy_format.MAGIC_LEN)
     if not start.startswith(npy_format.MAGIC_PREFIX):
         what = "is empty" if not start else f"begins with {start[:6]!r}"
@@ -178,7 +178,7 @@ def read_header(where: str, stream: BinaryIO) -> StoredArray:
 
 
 def samples_of(arrays: Mapping[str, StoredArray]) -> int:
-    """How many samples arrays have. Raises ``SourceInvalid`` where their lengths differ."""
+    """The number of samples of arrays. Raises ``SourceInvalid`` if their lengths differ."""
     lengths = {array.shape[0] for array in arrays.values()}
     if len(lengths) > 1:
         texts = ", ".join(f"{name} has {array.shape[0]}" for name, array in arrays.items())
@@ -189,7 +189,7 @@ def samples_of(arrays: Mapping[str, StoredArray]) -> int:
 def arrays_index(
     arrays: Mapping[str, StoredArray], files: Sequence[Path], contents: Sequence[list[Any]], survey: Survey
 ) -> SourceIndex:
-    """The index of arrays that are as many files, or lie in one file. Raises ``SourceInvalid`` where their lengths differ."""
+    """The index of arrays, each in its own file or all in one. Raises as ``samples_of`` does."""
     samples = samples_of(arrays)
     runs = tuple(array.run(min(number, len(files) - 1)) for number, array in enumerate(arrays.values()))
     fields = [array.field(name, number) for number, (name, array) in enumerate(arrays.items())]
@@ -203,7 +203,7 @@ def build_index(
     contents: Sequence[list[Any]],
     survey: Survey,
 ) -> SourceIndex:
-    """The index of samples that lie so. ``contents``: what tells each file from another of its length."""
+    """The index of such samples. ``contents``: the digests of the files."""
     facts = {
         "parts": [[part.samples, *map(list, part.runs)] for part in parts],
         "fields": [list(field._replace(shape=list(field.shape))) for field in fields],
@@ -214,7 +214,7 @@ def build_index(
 
 
 def fingerprint(stream: BinaryIO, size: int) -> list[Any]:
-    """What tells a file from others of its length without reading all of it: a digest of its ends and of blocks between them."""
+    """The size, and a digest: of a long file, only of its ends and of blocks between them."""
     digest = sha256()
     count = min(PROBES, -(-size // PROBE_BYTES))
     last = size - PROBE_BYTES

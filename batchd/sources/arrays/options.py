@@ -1,4 +1,4 @@
-"""Sources whose samples are rows of arrays in files. Daemon, workers and CLI; standard library only.
+"""Sources of rows of arrays in files. Daemon, workers and CLI; standard library only.
 
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
 JSON Schema and the manual.
@@ -20,7 +20,10 @@ from batchd_wire.fields import ITEM_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpySource(SourceOptions):
-    """Arrays in numpy's .npy files, whose first dimension counts the samples. They are never loaded whole."""
+    """Arrays in numpy's .npy files, whose first dimension counts the samples.
+
+    They are never loaded whole.
+    """
 
     type: Literal["npy"] = "npy"
     """Kind of source."""
@@ -35,8 +38,8 @@ class NpySource(SourceOptions):
     """The folder of the files, where they are several."""
 
     arrays: dict[str, str] = option(default_factory=dict)
-    """The fields, and the file below the root that each comes from, such as { image = "x.npy", label = "y.npy" }. All have as
-    many samples."""
+    """The fields, and the file below the root that each comes from, such as { image = "x.npy",
+    label = "y.npy" }. All have as many samples."""
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -59,13 +62,16 @@ class NpySource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return str(self.path) if self.path else f"{self.root}: {' '.join(self.arrays.values())}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpzSource(SourceOptions):
-    """Arrays in one of numpy's .npz files, as `numpy.savez` writes them. They are never loaded whole."""
+    """Arrays in one of numpy's .npz files, as `numpy.savez` writes them.
+
+    They are never loaded whole.
+    """
 
     type: Literal["npz"] = "npz"
     """Kind of source."""
@@ -74,8 +80,8 @@ class NpzSource(SourceOptions):
     """The file."""
 
     arrays: dict[str, str] = option(default_factory=dict)
-    """The fields, and the array that each comes from, such as { image = "x_train", label = "y_train" }; when not set, every array
-    is a field of the same name. All have as many samples."""
+    """The fields, and the array that each comes from, such as { image = "x_train", label =
+    "y_train" }; when not set, every array is a field of the same name. All have as many samples."""
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -83,7 +89,7 @@ class NpzSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return str(self.path)
 
 
@@ -101,7 +107,8 @@ class RawSource(SourceOptions):
     """The folder of the files, where they are several."""
 
     files: tuple[str, ...] = ()
-    """The paths of the files below the root, or patterns of them, such as ["data_batch_{1..5}.bin"]."""
+    """The paths of the files below the root, or patterns of them, such as
+    ["data_batch_{1..5}.bin"]."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
@@ -111,10 +118,10 @@ class RawSource(SourceOptions):
     "uint8", image = "uint8[3,32,32]" }."""
 
     offset: int = 0
-    """How many bytes stand before the first record in each file, such as 16 in the images of MNIST."""
+    """Bytes before the first record in each file, such as 16 in the images of MNIST."""
 
     byte_order: Literal["little", "big"] = "little"
-    """Which byte of a number stands first in the file: its "little" or its "big" end."""
+    """Whether the "little" or the "big" end of a number is its first byte in the file."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -142,7 +149,7 @@ class RawSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return place_of_files(self.path, self.root, self.files)
 
 

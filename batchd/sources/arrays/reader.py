@@ -1,10 +1,9 @@
-"""One sample of arrays in files, or the reason why there is none. Workers only.
+"""Read samples of arrays in files. Workers only.
 
-Files are read, not mapped: a mapped file that somebody cuts ends the process that touches it, with
-SIGBUS.
+Files are read, not mapped: if a mapped file is truncated, a process that touches it dies of SIGBUS.
 
-Invariant: what ``read`` returns are the bytes of one sample, in this machine's order, valid until
-the next ``read``.
+Invariant: ``read`` returns the values of one sample, in this machine's byte order, valid until the
+next ``read``.
 """
 
 import os
@@ -32,7 +31,7 @@ class ArrayReader:
     def __init__(
         self, source: NpySource | NpzSource | RawSource, index: SourceIndex, max_bytes: int, storage: Storage
     ) -> None:
-        del source  # the index says all
+        del source  # the index has everything
         facts = index.facts
         self._index = index
         self._max_bytes = max_bytes
@@ -47,13 +46,13 @@ class ArrayReader:
         self._bytes = [BytesReader(remote, max_bytes, "file") for remote in remotes]
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         runs, place = self._find(sample)
         data = [self._read_run(number, run, place) for number, run in enumerate(runs)]
         return {field.name: _array(field, data[field.run]) for field in self._fields}
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """Ask servers for all these samples at once."""
+        """Request all these samples from servers at once."""
         for number, reader in enumerate(self._bytes):
             found = ((runs[number], place) for runs, place in map(self._find, samples))
             reader.prefetch(self._extent(run, place) for run, place in found if run.pieces == 1)
@@ -64,13 +63,13 @@ class ArrayReader:
         return {}
 
     def name(self, sample: int) -> str:
-        """See ``kinds.Reader``. Samples are counted from 0, as numpy does."""
+        """See ``interface.Reader``. Samples are counted from 0, as numpy does."""
         runs, place = self._find(sample)
         run = runs[0]
         return f"{readable(self._files[run.file])}: sample {place} (byte {run.first + place * run.stride})"
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the files."""
         for reader in self._bytes:
             reader.close()
 

@@ -1,14 +1,14 @@
-"""Arrays in numpy's files, and files of records that are all alike, become an index. Daemon.
+"""Find the samples of numpy's files, and of files of records that are all alike. Daemon.
 
-    .npy    | header | sample 0 | sample 1 | ... |                          the size that the header says, to the byte
-    .npz    | local header | x.npy | local header | y.npy | ... | central directory |     a zip archive of .npy files
-    raw     | offset bytes | label, image | label, image | ... |            size = offset + samples * record
+    .npy    | header | sample 0 | sample 1 | ... |                  as long as the header says
+    .npz    | local header | x.npy | ... | central directory |      a zip archive of .npy files
+    raw     | offset bytes | label, image | label, image | ... |    size = offset + samples * record
 
-Only members of an archive that are stored as they are can be read at any place. Each has a checksum
-(CRC-32) in the archive; the daemon compares it once, at the scan.
+Only members of an archive that are stored uncompressed can be read at any place. The scan compares
+the checksum (CRC-32) of each.
 
-Invariant: all samples lie within members whose checksum was right, and within whole records: a wrong
-record or offset is found before it does harm.
+Invariant: all samples are in members whose checksum was right, and in files of whole records, so a
+wrong record type or offset is found before it does harm.
 """
 
 import zipfile
@@ -51,7 +51,7 @@ _LOCAL_MAGIC = b"PK\x03\x04"
 _LENGTHS_BYTE = 26
 _ENCRYPTED = 1
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, StructError, EOFError, RuntimeError)
-"""What the standard library raises for an archive that is none."""
+"""What the standard library raises for a damaged archive."""
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def _raw_scan(source: RawSource, survey: Survey) -> SourceIndex:
 
 
 def _raw_records(source: RawSource, path: Path, size: int) -> int:
-    """How many records a file of so many bytes holds. Raises ``SourceInvalid`` where they are not whole ones."""
+    """The number of records in a file of ``size`` bytes. Raises ``SourceInvalid`` for a rest."""
     count, rest = divmod(size - source.offset, source.record_bytes)
     if count <= 0:
         raise SourceInvalid(
@@ -251,7 +251,7 @@ def _raw_problems(source: RawSource, storage: Storage) -> list[str]:
 
 
 def _raw_samples(source: RawSource, storage: Storage) -> int | None:
-    """Of one file of this machine; several would have to be looked for."""
+    """Of one local file; several would have to be searched."""
     size = None if source.path is None else storage.at(source.path).known_size(source.path)
     return None if size is None else (size - source.offset) // source.record_bytes
 

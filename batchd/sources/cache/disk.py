@@ -1,28 +1,30 @@
-"""Samples as they were first read, in a file that outlives the daemon. The daemon opens it; workers fill it and read it.
+"""A cache of samples in a file that outlives the daemon, which opens it; workers fill and read it.
 
-    0        8         16                48       4096                    records start                 grows up to the budget
-    +--------+---------+-----------------+--------+-----------------------+--------------+--------------+----
-    | magic  | samples | key, 32 bytes   | zeros  | index: uint64 for each| record       | record       | ...
-    +--------+---------+-----------------+--------+-----------------------+--------------+--------------+----
+  0        8         16              48      4096            records start     grows to the budget
+  +--------+---------+---------------+-------+---------------+-----------------+-----------------+--
+  | magic  | samples | key, 32 bytes | zeros | index: uint64 | record          | record          | …
+  +--------+---------+---------------+-------+---------------+-----------------+-----------------+--
 
-    index[sample]    0: not here; else where its record begins
-    record           | sample | facts bytes, uint32 | values bytes, uint64 | crc of the rest | crc of this | facts | values |
-    memory           the header of ``sample_cache`` and the index, as the daemon found it in the file and workers go on with it
-    notes            a second memory, to which workers append what is wrong with the file: see ``Trouble``
+    index[sample]    0: absent; else the first byte of its record
+    record           | sample | facts bytes, uint32 | values bytes, uint64 |
+                     | CRC of the rest | CRC of this | facts | values |
+    memory           the header of ``cache.memory``, and the index: loaded by the daemon, then
+                     extended by workers
+    notes            a second memory, to which workers append errors of the file: see ``Trouble``
 
-``key`` names the samples that are in it. The CRC-32 of zlib; each begins with one of the key, so
-that what another cache had on the same blocks of the disk is no record of this one.
+``key`` names the samples in the file. Each checksum (CRC-32 of zlib) begins with the key, so a
+record of another cache on the same blocks of the disk does not pass for one of this cache.
 
 A record is appended by one call (``O_APPEND``), which the kernel does for one process after the
 other; then its entry is written into the file, and then into the memory, by one store. Nothing is
-ever synchronised: after a power cut entries may be there without their records, which the checksums
-tell. So may a worker die anywhere, and leaves nothing behind but space.
+ever synchronised: after a power cut there may be entries without their records, which the checksums
+reveal. A worker may die anywhere, and leaves only unused space.
 
-The file itself is never mapped: who cuts it off makes samples absent, and no bus error. Its records
-are read into memory that is used again, as files are.
+The file itself is never mapped: if it is truncated, samples are absent, and no process gets SIGBUS.
+Its records are read into a reused buffer, as files are.
 
-Invariant: what comes out is what was put in, whole, or it does not come out; and whatever is wrong
-with the file or its disk is never an error of a sample.
+Invariant: a record is returned whole, as it was written, or not at all, and an error of the file or
+its disk is never an error of a sample.
 """
 
 import mmap
@@ -39,10 +41,10 @@ from batchd import failpoints
 from batchd.sources.cache.memory import ENTRY_BYTES, HEADER_BYTES, PAGE_BYTES, HeaderNumber, check_header
 
 FILE_MAGIC = b"BATCHDD1"
-"""Names the format and its version; another layout gets another magic."""
+"""Names the format and its version; another layout needs another magic."""
 FILE_HEADER = Struct("<8sQ32s")
 FULL_PAUSE_S = 30.0
-"""After the disk has refused a record, for so long no further one is offered to it."""
+"""Pause of writing after the disk has refused a record."""
 NOTES_BYTES_MAX = 1 << 20
 _ENTRY = Struct("<Q")
 _FACTS = Struct("<QIQI")
@@ -51,7 +53,7 @@ _RECORD_BYTES = _FACTS.size + _OWN_CRC.size
 
 
 class Trouble(NamedTuple):
-    """A note of a worker. ``number`` is the errno of what the system said of the file; 0: a record was not what was written."""
+    """A note of a worker. ``number``: the errno of the file; 0: a record is not as written."""
 
     sample: int
     number: int
@@ -61,24 +63,27 @@ _TROUBLE = Struct("<QQ")
 
 
 def records_start(samples: int) -> int:
-    """Where the first record lies in the file; as long is the memory."""
+    """The first byte of the first record, and the length of the memory."""
     return -(-(HEADER_BYTES + ENTRY_BYTES * samples) // PAGE_BYTES) * PAGE_BYTES
 
 
 def key_seed(key: bytes) -> int:
-    """What the checksums of a cache begin with."""
+    """The start of all checksums of a cache."""
     return crc32(key)
 
 
 def troubles(notes: int, first: int) -> list[Trouble]:
-    """The notes that workers have written, but for the ``first`` ones."""
+    """The notes of workers, without the ``first`` ones."""
     whole = os.fstat(notes).st_size // _TROUBLE.size
     content = os.pread(notes, (whole - first) * _TROUBLE.size, first * _TROUBLE.size)
     return [Trouble(*one) for one in _TROUBLE.iter_unpack(content)]
 
 
 class DiskCache:
-    """A cache on disk as a worker has it: of one stream, not for several threads at once. The descriptors stay the caller's."""
+    """A worker's side of a cache on disk, for one stream; not thread-safe.
+
+    The caller keeps the descriptors.
+    """
 
     def __init__(self, memory: int, notes: int, file: int) -> None:
         # Opened anew: where one has appended to is a fact of the open file, which all who got this
@@ -105,7 +110,7 @@ class DiskCache:
         return self._index[sample] != 0
 
     def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
-        """The facts and the values of a sample, until the next one is looked for; None where it is not here."""
+        """Facts and values of a sample, valid until the next call; None if absent."""
         start = self._index[sample]
         if start == 0:
             return None
@@ -119,7 +124,7 @@ class DiskCache:
         return found
 
     def has_room(self, values_bytes: int) -> bool:
-        """Would a sample of so many bytes be kept, as far as this worker can tell?"""
+        """True if a sample of so many bytes would be kept, as far as this worker knows."""
         if monotonic() < self._full_until_s:
             return False
         try:
@@ -130,7 +135,7 @@ class DiskCache:
         return self._records_start <= size <= self._header[HeaderNumber.ALLOWED] - values_bytes
 
     def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> None:
-        """Keep a sample of which ``values`` are the contiguous buffers, if the budget and the disk have room for it."""
+        """Keep a sample, if budget and disk have room. ``values`` are contiguous buffers."""
         values_bytes = sum(memoryview(value).nbytes for value in values)
         size = _RECORD_BYTES + len(facts) + values_bytes
         if not self.has_room(size):
@@ -148,7 +153,7 @@ class DiskCache:
         failpoints.passing("worker.cache.entered", sample)
 
     def _open_to_append(self, file: int) -> int:
-        """-1 where the file cannot be had any more (its rights, say, were taken away): then nothing is kept."""
+        """The file's descriptor; -1 if it cannot be opened any more: then nothing is kept."""
         try:
             return os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
@@ -157,7 +162,7 @@ class DiskCache:
             return -1
 
     def _append(self, sample: int, facts: bytes, values: Sequence[Any], size: int) -> int:
-        """Write a record; where it begins. Raises ``OSError``."""
+        """Write a record; returns its first byte. Raises ``OSError``."""
         crc = crc32(facts, self._seed)
         for value in values:
             crc = crc32(value, crc)
@@ -172,7 +177,7 @@ class DiskCache:
         return end - size
 
     def _read(self, sample: int, start: int) -> tuple[memoryview, memoryview] | None:
-        """A record, if there is one of this sample, and it is what was written. Raises ``OSError``."""
+        """The record of this sample, if it is as it was written. Raises ``OSError``."""
         try:
             head = os.pread(self._reading, _RECORD_BYTES, start)
             known, facts_bytes, values_bytes, crc = _FACTS.unpack_from(head)
@@ -198,7 +203,7 @@ class DiskCache:
         return done
 
     def _forget(self, sample: int, start: int) -> None:
-        """What the entry names is no record of this sample: it is not here, now and after the next start."""
+        """Remove an entry that names no record of its sample, here and in the file."""
         if self._index[sample] == start:
             self._index[sample] = 0
         self._note(Trouble(sample, 0))
@@ -208,6 +213,6 @@ class DiskCache:
             self._note(Trouble(sample, error.errno or EIO))
 
     def _note(self, trouble: Trouble) -> None:
-        """Tell the daemon, which says it to people."""
+        """Report to the daemon, which logs it."""
         if os.fstat(self._notes).st_size < NOTES_BYTES_MAX:
             os.write(self._notes, _TROUBLE.pack(*trouble))

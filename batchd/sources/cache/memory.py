@@ -1,29 +1,30 @@
-"""Samples as they were first read, in shared memory. The daemon makes it; workers fill it and read it, and ask nobody.
+"""A cache of samples in shared memory. The daemon makes it; workers fill and read it by themselves.
 
-    0       8         16        24     32     40      4096                    first extent                          budget
-    +-------+---------+---------+------+------+-------+-----------------------+----------------+----------------+----
-    | magic | samples | allowed | used | seed | zeros | index: uint64 for each| records ...    | records ...    | ...
-    +-------+---------+---------+------+------+-------+-----------------------+----------------+----------------+----
+  0       8         16        24     32     40      4096            first extent            budget
+  +-------+---------+---------+------+------+-------+---------------+-------------+-------------+--
+  | magic | samples | allowed | used | seed | zeros | index: uint64 | records ... | records ... | …
+  +-------+---------+---------+------+------+-------+---------------+-------------+-------------+--
 
-    index[sample]    0: not here; else where its record begins
-    record           | sample | facts bytes, uint32 | values bytes, uint64 | facts | values |     see ``cached_reader``
-    claims           a second memory: who appends a byte to it owns the extent of the byte's number, for ever
+    index[sample]    0: absent; else the first byte of its record
+    record           | sample | facts bytes, uint32 | values bytes, uint64 | facts | values |
+                     ``cache.reader`` has facts and values
+    claims           a second memory: a worker that appends byte n to it owns extent n for ever
 
-``magic``, ``samples`` and ``allowed`` (how many bytes may be in use at present) have one writer,
-the daemon; ``used`` and ``seed`` are of caches on disk (``disk_cache``), of which header and index
-alone are in memory. A record belongs to the worker that owns its extent. An entry of the index may
-have several writers: each of them has a whole record of the same sample, and whichever comes last
-is as good.
+``magic``, ``samples`` and ``allowed`` (how many bytes may be in use now) have one writer, the
+daemon. ``used`` and ``seed`` belong to caches on disk (``cache.disk``), which have only header and
+index in memory. A record belongs to the worker that owns its extent. An index entry may have
+several writers: each has a whole record of the same sample, so the last one is as good as the
+first.
 
-The kernel appends for one process after the other, so there is no lock that a dead one could hold.
-A worker that is killed takes the rest of its extent along, and nothing else: its entry is written
-last, after the call that wrote the record. No page is touched before it was written by such a call,
-which says where there is no memory, instead of SIGBUS.
+The kernel appends for one process after the other, so there is no lock that a dead process could
+hold. A killed worker loses only the rest of its extent: the entry is written last, after the call
+that wrote the record. Pages are first written by such a call, which returns an error if there is no
+memory; a store would end in SIGBUS.
 
-That an entry is seen after its record is what x86-64 guarantees for stores in this order. Elsewhere
-the return from a system call and some of the interpreter lie between them.
+x86-64 guarantees for stores in this order that an entry is seen after its record. On other
+processors, the return from a system call and some of the interpreter are between them.
 
-Invariant: what the index names is a whole record, and never changes.
+Invariant: an index entry names a whole record, which never changes.
 """
 
 import errno
@@ -45,7 +46,7 @@ ENTRY = np.dtype("<u8")
 ENTRY_BYTES = ENTRY.itemsize
 EXTENT_BYTES_MAX = 4 << 20
 EXTENTS_MIN = 64
-"""Of a small cache, so that what workers have begun and not filled is a small part of it."""
+"""Minimum for a small cache, so extents that workers have begun are a small part of it."""
 PAGE_BYTES = 4096
 RECORD_ALIGNMENT_BYTES = 64
 _RECORD = Struct("<QIQ")
@@ -53,7 +54,10 @@ _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}
 
 
 class HeaderNumber(IntEnum):
-    """The numbers of the header, uint64 each. Of one on disk ``USED`` is how far its file has grown, ``SEED`` its checksums'."""
+    """The numbers of the header, uint64 each.
+
+    Of a cache on disk, ``USED`` is the end of its file, ``SEED`` that of its checksums.
+    """
 
     MAGIC = 0
     SAMPLES = 1
@@ -63,7 +67,7 @@ class HeaderNumber(IntEnum):
 
 
 class CacheForm(NamedTuple):
-    """Where everything lies in a cache for so many ``samples``, of ``budget_bytes`` bytes."""
+    """The layout of a cache for ``samples`` samples, of ``budget_bytes`` bytes."""
 
     samples: int
     budget_bytes: int
@@ -81,12 +85,12 @@ class CacheForm(NamedTuple):
 
     @property
     def extents(self) -> int:
-        """How many of them there are; 0 or less where the index takes all."""
+        """The number of extents; 0 or less if the index takes everything."""
         return (self.budget_bytes - self.records_start) // self.extent_bytes
 
 
 class CacheHeader:
-    """The header and the index of a cache for so many ``samples``, as the daemon has them mapped."""
+    """The header and the index of a cache, mapped by the daemon."""
 
     def __init__(self, samples: int, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, HEADER_BYTES + ENTRY_BYTES * samples)
@@ -95,7 +99,7 @@ class CacheHeader:
 
     @property
     def held_samples(self) -> int:
-        """How many samples are in it. Looks at all entries: half a ms for each million."""
+        """The number of samples in it. Reads all entries: half a ms for each million."""
         return int(np.count_nonzero(self._index))
 
     def close(self) -> None:
@@ -105,11 +109,11 @@ class CacheHeader:
 
     @property
     def used_bytes(self) -> int:
-        """Of a cache on disk, how far its file has grown."""
+        """The end of the file, of a cache on disk."""
         return int(self._numbers[HeaderNumber.USED])
 
     def write(self, entries: npt.NDArray[np.uint64] | None = None, used_bytes: int = 0, seed: int = 0) -> None:
-        """Say what it is, of a new cache, and what is in it already; nothing may be kept before it is allowed."""
+        """Write the header of a new cache, and its present entries; nothing is allowed yet."""
         if entries is not None:
             self._index[:] = entries
         self._numbers[HeaderNumber.USED] = used_bytes
@@ -118,7 +122,7 @@ class CacheHeader:
         self._numbers[HeaderNumber.MAGIC] = MAGIC
 
     def allow(self, allowed_bytes: int) -> None:
-        """Let workers use so many bytes of it, from now on; what they use already stays."""
+        """Allow workers so many bytes from now on; bytes in use stay in use."""
         self._numbers[HeaderNumber.ALLOWED] = allowed_bytes
 
 
@@ -130,7 +134,10 @@ def check_header(memory: memoryview) -> memoryview:
 
 
 class SampleCache:
-    """A cache as a worker has it: of one stream, not for several threads at once. The descriptors stay the caller's."""
+    """A worker's side of a cache, for one stream; not thread-safe.
+
+    The caller keeps the descriptors.
+    """
 
     def __init__(self, data: int, claims: int) -> None:
         self._data = os.dup(data)
@@ -149,7 +156,7 @@ class SampleCache:
         self._room_start = self._room_end = 0
 
     def close(self) -> None:
-        """Close the descriptors; the mapping ends with the last value that lies in it."""
+        """Close the descriptors; the mapping ends with the last value in it."""
         os.close(self._data)
         os.close(self._claims)
 
@@ -157,7 +164,7 @@ class SampleCache:
         return self._index[sample] != 0
 
     def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
-        """The facts and the values of a sample, in place and for as long as they are wanted; None where it is not here."""
+        """Facts and values of a sample, in place, valid while they are kept; None if absent."""
         start = self._index[sample]
         if start == 0:
             return None
@@ -169,12 +176,12 @@ class SampleCache:
         return self._records[facts_start:values_start], self._records[values_start : values_start + values_bytes]
 
     def has_room(self, values_bytes: int) -> bool:
-        """Would a sample of so many bytes be kept, as far as this worker can tell?"""
+        """True if a sample of so many bytes would be kept, as far as this worker knows."""
         size = _rounded_up(_RECORD.size + values_bytes, RECORD_ALIGNMENT_BYTES)
         return self._room_start + size <= self._room_end or self._claimable(-(-size // self._extent_bytes))
 
     def keep(self, sample: int, facts: bytes, values: Sequence[Any]) -> None:
-        """Keep a sample of which ``values`` are the contiguous buffers, if there is room for it, and memory."""
+        """Keep a sample, if there is room and memory. ``values`` are contiguous buffers."""
         values_bytes = sum(memoryview(value).nbytes for value in values)
         size = _RECORD.size + len(facts) + values_bytes
         start = self._room(_rounded_up(size, RECORD_ALIGNMENT_BYTES))
@@ -193,7 +200,7 @@ class SampleCache:
             failpoints.passing("worker.cache.entered", sample)
 
     def _room(self, size: int) -> int | None:
-        """Take so many bytes of the extent in hand, or of further ones; None where there is no room."""
+        """Take bytes of the present extent, or of further ones; None if there is no room."""
         start = self._room_start
         if start + size <= self._room_end:
             self._room_start += size
@@ -214,7 +221,7 @@ class SampleCache:
         return end <= min(self._header[HeaderNumber.ALLOWED], self._form.budget_bytes)
 
     def _claim(self, count: int) -> int | None:
-        """The first of so many extents in a row, which are this worker's from now on."""
+        """Claim so many consecutive extents for this worker; returns the first."""
         if not self._claimable(count):
             return None
         os.write(self._claims, bytes(count))

@@ -1,18 +1,18 @@
-"""A reader that keeps what it has read, and does not read it again. WORKER process.
+"""A reader that keeps samples in a cache, and reads each only once. Workers only.
 
-    read -> is it in the cache?  yes -> its values, in place
-                                 no  -> read -> (the caller makes a row of it) -> keep
+    read -> in the cache?  yes -> its values, in place
+                           no  -> read -> (the caller makes a row of it) -> keep
 
 Each value of a sample is a fact of its record, as msgpack: (name, kind, ...). The bytes of images
 and arrays follow behind the facts, in this order:
 
-    bytes     (name, 0, bytes)                    a memoryview that only reads
-    array     (name, 1, dtype, shape, bytes)      copied out, as steps may write into theirs
+    bytes     (name, 0, bytes)                    a read-only memoryview
+    array     (name, 1, dtype, shape, bytes)      copied out, as steps may write into it
     scalar    (name, 2, dtype, its bytes)         of numpy
     plain     (name, 3, value)                    a text, or a number of Python
 
-Invariant: whoever reads a sample gets the same values, in type, order and content, from the cache
-or not; but of a field with a rewriter other bytes, of which the steps make the same.
+Invariant: a sample has the same values, in type, order and content, from the cache or not. Only of
+a field with a rewriter the bytes differ, and the steps make the same of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ _BYTES, _ARRAY, _SCALAR, _PLAIN = range(4)
 
 
 Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
-"""Other bytes for a field, which mean the same to all who read it; None: the same bytes."""
+"""Makes other bytes of a field, with the same meaning for all readers; None: the same bytes."""
 
 
 class Record(NamedTuple):
@@ -44,17 +44,17 @@ class Record(NamedTuple):
 
 
 def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
-    """The cache that the daemon has given a worker: of two descriptors in memory, of three on disk. They stay the caller's."""
+    """The cache of a worker: two descriptors in memory, three on disk. The caller keeps them."""
     if len(descriptors) == DISK_DESCRIPTORS:
         return DiskCache(*descriptors)
     return SampleCache(*descriptors)
 
 
 class CachedReader:
-    """Reads through a cache. Belongs to one worker and one stream; see ``kinds.Reader``, which it is, too.
+    """Reads through a cache; a ``Reader`` itself. Belongs to one worker and one stream.
 
-    Where it keeps what steps make of a sample, and not what the source gives, ``read`` gives
-    either, and ``is_hit`` says which.
+    With ``keeps_made``, the cache has what steps made of a sample, so ``read`` returns either that
+    or what the source gives, and ``is_hit`` says which.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CachedReader:
         keeps_made: bool = False,
         rewriters: Mapping[str, Rewriter] = MappingProxyType({}),
     ) -> None:
-        """``rewriters``: of fields that are bytes, what makes others of them that are kept instead."""
+        """``rewriters``: by the names of fields whose bytes are replaced in the cache."""
         self._reader = reader
         self._cache = cache
         self._keeps_made = keeps_made
@@ -73,13 +73,13 @@ class CachedReader:
         self._sample = 0
         self._fresh: tuple[int, Record] | None = None
         self.is_hit = False
-        """Was the sample that was read last in the cache?"""
+        """True if the last sample was in the cache."""
         self.known = reader.known
         self.name = reader.name
         self.close = reader.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         self._fresh = None
         found = self._cache.find(sample)
         self.is_hit = found is not None
@@ -92,12 +92,12 @@ class CachedReader:
         return values
 
     def offer(self, values: Mapping[str, Value]) -> None:
-        """These are what is to be kept of the sample that was read last, if it turns out to be good, and there is room for it."""
+        """Offer values of the last sample, to be kept if it is good and there is room."""
         if self._cache.has_room(sum(getattr(value, "nbytes", 0) for value in values.values())):
             self._fresh = self._sample, pack(values)
 
     def keep(self) -> None:
-        """Keep the sample that was read last: it is good. Called before the next is read."""
+        """Keep the last sample: it is good. Called before the next ``read``."""
         if self._fresh is None:
             return
         sample, record = self._fresh
@@ -105,12 +105,12 @@ class CachedReader:
         self._cache.keep(sample, *(rewritten(record, self._rewriters) if self._rewriters else record))
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """See ``kinds.ReadsAhead``: those that are not in the cache are read next."""
+        """Announce samples; those that are not in the cache are read next."""
         read_ahead(self._reader, [sample for sample in samples if sample not in self._cache])
 
 
 def pack(values: Mapping[str, Value]) -> Record:
-    """The record of a sample. Arrays are copied, since steps may write into them; bytes are looked at when they are kept."""
+    """The record of a sample: views of bytes, and copies of arrays, which steps may write into."""
     facts: list[tuple[Any, ...]] = []
     parts: list[memoryview | bytes] = []
     for name, value in values.items():
@@ -128,7 +128,7 @@ def pack(values: Mapping[str, Value]) -> Record:
 
 
 def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
-    """The record with other bytes of some fields, where their rewriters have others to give."""
+    """The record with the bytes of the rewriters."""
     facts = msgpack.unpackb(record.facts, unicode_errors="surrogatepass")
     parts: list[memoryview | bytes] = []
     old_parts = iter(record.values)
@@ -144,7 +144,7 @@ def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
 
 
 def unpack(facts: memoryview, parts: memoryview) -> dict[str, Value]:
-    """The way back."""
+    """The values of a record."""
     values: dict[str, Value] = {}
     start = 0
     for name, kind, *rest in msgpack.unpackb(facts, unicode_errors="surrogatepass"):

@@ -1,7 +1,4 @@
-"""Sources that are somebody's own Python. Daemon, workers and CLI; standard library only.
-
-A source of a kind that another package brings. Daemon, workers and CLI; standard library only.
-"""
+"""Sources in users' own Python, or in another package. Daemon, workers and CLI."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,11 +14,11 @@ LENGTH_TIMEOUT_MAX_S = 86_400.0
 OPTIONS_CHARACTERS_MAX = 8_192
 NUMBER_MAX = (1 << 63) - 1
 SAMPLES_MAX = 1 << 40
-"""Samples of an epoch that nobody sees the end of: at a million a second it takes twelve days."""
+"""Samples of an epoch without an end: at a million a second it takes twelve days."""
 
 
 def check_code(function: str, fields: dict[str, str], options: dict[str, Any]) -> Checks:
-    """Look at what both kinds have in common: a function, fields with types, and options."""
+    """Check what both kinds have in common: a function, fields with types, and options."""
     checks = Checks()
     with checks.at("function"):
         parse_function(function)
@@ -35,7 +32,7 @@ def check_code(function: str, fields: dict[str, str], options: dict[str, Any]) -
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise ``ValueError`` where they would not fit into a message to a worker."""
+    """Raise ``ValueError`` if they do not fit into a message to a worker."""
     characters = len(json.dumps(options))
     if characters > OPTIONS_CHARACTERS_MAX:
         raise ValueError(
@@ -51,7 +48,10 @@ def check_options(options: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonSource(SourceOptions):
-    """Your own object with `__len__` and `__getitem__`, as a torch `Dataset` is. Each worker makes one for itself."""
+    """Your own object with `__len__` and `__getitem__`, such as a torch `Dataset`.
+
+    Each worker makes one for itself.
+    """
 
     type: Literal["python"] = "python"
     """Kind of source."""
@@ -74,14 +74,15 @@ class PythonSource(SourceOptions):
     it refuses a saved position if source, options, length or this text differ."""
 
     length_timeout_s: Annotated[float, Range(0.1, LENGTH_TIMEOUT_MAX_S)] = 600.0
-    """How long it may take to make the object once and to ask for its length when the daemon starts, in seconds."""
+    """Maximum time to make the object once and to ask for its length when the daemon starts, in
+    seconds."""
 
     def __post_init__(self) -> None:
         check_code(self.function, self.fields, self.options).done()
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return self.function
 
     @property
@@ -126,13 +127,14 @@ class GeneratorSource(SourceOptions):
     """How many samples are called an epoch. When not set, the first epoch never ends."""
 
     seed: Annotated[int, Range(0, NUMBER_MAX)] | None = None
-    """Makes `rng` repeatable: worker i, as `batchd status` numbers it, gets `numpy.random.default_rng((seed, i))`, and
-    `default_rng((seed, i, n))` when its generator is called again for the nth time. A worker that takes the place of a dead one
-    has a number of its own. When not set, no two instances have the same numbers."""
+    """Makes `rng` repeatable: worker i, as `batchd status` numbers it, gets
+    `numpy.random.default_rng((seed, i))`, and `default_rng((seed, i, n))` when its generator is
+    called again for the nth time. A worker that takes the place of a dead one has a number of its
+    own. When not set, no two instances have the same numbers."""
 
     yields: Literal["sample", "batch"] = "sample"
-    """What each `yield` gives: a sample, or a batch of any length, whose arrays have one more dimension in front, as Keras's
-    generators do; batches are taken apart."""
+    """What each `yield` gives: a sample, or a batch of any length, whose arrays have one more
+    dimension in front, as Keras's generators do; batches are taken apart."""
 
     def __post_init__(self) -> None:
         checks = check_code(self.function, self.fields, self.options)
@@ -142,7 +144,7 @@ class GeneratorSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return self.function
 
     @property
@@ -158,7 +160,7 @@ class GeneratorSource(SourceOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSource(SourceOptions):
-    """A kind of source that an installed package brings, under an entry point of the group `batchd.sources`."""
+    """A source of an installed package, found by an entry point of the group `batchd.sources`."""
 
     type: Literal["plugin"] = "plugin"
     """Kind of source."""
@@ -172,5 +174,5 @@ class PluginSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])

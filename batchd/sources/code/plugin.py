@@ -1,7 +1,6 @@
-"""Kinds of sources that other packages bring, by their entry points. Daemon, workers and CLI.
+"""Kinds of sources in other packages, by their entry points. Daemon, workers and CLI.
 
-Invariant: a package's code runs only where a stream asks for it by name, and what it breaks is said
-with its name.
+Invariant: a package's code runs only if a stream asks for it by name, and its errors name it.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,22 +21,23 @@ GROUP = "batchd.sources"
 
 @dataclass(frozen=True, slots=True)
 class SourceKind:
-    """What a package's kind of source can do; ``batchd.plugin`` says where each is run, and what it has to keep to."""
+    """The functions of a package's kind of source; ``batchd.plugin`` says where each one runs."""
 
     problems: Callable[[PluginSource], Sequence[str | SourceProblem]]
-    """What is wrong with a source, without scanning it."""
+    """Problems of a source that show without a scan."""
     columns: Callable[[PluginSource], tuple[Column, ...]]
-    """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
+    """The columns of a sample. Raises ``SourceInvalid`` if a file that has to be read cannot be."""
     scan: Callable[[PluginSource, Survey], SourceIndex]
-    """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
+    """Find all samples. Raises ``SourceInvalid``, which names the file, and the line, record or
+    byte."""
     open: Callable[[PluginSource, SourceIndex, int], Reader]
-    """Make a reader. The number is how many bytes a record may have; a longer one is a bad sample."""
+    """Make a reader. Records of more bytes than the number are bad samples."""
     samples: Callable[[PluginSource], int | None] = lambda _source: None
-    """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
+    """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
 
 
 def plugin_kind(source: PluginSource) -> SourceKind:
-    """What the package can do. Raises ``SourceInvalid`` where there is none, or where it cannot be imported."""
+    """The package's kind of source. Raises ``SourceInvalid`` if it is absent or not importable."""
     found = entry_points(group=GROUP, name=source.name)
     if not found:
         known = sorted(entry_points(group=GROUP).names)
@@ -55,7 +55,7 @@ def plugin_kind(source: PluginSource) -> SourceKind:
 
 
 def _those_there(name: str, known: Sequence[str]) -> str:
-    """Help with a name that no package brings."""
+    """Help with a name that no package has."""
     meant = nearest(name, known)
     if meant is not None:
         return f"did you mean {meant}?"

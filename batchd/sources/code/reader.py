@@ -1,17 +1,18 @@
-"""Samples of users' own objects and generators, as the fields that they declared. Workers only.
+"""Read samples of users' own objects and generators, and of packages. Workers only.
 
     object       made before the first sample, and asked for samples by number
-    generator    a number counts, and names nothing: a read gets the next sample of the generator in this process; one that
-                 ends is begun again with another seed, and so is one that raises, which is a bad sample
+    generator    a sample's number is only a count: each read takes the next sample of this process;
+                 a generator that ends is begun again with another seed, and so is one that raises,
+                 which makes a bad sample
     plugin       the reader of the package
 
-    a tuple or list      values in the order of the fields
-    a dict               values by name; what is more in it is left out
-    anything else        the value itself, where there is one field
+    tuple or list    values in the order of the fields
+    dict             values by name; further ones are left out
+    anything else    the value itself, if there is one field
 
-Invariant: without ``seed`` no two instances of a generator have the same seed, in whatever process,
-before or after a restart; with it, instance n of worker i always has the same, and no other instance
-of a stream has it.
+Invariant: without ``seed``, no two instances of a generator have the same seed, in any process,
+also after a restart. With it, instance n of worker i always has the same, and no other instance of
+a stream has it.
 """
 
 import inspect
@@ -38,7 +39,7 @@ _END = object()
 
 
 class PythonReader:
-    """Samples of an object that was made in this process."""
+    """Reads an object that was made in this process."""
 
     def __init__(self, source: PythonSource, max_bytes: int) -> None:
         self._function = source.function
@@ -52,7 +53,7 @@ class PythonReader:
             raise FunctionUnusable(f"what {source.function} returns in a worker has no __getitem__")
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         try:
             given = call(getitem, self._object, sample)
         except FunctionFailed as error:
@@ -60,15 +61,15 @@ class PythonReader:
         return _values_of(self._columns, _named(self._columns, given), self._max_bytes)
 
     def known(self, _sample: int) -> Mapping[str, Value]:
-        """Nothing is known without asking."""
+        """Empty: only the object knows its values."""
         return {}
 
     def name(self, sample: int) -> str:
-        """As it would be written in Python."""
+        """The expression in Python."""
         return f"{self._function}[{sample}]"
 
     def close(self) -> None:
-        """The object goes with the process."""
+        """The object ends with the process."""
 
 
 def make_object(function: str, options: Mapping[str, Any]) -> Any:
@@ -77,7 +78,7 @@ def make_object(function: str, options: Mapping[str, Any]) -> Any:
 
 
 class GeneratorReader:
-    """What the generator of this process yields, one sample after the other."""
+    """Reads what the generator of this process yields, one sample after the other."""
 
     def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
         self._name = source.function
@@ -94,7 +95,7 @@ class GeneratorReader:
         self._rows = range(0)
 
     def read(self, _sample: int) -> Mapping[str, Value]:
-        """The next sample, whatever number is asked for. See ``kinds.Reader``."""
+        """The next sample, whatever number is asked for."""
         try:
             return _values_of(self._columns, self._next(), self._max_bytes)
         except FunctionFailed as error:
@@ -102,7 +103,7 @@ class GeneratorReader:
             raise SampleUnreadable(f"{error}\n  so the generator was begun anew") from None
 
     def known(self, _sample: int) -> Mapping[str, Value]:
-        """Nothing is known of what comes."""
+        """Empty: the next sample is unknown."""
         return {}
 
     def name(self, sample: int) -> str:
@@ -110,7 +111,7 @@ class GeneratorReader:
         return f"{self._name}, number {sample}"
 
     def close(self) -> None:
-        """The generator goes with the process."""
+        """The generator ends with the process."""
 
     def _next_sample(self) -> Mapping[str, Any]:
         return _named(self._columns, self._yielded())
@@ -132,7 +133,7 @@ class GeneratorReader:
         return length
 
     def _yielded(self) -> Any:
-        """The next that is yielded, by another generator where one has ended."""
+        """The next value; another generator is begun if one has ended."""
         if self._running is not None:
             given = call(next, self._running, _END)
             if given is not _END:
@@ -150,7 +151,7 @@ class GeneratorReader:
         return call(iter, call(self._function, **self._options, **random))
 
     def _entropy(self) -> tuple[int, ...] | None:
-        """What the next instance's random numbers come from: None has the operating system choose."""
+        """The next instance's entropy; None: the operating system chooses."""
         if self._seed is None:
             return None
         return self._seed, Here.worker, *([self._begun] if self._begun else [])
@@ -169,7 +170,7 @@ def _takes_rng(function: Callable[..., Any]) -> bool:
 
 
 def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
-    """What was given for each field. Raises ``SampleUnreadable``."""
+    """The value of each field. Raises ``SampleUnreadable``."""
     if isinstance(given, Mapping):
         missing = [column.name for column in columns if column.name not in given]
         if missing:
@@ -184,7 +185,7 @@ def _named(columns: tuple[Column, ...], given: Any) -> dict[str, Any]:
 
 
 def _values_of(columns: tuple[Column, ...], given: Mapping[str, Any], max_bytes: int) -> dict[str, Value]:
-    """The values as the columns hold them. Raises ``SampleUnreadable``."""
+    """Values with the types of their columns. Raises ``SampleUnreadable``."""
     try:
         values = {column.name: checked_value(column, given[column.name]) for column in columns}
     except (NotAsDeclared, FunctionFailed) as error:

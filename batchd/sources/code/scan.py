@@ -1,4 +1,4 @@
-"""Users' own objects and generators, and what packages bring, become an index. Daemon.
+"""Make the index of users' own objects and generators, and of packages. Daemon.
 
     object       a helper process is asked for the length, once; the daemon imports nothing
     generator    there is nothing to scan
@@ -25,13 +25,13 @@ from batchd.storage.paths import status_of
 from batchd.storage.survey import Survey
 
 STDERR_BYTES_MAX = 4096
-"""How much of what a helper said last is shown."""
+"""Bytes of a helper's last output that are shown."""
 ANSWER_BYTES_MAX = 4096
 LENGTH_MAX = 1 << 62
 
 
 def _scan_object(source: PythonSource, survey: Survey) -> SourceIndex:
-    """Have a helper ask for the length. Raises ``SourceInvalid`` with its last words where it fails."""
+    """Have a helper ask for the length. Raises ``SourceInvalid`` with its last output."""
     module = parse_function(source.function).module
     try:
         digest = find_module(module, survey.python_path).digest
@@ -56,7 +56,7 @@ def _scan_object(source: PythonSource, survey: Survey) -> SourceIndex:
 
 
 def _ask(source: PythonSource, question: bytes) -> int:
-    """The length of the object, from a process that makes it. Nothing of its process group stays."""
+    """The length of the object, from a helper; its whole process group is ended."""
     result = os.memfd_create("batchd-length", os.MFD_CLOEXEC)
     try:
         child = start(
@@ -88,7 +88,7 @@ def _answer(descriptor: int) -> object:
 
 
 def _scan_generator(source: GeneratorSource, survey: Survey) -> SourceIndex:
-    """There is nothing to scan. Raises ``SourceInvalid`` where the module is gone."""
+    """Nothing is scanned. Raises ``SourceInvalid`` if the module is absent."""
     try:
         digest = find_module(parse_function(source.function).module, survey.python_path).digest
     except ModuleNotFound as error:

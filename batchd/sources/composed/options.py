@@ -1,4 +1,4 @@
-"""Sources that are made of other sources. Daemon, workers and CLI; standard library only.
+"""Sources made of other sources. Daemon, workers and CLI; standard library only.
 
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
 JSON Schema and the manual.
@@ -20,10 +20,10 @@ NUMBER_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class AnySource:
-    """Says of a field that it is a source of any kind; those are known only when all of them are defined."""
+    """Marks a field that is a source of any kind: not all are defined yet."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Tell pydantic, where it is there."""
+        """The validator, for pydantic."""
         from batchd.samples.kinds import OneOf  # noqa: PLC0415  workers have no pydantic
         from batchd.sources.kinds import SOURCE_KINDS  # noqa: PLC0415  it knows this module
 
@@ -35,7 +35,10 @@ Part: TypeAlias = Annotated[SourceOptions, AnySource()]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcatSource(SourceOptions):
-    """Several sources, one after the other. Their samples have the same fields, and their labels mean the same."""
+    """Several sources, one after the other.
+
+    Their samples have the same fields, and their labels mean the same.
+    """
 
     type: Literal["concat"] = "concat"
     """Kind of source."""
@@ -44,20 +47,24 @@ class ConcatSource(SourceOptions):
     """The sources."""
 
     source_field: str = ""
-    """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it out."""
+    """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it
+    out."""
 
     def __post_init__(self) -> None:
         _check_parts(self.sources)
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return _places(self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixSource(SourceOptions):
-    """Several sources, mixed by weight: always in the same order, and evenly, so that each stretch has its share of each."""
+    """Several sources, mixed by weight.
+
+    The order is always the same, and even: each stretch has its share of each source.
+    """
 
     type: Literal["mix"] = "mix"
     """Kind of source."""
@@ -74,7 +81,8 @@ class MixSource(SourceOptions):
     is never used."""
 
     source_field: str = ""
-    """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it out."""
+    """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it
+    out."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -90,7 +98,7 @@ class MixSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return _places(self.sources)
 
 
@@ -108,12 +116,14 @@ class SubsetSource(SourceOptions):
     """The first sample: a number, or a percentage of all, such as "90%"."""
 
     stop: int | str = "100%"
-    """The sample before which the range ends: a number, or a percentage of all. Two ranges that meet share no sample."""
+    """The sample before which the range ends: a number, or a percentage of all. Two ranges that
+    meet share no sample."""
 
     shuffle_seed: int | None = None
-    """Puts all samples into an order of its own before the range is taken, for parts that are each like the whole: with the same
-    seed, stop = "90%" and start = "90%" are a training and a validation set. Unset, it is the order of the source, in which a
-    folder has class after class."""
+    """Puts all samples into an order of its own before the range is taken, for parts that are each
+    like the whole: with the same seed, stop = "90%" and start = "90%" are a training and a
+    validation set. Unset, it is the order of the source, in which a folder has class after
+    class."""
 
     indices: Path | None = None
     """A file of sample numbers, counted from 0: text with one on each line, or a .npy file of whole
@@ -134,13 +144,13 @@ class SubsetSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         which = str(self.indices) if self.indices is not None else f"{self.start} to {self.stop}"
         return f"{which} of {self.of.place}"
 
 
 def parts_of(source: SourceOptions) -> Sequence[tuple[KeyPath, SourceOptions]]:
-    """The sources that one is made of, each with its key; none where it is made of none."""
+    """The direct parts of a source, each with its key; empty if it has none."""
     match source:
         case ConcatSource(sources=sources) | MixSource(sources=sources):
             return [(("sources", number), part) for number, part in enumerate(sources)]
@@ -151,14 +161,14 @@ def parts_of(source: SourceOptions) -> Sequence[tuple[KeyPath, SourceOptions]]:
 
 
 def sources_in(source: SourceOptions, key: KeyPath = ()) -> Iterator[tuple[KeyPath, SourceOptions]]:
-    """All that a source is made of, and then the source, each with its key."""
+    """All parts of a source, at any depth, and then the source, each with its key."""
     for name, part in parts_of(source):
         yield from sources_in(part, (*key, *name))
     yield key, source
 
 
 def share_of(given: int | str, samples: int) -> int | None:
-    """A number, or a percentage of ``samples``, rounded down; None where it is neither."""
+    """A number, or a percentage of ``samples``, rounded down; None for anything else."""
     if isinstance(given, int):
         return given if 0 <= given <= NUMBER_MAX else None
     whole, point, fraction = given.removesuffix("%").partition(".")

@@ -1,8 +1,10 @@
-"""The samples of sources that are made of others. Workers only.
+"""Read samples of sources that are made of others. Workers only.
 
-concat     0 ........ n0-1 | n0 ........ n0+n1-1 | ...      nothing is kept for each sample
-of part 0       | of part 1           |
-others     arrays of the index say the part of a sample, and its number within the part
+concat     0 ........ n0-1 | n0 ........ n0+n1-1 | ...      the index holds nothing per sample
+           part 0          | part 1              |
+others     arrays of the index have the part of each sample, and its number in the part
+
+Invariant: the reader of a part is opened for its first sample.
 """
 
 from bisect import bisect_right
@@ -21,7 +23,7 @@ from batchd.storage.index import SourceIndex
 
 
 class PartReaders:
-    """The readers of all parts, each opened when its first sample is asked for."""
+    """The readers of all parts, each opened for its first sample."""
 
     def __init__(self, parts: Sequence[SourceOptions], index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._parts = parts
@@ -39,7 +41,7 @@ class PartReaders:
         return reader
 
     def read_ahead(self, wanted: Mapping[int, Sequence[int]]) -> None:
-        """Have every part read ahead what is wanted of it."""
+        """Have every part read its samples ahead."""
         for number in {*wanted, *self._readers}:
             read_ahead(self[number], wanted.get(number, ()))
 
@@ -58,11 +60,11 @@ class PartReaders:
 
 
 Places: TypeAlias = Callable[[int], tuple[int, int]]
-"""The part that a sample of the whole is of, and its number within it. Raises ``IndexError`` where there is no such sample."""
+"""(part of a sample, its number in the part). Raises ``IndexError`` if there is no such sample."""
 
 
 class ComposedReader:
-    """Samples of several parts."""
+    """Reads samples of several parts."""
 
     def __init__(self, readers: PartReaders, places: Places, source_field: str = "") -> None:
         self._readers = readers
@@ -71,24 +73,24 @@ class ComposedReader:
         self.close = readers.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         part, number = self._places(sample)
         return self._with_source(self._readers[part].read(number), part)
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """See ``kinds.read_ahead``."""
+        """See ``interface.read_ahead``."""
         wanted: dict[int, list[int]] = {}
         for part, number in map(self._places, samples):
             wanted.setdefault(part, []).append(number)
         self._readers.read_ahead(wanted)
 
     def known(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         part, number = self._places(sample)
         return self._with_source(self._readers[part].known(number), part)
 
     def name(self, sample: int) -> str:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         part, number = self._places(sample)
         return self._readers[part].name(number)
 
@@ -97,7 +99,7 @@ class ComposedReader:
 
 
 def _places_one_after_the_other(index: SourceIndex) -> Places:
-    """Where samples are; nothing is kept for each."""
+    """The places of a concatenation."""
     starts = list(accumulate((samples for samples, _ in index.facts["parts"]), initial=0))
 
     def place(sample: int) -> tuple[int, int]:
@@ -108,7 +110,7 @@ def _places_one_after_the_other(index: SourceIndex) -> Places:
 
 
 def _places_in(index: SourceIndex) -> Places:
-    """Where samples are, of an index with the arrays ``numbers``, int64 [n], and ``parts``, int [n], where there are several."""
+    """The places by ``numbers``, int64 ``[n]``, and with several parts ``parts``, int ``[n]``."""
     parts, numbers = index.arrays.get("parts"), index.arrays["numbers"]
 
     def place(sample: int) -> tuple[int, int]:

@@ -1,15 +1,14 @@
-"""Several sources one after the other, mixed by weight, or some samples of one become an index. Daemon.
+"""Make the index of sources that are concatenated, mixed, or a part of another. Daemon.
 
-    numbers   int64 [n]   of mix and subset: the number of each sample within its part
-    parts     uint8 [n]   of mix: the part of each sample; a part that has come to its end begins again
+    numbers   int64 [n]   of mix and subset: the number of each sample in its part
+    parts     uint8 [n]   of mix: the part of each sample; a part that has ended begins again
 
-A mix: part k with weight w comes for the m-th time at the moment (m + 1/2) / w, and the earliest
-moment comes first. So in each stretch of the order every part has its share, to within one sample.
+A mix: sample m of a part with weight w has the time (m + 1/2) / w, and samples are ordered by time.
+So in each stretch of the order every part has its share, to within one sample.
 
-    weights [2, 1]   moments of part 0: 0.75, 2.25, 3.75, 5.25 ...   of part 1: 1.5, 4.5 ...   order 0 1 0 | 0 1 0 | ...
+    weights [2, 1]   part 0: 0.25, 0.75, 1.25 ...   part 1: 0.5, 1.5 ...   order 0 1 0 | 0 1 0 ...
 
-Invariant: the samples of all parts have the same columns, and where two of them have names for
-their classes, the same names.
+Invariant: all parts have the same columns, and those that name classes name the same ones.
 """
 
 import math
@@ -35,25 +34,25 @@ from batchd.storage.survey import Survey, quick_look
 from batchd_wire.wording import counted
 
 SAMPLES_MAX = 1 << 30
-"""Of an epoch; each costs nine bytes."""
+"""Maximum for an epoch of a mix; each costs nine bytes."""
 INDICES_BYTES_MAX = 8 << 30
 CHECKED_BYTES_MAX = 64 << 20
-"""``batchd check`` reads a file of indices up to this size, which takes a second or two; the daemon reads any."""
+"""``batchd check`` reads indices up to this size, for a second or two; the daemon reads any."""
 DIGITS_MAX = 18
 _NPY = b"\x93NUMPY"
 _MIX_1, _MIX_2, _STEP = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15)
-"""The constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+"""SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
 
 
 def common_columns(parts: Sequence[SourceOptions], storage: Storage, source_field: str = "") -> tuple[Column, ...]:
-    """The columns that all of them have, and one for which part a sample is from. Raises ``SourceInvalid`` where they differ."""
+    """The columns of all parts, and ``source_field``. Raises ``SourceInvalid`` if they differ."""
     return agreed_columns(
         {number: _part_columns(part, number, storage) for number, part in enumerate(parts)}, source_field
     )
 
 
 def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str = "") -> tuple[Column, ...]:
-    """As above, for parts whose columns are known, by their numbers."""
+    """As ``common_columns``, for known columns by the numbers of their parts."""
     (earliest, first), *others = columns.items()
     for number, other in others:
         if set(other) != set(first):
@@ -64,7 +63,7 @@ def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str 
 
 
 def scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceIndex]:
-    """Find the samples of all parts. Raises ``SourceInvalid`` naming the part."""
+    """Scan all parts. Raises ``SourceInvalid``, which names the part."""
     found: list[SourceIndex] = []
     for number, part in enumerate(parts):
         try:
@@ -75,7 +74,7 @@ def scan_parts(parts: Sequence[SourceOptions], survey: Survey) -> list[SourceInd
 
 
 def join(parts: Sequence[SourceIndex], samples: int, facts: Mapping[str, Any], arrays: Arrays) -> SourceIndex:
-    """One index of several, with ``facts`` and ``arrays`` that say which samples of theirs it has."""
+    """One index of several; ``facts`` and ``arrays`` say which of their samples it has."""
     joined = {f"{number}/{name}": array for number, part in enumerate(parts) for name, array in part.arrays.items()}
     classes = _common_classes(parts)
     return SourceIndex.build(
@@ -94,7 +93,7 @@ def _part_columns(part: SourceOptions, number: int, storage: Storage) -> tuple[C
 
 
 def _common_classes(parts: Sequence[SourceIndex]) -> tuple[bytes, ...]:
-    """The names of the classes that all parts with names have. Raises ``SourceInvalid`` where two have different ones."""
+    """The classes of the parts that name some. Raises ``SourceInvalid`` if they differ."""
     named = {number: names for number, part in enumerate(parts) if any(names := part.names("classes"))}
     if not named:
         return ()
@@ -148,7 +147,10 @@ def _scan_mix(source: MixSource, survey: Survey) -> SourceIndex:
 def mixed_order(
     samples: list[int], weights: tuple[float, ...], *, whole: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Which part, and which of its samples, stands where: uint8 [n] and int64 [n]. The arguments are ``mixed_counts``' ones."""
+    """The part, uint8 ``[n]``, and its sample, int64 ``[n]``, at each place of a mix.
+
+    The arguments are those of ``mixed_counts``.
+    """
     counts = mixed_counts(samples, weights, whole=whole)
     moments = np.concatenate([(np.arange(count) + 0.5) / weight for count, weight in zip(counts, weights, strict=True)])
     parts = np.repeat(np.arange(len(samples), dtype=np.uint8), counts)
@@ -160,9 +162,9 @@ def mixed_order(
 
 
 def mixed_counts(samples: list[int], weights: tuple[float, ...], *, whole: bool) -> list[int]:
-    """How often each part comes. ``samples``: of each part, 1 or more.
+    """Samples of each part in an epoch. ``samples``: of each part, 1 or more.
 
-    ``whole``: until every sample of every part has come; otherwise until a part has no further one.
+    ``whole``: until every sample of every part is used; otherwise until a part has no further one.
     """
     rounds = [count / weight for count, weight in zip(samples, weights, strict=True)]
     end = max(rounds) if whole else min(rounds)
@@ -185,7 +187,7 @@ def _range(source: SubsetSource, samples: int) -> NDArray[np.int64]:
 
 
 def _bounds(source: SubsetSource, samples: int) -> tuple[int, int]:
-    """Where the range begins and ends. Raises ``SourceInvalid`` where it holds nothing."""
+    """(start, stop) of the range. Raises ``SourceInvalid`` if it is empty."""
     start, stop = share_of(source.start, samples), share_of(source.stop, samples)
     assert start is not None, "its dataclass has read it"
     assert stop is not None, "the same"
@@ -200,7 +202,7 @@ def _bounds(source: SubsetSource, samples: int) -> tuple[int, int]:
 
 
 def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
-    """The numbers 0 to ``samples`` - 1 in the order of their SplitMix64 under ``seed``: the same for ever, on every machine."""
+    """0 to ``samples`` - 1, int64, by their SplitMix64 under ``seed``: the same for ever."""
     keys: NDArray[np.uint64] = (np.arange(samples, dtype=np.uint64) + np.uint64(1)) * _STEP
     for number in (np.uint64(seed), np.uint64(0)):
         keys = (keys ^ (keys >> np.uint64(30)) ^ number) * _MIX_1
@@ -210,9 +212,9 @@ def shuffled(samples: int, seed: int) -> NDArray[np.int64]:
 
 
 def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np.int64]:
-    """The numbers in a file. Raises ``SourceInvalid`` naming the line, or the place, of one that is no sample.
+    """The numbers in a file, int64 ``[n]``. Raises ``SourceInvalid``, naming line or item.
 
-    Where nobody knows yet how many ``samples`` there are, any number may be one.
+    With ``samples`` unknown, any number may be a sample.
     """
     with survey.open(file) as stream:
         content = stream.read(INDICES_BYTES_MAX)
@@ -228,7 +230,7 @@ def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np
 
 
 def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
-    """The numbers of a .npy file, and where each stands in it."""
+    """The numbers of a .npy file, and the position of each."""
     stored = read_array(str(file), BytesIO(content))
     count = math.prod(stored.shape)
     if len(content) < stored.first + count * stored.dtype.itemsize:
@@ -265,7 +267,7 @@ def _subset_problems(source: SubsetSource, storage: Storage) -> list[str]:
 
 
 def _check_subset(source: SubsetSource, storage: Storage) -> None:
-    """Raise ``SourceInvalid`` where a scan would, as far as a quick look tells."""
+    """Raise ``SourceInvalid`` as a scan would, as far as a quick look tells."""
     samples = _known_samples(source.of, storage)
     if source.indices is None:
         if samples is not None:
@@ -277,7 +279,7 @@ def _check_subset(source: SubsetSource, storage: Storage) -> None:
 
 
 def _known_samples(source: SourceOptions, storage: Storage) -> int | None:
-    """How many samples there are, where that is known without a scan; what is wrong with the source, others say."""
+    """The number of samples, if known without a scan. Problems are reported elsewhere."""
     try:
         return kind_of(source).samples(source, storage)
     except SourceInvalid:

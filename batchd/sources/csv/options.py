@@ -15,7 +15,7 @@ from batchd.sources.options import SourceOptions, check_files, place_of_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvSource(SourceOptions):
-    """Tables in CSV format: one sample on each line, the titles of the columns on the first. UTF-8."""
+    """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one."""
 
     type: Literal["csv"] = "csv"
     """Kind of source."""
@@ -27,7 +27,8 @@ class CsvSource(SourceOptions):
     """The folder of the tables, where they are several files."""
 
     files: tuple[str, ...] = ()
-    """The paths of the tables below the root, or patterns of them, such as ["train-{00..11}.csv"]. All have the same titles."""
+    """The paths of the tables below the root, or patterns of them, such as ["train-{00..11}.csv"].
+    All have the same titles."""
 
     fields: dict[str, str] = field(default_factory=dict)
     """The columns that become fields, with their types, such as { age = "float32", name = "text",
@@ -35,18 +36,19 @@ class CsvSource(SourceOptions):
     are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """The titles of fields that are called something else in the table, such as { label = "Class Label" }."""
+    """The titles of fields with other names in the table, such as { label = "Class Label" }."""
 
     image: str = ""
-    """The title of a column of paths of image files, which become the field `image`, to be decoded; "" where there is none."""
+    """The title of a column of paths of image files, which become the field `image`, to be decoded;
+    "" where there is none."""
 
     image_root: Path | None = None
     """The folder that the paths of images are relative to; when not set, the folder of the
     table."""
 
     allow_outside_root: bool = False
-    """Whether images may lie outside of that folder, and tables outside of the root: absolute paths, paths with `..` in them, and
-    links that lead out of it."""
+    """Whether images may be outside of that folder, and tables outside of the root: absolute paths,
+    paths with `..`, and links that lead out of it."""
 
     delimiter: str = ","
     """The character between two values; "\\t" is the tab."""
@@ -83,5 +85,5 @@ class CsvSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return place_of_files(self.path, self.root, self.files)

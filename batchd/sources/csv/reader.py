@@ -1,8 +1,7 @@
-"""The columns of one record of a table, or the reason why there are none. Workers only.
+"""Read the records of tables. Workers only.
 
-Invariant: what ``read`` returns is what the cells of one record say, all of them; a record with
-more or fewer cells than the header has, or with a cell that is not what its column is, is a bad
-sample as a whole.
+Invariant: ``read`` returns what the cells of one record say. A record with more or fewer cells than
+the header, or with a cell that does not fit its column, is a bad sample as a whole.
 """
 
 import os
@@ -51,7 +50,7 @@ class CsvReader:
         self.close = self._bytes.close  # images are not kept open
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         file, row = self._row(sample)
         values: dict[str, Value] = {}
         if self._image is not None:
@@ -64,7 +63,7 @@ class CsvReader:
         return values
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """Ask servers for all these records at once, and then for the images that they name."""
+        """Request all these records from servers at once, and then the images that they name."""
         extents = map(self._extent, samples)
         self._bytes.prefetch(Extent(self._files[file], start, end - start) for file, start, end in extents)
         if self._image is not None:
@@ -76,12 +75,12 @@ class CsvReader:
         return {}
 
     def name(self, sample: int) -> str:
-        """See ``kinds.Reader``. Records are counted from 1, behind the header."""
+        """See ``interface.Reader``. Records are counted from 1, behind the header."""
         file, start, _end = self._extent(sample)
         return f"{readable(self._files[file])}: record {sample - self._firsts[file] + 1} (byte {start})"
 
     def _extent(self, sample: int) -> tuple[int, int, int]:
-        """Number of the file, first byte, and the byte behind the last one."""
+        """Number of the file, first byte of the record, and the byte behind its last one."""
         sample = self._index.checked(sample)
         file = bisect_right(self._firsts, sample) - 1
         is_last = sample + 1 == self._firsts[file + 1]
@@ -104,7 +103,7 @@ class CsvReader:
         return file, row
 
     def _images_of(self, samples: Sequence[int]) -> Iterator[Extent]:
-        """The images that records name; those that name none are found when they are read."""
+        """The images that records name; a record that names none fails when it is read."""
         for sample in samples:
             with suppress(ValueError):
                 file, row = self._row(sample)
@@ -112,7 +111,7 @@ class CsvReader:
                     yield Extent(self._image_place(file, row[self._image or 0]), 0, None)
 
     def _image_place(self, file: int, path: str) -> bytes:
-        """Where an image is. Raises ``ValueError``."""
+        """The path of an image. Raises ``ValueError``."""
         root, name = self._roots[file], path.encode()
         return os.path.join(root, name) if self._allow_outside_root else below_root(root, name)  # noqa: PTH118
 
@@ -131,7 +130,7 @@ class CsvReader:
             raise SampleUnreadable(f"{title!r} is {path!r}: {error}") from None
 
     def _folders(self, image_root: str | None) -> list[bytes]:
-        """The folder of the images that each file names."""
+        """The folder of the images of each file."""
         if image_root is not None:
             return [os.fsencode(image_root)] * len(self._files)
         return [os.path.dirname(file) for file in self._files]  # noqa: PTH120  bytes

@@ -1,25 +1,24 @@
-"""Tables in CSV format: which bytes of which file are a record. Daemon.
+"""Find the records of tables in CSV format. Daemon.
 
-    a.csv, 1.2 GB            index: 8 bytes for a record           worker: pread, split, read the cells
+    a.csv, 1.2 GB            index: 8 bytes for a record         worker: pread, split, convert
     title,title              starts  | 12 | 57 | 103 | ...
     1,"two lines             ends    | end of a.csv | of b.csv | ...
 
-The daemon reads all files once, in blocks, and notes where records begin; workers read them one by
-one, in any order.
+The daemon reads all files once, in blocks, and notes the start of each record; workers read records
+one by one, in any order.
 
     title,other CR LF  1,"two LF lines" LF  LF  3,"a ""quoted"" word" LF
     ^ header           ^ record 1           |   ^ record 2            ^ end
                                             a blank line, which belongs to the record before it
 
-Records end where lines end, unless that is within quotes: where an odd number of quotes stands
-before it. That counts right only if quotes stand where RFC 4180 has them, so every quote is looked
-at: one that opens a value follows a delimiter or the end of a line, and one that closes it comes
-before one. All of this is done on whole blocks, by numpy, and quotes cost only where there are
-some.
+A record ends with a line, unless the end of the line is quoted: behind an odd number of quotes. The
+count is right only if quotes are where RFC 4180 allows them, so every quote is checked: an opening
+one follows a delimiter or the end of a line, a closing one precedes one. All of this works on whole
+blocks, in numpy, and quotes cost time only where there are some.
 
-Invariant: what is no table, or has not the columns that are asked for, is refused at the scan; what
-is wrong with one record is found by whoever reads it, and makes one bad sample. No record is cut, and
-what cannot be told apart for sure is refused.
+Invariant: the scan finds all records, in order, and none is cut. It refuses a file that is no
+table, lacks a column, or is ambiguous. An error in one record makes one bad sample, when it is
+read.
 """
 
 from array import array
@@ -43,7 +42,7 @@ from batchd.storage.survey import Survey, quick_look
 from batchd.suggestions import suggestion
 
 BLOCK_BYTES = 256 << 10
-"""What fits into the cache of a core, with the arrays that are made of it."""
+"""Fits into the cache of a core, with the arrays that are made of it."""
 RECORD_BYTES_MAX = 64 << 20
 _LINE_FEED, _CARRIAGE_RETURN, _QUOTE = b"\n"[0], b"\r"[0], b'"'[0]
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -52,7 +51,7 @@ Places = NDArray[np.int64]
 
 
 class RecordRun(NamedTuple):
-    """Some whole records of a file. ``starts``: the bytes of the file where they begin; ``end``: where the last one ends."""
+    """Whole records of a file. ``starts``: their first bytes; ``end``: behind the last one."""
 
     data: bytes
     first_byte: int
@@ -67,7 +66,7 @@ class RecordRun(NamedTuple):
 
 
 class RecordFinder:
-    """Finds the records of one file. ``end`` and ``checksum`` (CRC-32) are those of all bytes seen so far."""
+    """Finds the records of one file. ``end`` and ``checksum`` (CRC-32) are of all bytes so far."""
 
     def __init__(self, path: Path, delimiter: str) -> None:
         self.end = 0
@@ -78,7 +77,7 @@ class RecordFinder:
         self._may_stand_after = _table(delimiter, "\r", "\n", '"')
 
     def pieces(self, stream: BinaryIO) -> Iterator[RecordRun]:
-        """All records from the start of the file, the header among them. Raises ``SourceInvalid``."""
+        """All records of the file, with the header. Raises ``SourceInvalid``."""
         waiting = self._beginning(stream)
         first_byte = self.end - len(waiting)
         is_last = False
@@ -114,7 +113,7 @@ class RecordFinder:
         self.checksum = crc32(block, self.checksum)
 
     def _records(self, data: bytes, first_byte: int, *, is_last: bool) -> tuple[Places, int]:
-        """Where records begin in ``data``, and how many bytes those take that end in there."""
+        """The starts of records in ``data``, and the bytes of all records that end in it."""
         characters = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(characters == _LINE_FEED)
         if b'"' in data:
@@ -124,7 +123,7 @@ class RecordFinder:
         return _starts(characters, ends), min(int(ends[-1]) + 1, len(data)) if len(ends) else 0
 
     def _outside_quotes(self, characters: NDArray[np.uint8], ends: Places, first_byte: int, *, is_last: bool) -> Places:
-        """Those ends of lines that are ends of records."""
+        """The ends of lines that are ends of records."""
         quotes = np.flatnonzero(characters == _QUOTE)
         outside: Places = ends[np.searchsorted(quotes, ends) % 2 == 0]
         opening, closing = quotes[::2], quotes[1::2]
@@ -149,7 +148,7 @@ class RecordFinder:
         return outside
 
     def _refusal(self, characters: NDArray[np.uint8], before: Places, first_byte: int, reason: str) -> SourceInvalid:
-        """Name the record behind those that end at ``before``."""
+        """The error about the record after those that end at ``before``."""
         start = first_byte + (int(before[-1]) + 1 if len(before) else 0)
         number = self._found + len(_starts(characters, before))
         record = f"record {number}" if number else "the header"
@@ -157,7 +156,7 @@ class RecordFinder:
 
 
 def _starts(characters: NDArray[np.uint8], ends: Places) -> Places:
-    """Where the records begin that end at ``ends``, without blank lines."""
+    """The starts of the records that end at ``ends``, without blank lines."""
     starts: Places = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1] + 1])
     short = ends - starts <= 1
     if not short.any():
@@ -167,7 +166,7 @@ def _starts(characters: NDArray[np.uint8], ends: Places) -> Places:
 
 
 def _table(*characters: str) -> NDArray[np.bool_]:
-    """Which bytes are one of the characters."""
+    """True for the bytes of ``characters``: bool ``[256]``."""
     table = np.zeros(256, np.bool_)
     table[[ord(character) for character in characters]] = True
     return table
@@ -219,7 +218,7 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
 
 
 def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
-    """The titles that the first record of a file holds."""
+    """The titles in the first record of a file."""
     if b"\r" in record and b"\n" not in record:
         raise SourceInvalid(f"{path} ends its lines with CR alone; save it with LF, or CR and LF")
     try:
@@ -229,7 +228,7 @@ def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
 
 
 def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: Sequence[str]) -> None:
-    """Refuse a header without all columns that are asked for, or unlike that of the first file."""
+    """Refuse a header that lacks a column, or differs from that of the first file."""
     wrong = _wrong_titles(source, path, header)
     if wrong:
         raise SourceInvalid("; ".join(problem.text for problem in wrong))
@@ -238,7 +237,7 @@ def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: S
 
 
 def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[SourceProblem]:
-    """Each title that is asked for and does not stand in the header once, at the key that asks for it."""
+    """Each title that is not in the header exactly once, at the key that names it."""
     asked: list[tuple[KeyPath, str]] = [
         (("names" if name in source.names else "fields", name), source.title(name)) for name in source.fields
     ]
@@ -258,7 +257,7 @@ def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[
 
 
 def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProblem]:
-    """A header is read here too, so that a wrong title is found before the daemon starts."""
+    """Problems of a table; reads its header, so a wrong title is found here."""
     problems: list[str | SourceProblem] = [
         *files_problems(source.path, source.root, source.files, "the table", storage)
     ]

@@ -1,7 +1,7 @@
-"""The text of one record of a table becomes values. Workers; the daemon reads headers with it.
+"""Convert the text of one record of a table. Workers; the daemon reads headers with it.
 
-Invariant: a value is what its text says, or refused: numbers are decimal, and within what their
-type can hold.
+Invariant: a value is what its text says, or refused: numbers are decimal, and in the range of their
+type.
 """
 
 import csv
@@ -19,14 +19,14 @@ from batchd.samples.values import Value
 from batchd_wire.wording import counted
 
 IMAGE = "image"
-"""The field of the images that a table names."""
+"""The field of images, if a table names some."""
 SHOWN_CHARACTERS_MAX = 40
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""What some programs write in front of UTF-8."""
+"""Some programs write it in front of UTF-8."""
 TOO_LONG = "its cells are too long for a table: put them into files of their own, or into parquet"
-"""What to do about a record that is too long."""
+"""Remedy for a record that is too long."""
 ReadCell: TypeAlias = Callable[[str], Value]
-"""Makes a value of a cell's text. Raises ``ValueError`` saying what the text is not."""
+"""Converts a cell's text. Raises ``ValueError``, which says what is wrong with the text."""
 _Number: TypeAlias = int | float | bool
 _INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
 _REAL = re.compile(r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE)
@@ -36,7 +36,7 @@ csv.field_size_limit(sys.maxsize)  # of the whole process; the length of a recor
 
 
 def split_record(record: bytes | memoryview, delimiter: str) -> list[str]:
-    """The cells of one record. Raises ``ValueError`` saying why it is none."""
+    """The cells of one record. Raises ``ValueError`` with the reason."""
     try:
         rows = [row for row in csv.reader([str(record, "utf-8")], delimiter=delimiter, strict=True) if row]
     except UnicodeDecodeError as error:
@@ -51,7 +51,7 @@ def split_record(record: bytes | memoryview, delimiter: str) -> list[str]:
 
 
 def cell_reader(column: Column) -> ReadCell:
-    """What reads the cells of a column."""
+    """The function that reads the cells of a column."""
     if column.kind == "text":
         return str
     dtype = np.dtype(column.dtype)
@@ -78,7 +78,7 @@ def _array(column: Column, numbers: NDArray[Any]) -> Value:
 
 
 def _number_reader(dtype: np.dtype[Any]) -> Callable[[str], _Number]:
-    """What reads one number of a type. Raises ``ValueError``."""
+    """The function that reads one number of a type; it raises ``ValueError``."""
     name = dtype.name  # numpy works it out each time
     if dtype.kind == "b":
         return _truth

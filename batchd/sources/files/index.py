@@ -1,17 +1,17 @@
-"""Samples that are files, or records in files: which bytes of which file, called what, with which label. Daemon and workers.
+"""The index of samples that are files, or records in files. Daemon and workers.
 
     offsets   int64 [n + 1]   sample i is called paths[offsets[i]:offsets[i + 1]]
     paths     uint8 [bytes]   one name right after the other
     labels    int64 [n]
     classes   uint8 [bytes]   the names of the labels, a NUL after each
-    shards    uint8 [bytes]   the paths of the files that records lie in, a NUL after each; not there where each sample is a file
-    extents   int64 [n, 3]    (shard, first byte, bytes), where there are shards
+    shards    uint8 [bytes]   the paths of the files that hold records, a NUL after each; absent if
+                              each sample is a file
+    extents   int64 [n, 3]    (shard, first byte, bytes), if there are shards
 
-A path is relative to the root unless it starts with a slash. Where there are shards, a sample's
-name is one within its shard.
+A path is relative to the root unless it starts with a slash. With shards, a sample's name is one
+within its shard.
 
-Invariant: names are bytes all the way, as they need not be text, and no list of all of them is ever
-made.
+Invariant: names are bytes, as they need not be text, and no list of all of them is ever made.
 """
 
 import os
@@ -34,7 +34,7 @@ PROGRESS_EVERY = 4096
 
 
 class FilesIndex:
-    """An index as files and records see it."""
+    """The index as readers of files and records use it."""
 
     def __init__(self, index: SourceIndex) -> None:
         self.index = index
@@ -44,7 +44,7 @@ class FilesIndex:
         self.labels: NDArray[np.int64] = index.arrays["labels"]
         self._offsets: NDArray[np.int64] = index.arrays["offsets"]
         self._starts = self._offsets.data
-        """The same, whose items are numbers of Python."""
+        """The same, with Python integers as items."""
         self._paths = index.arrays["paths"].data.cast("B")
         self._before_names = self.root if self.root.endswith(b"/") else self.root + b"/"
         self.extents: NDArray[np.int64] | None = index.arrays.get("extents")
@@ -56,34 +56,34 @@ class FilesIndex:
 
     @cached_property
     def shards(self) -> tuple[bytes, ...]:
-        """The paths of the files that records lie in; none where each sample is a file."""
+        """The paths of the files that hold records; empty if each sample is a file."""
         return self.index.names("shards")
 
     def label(self, sample: int) -> int:
-        """The label of a sample. Raises ``IndexError`` where there is no such sample."""
+        """The label of a sample. Raises ``IndexError`` if there is no such sample."""
         return int(self.labels[self.index.checked(sample)])
 
     def path(self, sample: int) -> str:
-        """Where a sample is, as people can read it and as every message can carry it. Raises ``IndexError``."""
+        """The place of a sample, readable, for messages. Raises ``IndexError``."""
         file, extent = readable(self.file(sample)), self.extent(sample)
         return f"{file}: {readable(self.name(sample))} (byte {extent[0]})" if extent is not None else file
 
     def file(self, sample: int) -> bytes:
-        """The path of a sample's file as the kernel takes it, absolute where the root is. Raises ``IndexError``."""
+        """The path of a sample's file. Raises ``IndexError``."""
         if self.extents is None:
             name = self.name(sample)
             return name if name.startswith(b"/") else self._before_names + name
         return os.path.join(self.root, self.shards[int(self.extents[self.index.checked(sample), 0])])  # noqa: PTH118  bytes
 
     def extent(self, sample: int) -> tuple[int, int] | None:
-        """(first byte, bytes) of a record in its file; None where the sample is a file. Raises ``IndexError``."""
+        """(first byte, bytes) of a record in its file; None for a file. Raises ``IndexError``."""
         if self.extents is None:
             return None
         _shard, start, count = self.extents[self.index.checked(sample)].tolist()
         return start, count
 
     def name(self, sample: int) -> bytes:
-        """The path of a sample as it was found: relative to the root, absolute, or within its shard. Raises ``IndexError``."""
+        """The path of a sample: relative, absolute, or in its shard. Raises ``IndexError``."""
         sample = self.index.checked(sample)
         start, end = self._starts[sample], self._starts[sample + 1]
         if not 0 <= start <= end <= len(self._paths):
@@ -92,7 +92,7 @@ class FilesIndex:
 
 
 class GrowingIndex:
-    """An index of files while it is built. ``path_bytes`` is how long a path may be, where batches carry them, else 0."""
+    """Builds an index of files. ``path_bytes``: the longest path that batches carry; 0: none do."""
 
     def __init__(self, progress: ReportProgress, path_bytes: int) -> None:
         self._path_bytes = path_bytes
@@ -103,7 +103,10 @@ class GrowingIndex:
         self._progress = progress
 
     def add(self, path: bytes, label: int, extent: tuple[int, int, int] | None = None) -> None:
-        """Add one sample; ``path`` is relative to the root, or absolute. ``extent``: shard, first byte, bytes."""
+        """Add one sample. ``extent``: shard, first byte, bytes.
+
+        ``path`` is relative to the root, or absolute.
+        """
         if self._path_bytes and len(path) > self._path_bytes:
             raise SourceInvalid(
                 f"the path {readable(path)} has {len(path)} bytes, more than path_bytes = {self._path_bytes}"

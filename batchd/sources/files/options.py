@@ -13,20 +13,22 @@ from batchd.sources.options import SourceOptions, check_path_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSource(SourceOptions):
-    """A folder of images with one sub-folder for each class, or a flat folder of images without classes."""
+    """A folder of images: one sub-folder for each class, or a flat folder without classes."""
 
     type: Literal["folder"] = "folder"
     """Kind of source."""
 
     path: Path
-    """The folder. Each sub-folder is a class; classes are numbered in the order of their names. Hidden files are skipped."""
+    """The folder. Each sub-folder is a class; classes are numbered in the order of their names.
+    Hidden files are skipped."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the folder."""
 
     path_bytes: int = 0
-    """Length of the field `path`, in which a batch carries the path of each sample, relative to the folder, as UTF-8 and zeros;
-    0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+    """Length of the field `path`, in which a batch carries the path of each sample, relative to the
+    folder, as UTF-8 and zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives
+    strings."""
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -34,26 +36,28 @@ class FolderSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSource(SourceOptions):
-    """A text file with one sample on each line: the file's path, white space, and its label, a whole number."""
+    """A text file with one sample on each line: path, white space, label (a whole number)."""
 
     type: Literal["list"] = "list"
     """Kind of source."""
 
     path: Path
-    """The text file of `path label` lines. Paths may hold spaces; blank lines and lines that start with # are skipped."""
+    """The text file of `path label` lines. Paths may hold spaces; blank lines and lines that start
+    with # are skipped."""
 
     root: Path | None = None
     """The folder that the paths in the list are relative to; when not set, the folder of the
     list."""
 
     allow_outside_root: bool = False
-    """Whether files may lie outside of the root: absolute paths, paths with `..` in them, and links that lead out of it."""
+    """Whether files may be outside of the root: absolute paths, paths with `..`, and links that
+    lead out of it."""
 
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the path of each sample, as in the list,
@@ -66,13 +70,13 @@ class ListSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobSource(SourceOptions):
-    """The files below a folder whose paths match patterns, in the order of their paths, each once."""
+    """The files below a folder whose paths match patterns, each once, ordered by path."""
 
     type: Literal["glob"] = "glob"
     """Kind of source."""
@@ -89,11 +93,13 @@ class GlobSource(SourceOptions):
     """Whether links may lead out of the root."""
 
     classes: Literal["none", "folder"] = "none"
-    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their order; "none" makes all 0."""
+    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their
+    order; "none" makes all 0."""
 
     path_bytes: int = 0
-    """Length of the field `path`, in which a batch carries the path of each sample, relative to the root, as UTF-8 and zeros;
-    0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+    """Length of the field `path`, in which a batch carries the path of each sample, relative to the
+    root, as UTF-8 and zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives
+    strings."""
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -103,5 +109,5 @@ class GlobSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return f"{self.root}: {' '.join(self.patterns)}"

@@ -1,18 +1,17 @@
 """Folders of images, lists and patterns become an index. Daemon.
 
-    folder/cat/1.jpg            class per sub-folder: labels follow the names of the classes, order as torchvision's
-    folder/cat/more/2.jpg       ImageFolder has it (folders by path, then files by name), so that sample numbers agree
-    folder/dog/3.jpg
+    folder/cat/1.jpg            a class per sub-folder: labels follow the names of the classes; the
+    folder/cat/more/2.jpg       order is that of torchvision's ImageFolder, folders by path and then
+    folder/dog/3.jpg            files by name, so sample numbers agree
 
     folder/1.jpg                flat: one class "", label 0
 
     list.txt: "a b/1.jpg 7"     the label is the last word of the line
 
-    root/**/*.jpg               every path that matches, once, folders in the order of their paths and files in that of
-                                their names
+    root/**/*.jpg               every path that matches, once: folders by path, then files by name
 
-Invariant: input that cannot be served as the user means it is refused here with the file's name, or
-the list and the line; it is never left out quietly.
+Invariant: nothing is left out silently. What cannot be served as the user means it is refused with
+the name of the file, or the list and the line.
 """
 
 import os
@@ -53,14 +52,14 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
             "class folder, or name the files in a list source"
         )
 
-    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+    def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         return survey.names_in(os.path.join(top, folder), images_only)  # noqa: PTH118  bytes
 
     for name in images:
         growing.add(name, 0)
     for label, class_name in enumerate(folders):
         found = len(growing)
-        for folder, names in walk(top, class_name, look, survey, bound):
+        for folder, names in walk(top, class_name, list_folder, survey, bound):
             for name in names:
                 growing.add(below(folder, name), label)
         if len(growing) == found:
@@ -93,7 +92,7 @@ def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
 
 
 def _lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
-    """The lines that name samples, with their numbers from 1 on."""
+    """The lines that name samples, with their numbers, from 1."""
     with survey.open(file) as stream:
         number = 0
         while line := stream.readline(LINE_BYTES_MAX + 1):
@@ -106,7 +105,7 @@ def _lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
-    """Split a line into path and label. Raises ``ValueError`` saying what is wrong with it."""
+    """Split a line into path and label. Raises ``ValueError`` with the reason."""
     path, *label = line.rsplit(maxsplit=1)
     if len(path) > PATH_BYTES_MAX:
         raise ValueError(f"the path is longer than {PATH_BYTES_MAX} bytes")

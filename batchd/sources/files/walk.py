@@ -1,7 +1,7 @@
-"""Folders and what is in them, in an order that does not depend on the file system. Daemon.
+"""List folders and files in an order that does not depend on the file system. Daemon.
 
-Invariant: links are followed, but never in a circle; what cannot be looked into is refused by name,
-not left out.
+Invariant: links are followed, but never in a circle; an unreadable folder is refused by name, not
+left out.
 """
 
 import os
@@ -20,17 +20,19 @@ from batchd.storage.patterns import Pattern, absence_problems, first_file, no_fi
 from batchd.storage.survey import Survey
 
 IMAGE_SUFFIXES = (b".bmp", b".gif", b".jpeg", b".jpg", b".png", b".webp")
-"""Endings of the file names that a folder source takes, in any case."""
+"""Endings of the files that a folder source takes, in any case."""
 
-Look = Callable[[bytes], tuple[list[bytes], list[bytes]]]
-"""Which folders of a folder to go into, and which of its files to take, in order."""
+ListFolder = Callable[[bytes], tuple[list[bytes], list[bytes]]]
+"""The folders of a folder to enter, and its files to take, in order."""
 
 
-def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | None) -> list[tuple[bytes, list[bytes]]]:
-    """Every folder from ``start`` down with the names of its files, folders in the order of their paths.
+def walk(
+    top: bytes, start: bytes, list_folder: ListFolder, survey: Survey, bound: bytes | None
+) -> list[tuple[bytes, list[bytes]]]:
+    """Every folder from ``start`` down, by path, with the names of its files.
 
-    Links are followed, as people build subsets of them; one that leads back to a folder around it,
-    or out of ``bound`` (a real path; None for anywhere), is refused.
+    Links are followed, because subsets are often built from them. A link back to a folder around it
+    is refused, and one out of ``bound`` (a real path; None: no bound).
     """
     found = []
     waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(start, frozenset())]
@@ -42,24 +44,24 @@ def walk(top: bytes, start: bytes, look: Look, survey: Survey, bound: bytes | No
         if identity in around:
             raise SourceInvalid(f"{readable(full)} is a link to a folder that it lies in; remove it")
         above = around if identity is None else around | {identity}
-        folders, files = look(folder)
+        folders, files = list_folder(folder)
         found.append((folder, files))
         waiting += [(below(folder, name), above) for name in folders]
     return sorted(found)
 
 
 def below(folder: bytes, name: bytes) -> bytes:
-    """The path of a name in a folder; "" is the folder where a search began."""
+    """The path of a name in a folder; "" is the folder in which the search begins."""
     return folder + b"/" + name if folder else name
 
 
 def is_image(name: bytes) -> bool:
-    """Does this name end like that of an image?"""
+    """True if the name ends like that of an image."""
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 class Patterns(NamedTuple):
-    """Patterns of the paths of files below ``root``, and the ``key`` that they stand under. ``allow_outside_root``: of links."""
+    """Patterns of files below ``root``, under ``key``. ``allow_outside_root`` is about links."""
 
     root: Path
     texts: Sequence[str]
@@ -68,9 +70,9 @@ class Patterns(NamedTuple):
 
 
 def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
-    """The files below a folder that match patterns: folders that hold some, in order, with their names, in order.
+    """The files below a folder that match patterns: folders with their names, all in order.
 
-    Raises ``SourceInvalid`` where a pattern makes no sense, or names one file that is not there,
+    Raises ``SourceInvalid`` for a pattern that makes no sense, for one that names an absent file,
     and for a link out of the root.
     """
     root = wanted.root
@@ -81,7 +83,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
             return _named(root, patterns, survey)
         refuse_wild(root, patterns, wanted.key)
 
-    def look(folder: bytes) -> tuple[list[bytes], list[bytes]]:
+    def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
         around = folder.split(b"/") if folder else []
 
         def is_wanted(name: bytes) -> bool:
@@ -91,7 +93,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         into = [name for name in found.folders if any(one.may_match_below([*around, name]) for one in patterns)]
         return into, found.files
 
-    found = [(folder, names) for folder, names in walk(top, b"", look, survey, bound) if names]
+    found = [(folder, names) for folder, names in walk(top, b"", list_folder, survey, bound) if names]
     there = (
         {below(folder, name) for folder, names in found for name in names}
         if any(one.is_plain for one in patterns)
@@ -104,7 +106,7 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
 
 
 def _named(root: Url, patterns: Sequence[Pattern], survey: Survey) -> list[tuple[bytes, list[bytes]]]:
-    """Objects that are named one by one, as ``matching`` has them: nothing has to be listed."""
+    """Objects that are named one by one, as ``matching`` returns them: nothing has to be listed."""
     paths = sorted({os.fsencode(one.text) for one in patterns})
     survey.storage.remote.look_at_each([str(root / os.fsdecode(path)) for path in paths], survey)
     found: dict[bytes, list[bytes]] = {}
@@ -115,7 +117,7 @@ def _named(root: Url, patterns: Sequence[Pattern], survey: Survey) -> list[tuple
 
 
 def refuse_wild(root: Url, patterns: Sequence[Pattern], key: str) -> None:
-    """Raise ``SourceInvalid`` for patterns of what cannot be listed."""
+    """Raise ``SourceInvalid`` for a pattern below a root that cannot be listed."""
     wild = next((one.text for one in patterns if not one.is_plain), "")
     if wild and not root.can_list:
         raise SourceInvalid(
@@ -125,7 +127,7 @@ def refuse_wild(root: Url, patterns: Sequence[Pattern], key: str) -> None:
 
 
 def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
-    """The files that hold samples, below the root, in the order of their paths. Raises ``SourceInvalid`` where there are none."""
+    """The files that match, below the root, by path. Raises ``SourceInvalid`` if there are none."""
     found = [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
     if not found:
         raise SourceInvalid(no_match(wanted.root, wanted.texts))
@@ -133,7 +135,7 @@ def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
 
 
 def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
-    """The one file at ``path``, or those below ``root`` that match ``files``. Raises ``SourceInvalid`` where there are none."""
+    """The file at ``path``, or the matching ones below ``root``. Raises ``SourceInvalid``."""
     if source.path is not None:
         return [source.path.absolute()]
     assert source.root is not None, "either a path or a root"
@@ -144,7 +146,7 @@ def files_of(source: CsvSource | RawSource, survey: Survey) -> list[Path]:
 def files_problems(
     path: Path | None, root: Path | None, texts: Sequence[str], what: str, storage: Storage
 ) -> list[str]:
-    """What is wrong with such files, without looking for them; ``what`` is what people call one ("the table")."""
+    """Problems of such files, without a search; ``what`` names one in messages ("the table")."""
     if path is not None:
         return storage.at(path).file_problems(path, what)
     assert root is not None, "either a path or a root"
@@ -152,7 +154,7 @@ def files_problems(
 
 
 def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str = "shards") -> list[str]:
-    """What is wrong with files below a root that patterns name, without looking for all that patterns match."""
+    """Problems of files below a root, without a search for all that patterns match."""
     problems, store = pattern_problems(texts, key), storage.at(root)
     if problems or not isinstance(root, Url):
         problems += store.folder_problems(root)
@@ -167,9 +169,9 @@ def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str
 
 
 def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Path | None:
-    """One of the files that patterns name, to see whether it is what it should be; None where none is found.
+    """One of the files that patterns name, to look into; None if none is found.
 
-    Of those on a server it is the first one, if it is named: nothing is looked for there.
+    On a server it is the first one, if it is named: nothing is searched there.
     """
     patterns = read_patterns(texts, key)
     if isinstance(root, Url):
@@ -178,7 +180,7 @@ def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Pa
 
 
 def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:
-    """The patterns that the texts under ``key`` stand for. Raises ``SourceInvalid``, which names the key."""
+    """Parse the patterns under ``key``. Raises ``SourceInvalid``, which names the key."""
     try:
         return [Pattern(plain) for text in texts for plain in resolve_braces(text)]
     except ValueError as error:
@@ -186,7 +188,7 @@ def read_patterns(texts: Sequence[str], key: str) -> list[Pattern]:
 
 
 def pattern_problems(texts: Sequence[str], key: str) -> list[str]:
-    """What is wrong with patterns; empty where they make sense."""
+    """Problems of patterns; empty if they make sense."""
     try:
         read_patterns(texts, key)
     except SourceInvalid as error:

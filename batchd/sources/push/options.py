@@ -1,4 +1,4 @@
-"""Sources whose samples come while they are read. Daemon, workers and CLI; standard library only.
+"""Sources of pushed samples. Daemon, workers and CLI; standard library only.
 
 The string under a field is its documentation everywhere: in error messages, ``batchd config``, the
 JSON Schema and the manual.
@@ -19,7 +19,10 @@ CAPACITY_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushSource(SourceOptions):
-    """Live data: programs on the daemon's host push samples with `batchd_client.push`, as cameras, sensors and simulators do."""
+    """Live data: programs on the daemon's host push samples with `batchd_client.push`.
+
+    Examples are cameras, sensors and simulators.
+    """
 
     is_live: ClassVar[bool] = True
 
@@ -32,7 +35,8 @@ class PushSource(SourceOptions):
     "text"."""
 
     capacity: int = 256
-    """How many samples may wait. At least a batch of them; less than two leaves no batch to be read ahead."""
+    """Maximum number of waiting samples: at least one batch; with less than two, no batch is read
+    ahead."""
 
     sample_bytes_max: str = "4MiB"
     """Maximum size of the parts of one sample without a fixed size: "image", "text" and fields with
@@ -59,17 +63,17 @@ class PushSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return f"into {self.capacity} places"
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """What a sample consists of. Raises ``ValueError`` where a type is none."""
+        """The columns of a sample. Raises ``ValueError`` for a type that does not exist."""
         return tuple(parse_column(name, text) for name, text in self.fields.items())
 
     @property
     def layout(self) -> PlaceLayout:
-        """How a sample lies in its place."""
+        """The layout of a sample in its place."""
         return PlaceLayout(tuple(_mail_column(column) for column in self.columns), parse_bytes(self.sample_bytes_max))
 
     @property

@@ -1,13 +1,12 @@
-"""Samples that producers push into a mailbox while they are read. Workers only.
+"""Read samples that producers push into a mailbox. Workers only.
 
-A sample's number is its row in the stream, counted from the first batch,
-and says nothing of where it is: each order says in which places the samples of its rows lie.
+A sample's number is its row in the stream, counted from the first batch. It does not tell its
+place: each order names the places of the samples in its rows.
 
-Whoever may push can also write into any place at any time, also while it is read. So a place is
-copied, lengths first, before anything in it is looked at, and the worst that comes of it is a
-sample with wrong values.
+A producer can write into any place at any time, also while it is read. So a place is copied,
+lengths first, before its content is checked. The worst result is a sample with wrong values.
 
-Invariant: what ``read`` returns lies in this process's own memory and is what ``columns`` says.
+Invariant: ``read`` returns memory of this process, with the types and shapes of ``columns``.
 """
 
 import os
@@ -24,7 +23,7 @@ from batchd_wire.mailbox import MailColumn, ValueExtent
 
 
 class PushReader:
-    """Reads samples out of a mailbox. ``attach`` comes first, and ``expect`` before the samples of each order."""
+    """Reads samples of a mailbox. Call ``attach`` first, and ``expect`` before each order."""
 
     def __init__(self, source: PushSource, max_bytes: int) -> None:
         self._layout = source.layout
@@ -36,15 +35,15 @@ class PushReader:
         self._places: tuple[int, ...] = ()
 
     def attach(self, descriptor: int) -> None:
-        """Read from this mailbox; the descriptor is ours from now on."""
+        """Read from this mailbox; the reader owns the descriptor from now on."""
         self._descriptor = descriptor
 
     def expect(self, first: int, places: tuple[int, ...]) -> None:
-        """The samples from number ``first`` on lie in ``places``."""
+        """Samples from number ``first`` on are in ``places``."""
         self._first, self._places = first, places
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         place = self._places[sample - self._first]
         assert 0 <= place < self._capacity, f"place {place} of a mailbox with {self._capacity}"
         start = place * self._layout.place_bytes
@@ -61,11 +60,11 @@ class PushReader:
         }
 
     def known(self, _sample: int) -> Mapping[str, Value]:
-        """Nothing is known of a sample that cannot be read."""
+        """Empty: a sample that cannot be read has no known columns."""
         return {}
 
     def name(self, sample: int) -> str:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         return f"pushed sample {sample}"
 
     def close(self) -> None:
@@ -75,7 +74,10 @@ class PushReader:
             self._descriptor = -1
 
     def _copy(self, start: int, first: int, end: int) -> None:
-        """Copy a part of a place into the same part of the buffer. Its producer cannot cut it short: the memory is sealed."""
+        """Copy a part of a place into the same part of the buffer.
+
+        The producer cannot shorten it: the memory is sealed.
+        """
         while first < end:
             first += os.preadv(self._descriptor, [self._buffer.data[first:end]], start + first)
 

@@ -1,9 +1,9 @@
-"""Members of samples in tar shards: which fields they are, and where an index has them. Daemon and workers.
+"""The index of members of samples in tar shards, and their fields. Daemon and workers.
 
-    firsts    int64 [shards + 1]        the number of the first sample of each shard, and of all samples
+    firsts    int64 [shards + 1]        first sample of each shard, and the number of all samples
     starts    int64 [n]                 first byte of the first member of each sample in its shard
-    extents   uint32 [n, members, 2]    (blocks of 512 bytes from there on, bytes) of each member that is wanted
-    endings   uint8 [n, members]        which of its possible endings it has; MISSING where there is none
+    extents   uint32 [n, members, 2]    (blocks of 512 bytes from there, bytes) of each member
+    endings   uint8 [n, members]        the number of its ending; MISSING if there is no such member
     offsets   int64 [n + 1]             the key of sample i is keys[offsets[i]:offsets[i + 1]]
     keys      uint8 [bytes]             one key right after the other
     shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
@@ -22,14 +22,14 @@ from batchd.sources.webdataset.options import Coding, Member, WebDatasetSource, 
 
 PLACE = np.dtype("<u4")
 BYTES_MAX = (1 << 32) - 1
-"""A member that says so many bytes has as many or more: none can be read that is so long."""
+"""A member of so many bytes or more: none is read that is so long."""
 MISSING = 255
-"""Stands for the ending of a member that is not there."""
+"""In place of the ending of a member that is absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberField:
-    """A field of a sample: the member that it comes from, which is number ``slot`` of those that are read."""
+    """A field of a sample; its member is number ``slot`` of those that are read."""
 
     column: Column
     member: Member
@@ -39,12 +39,12 @@ class MemberField:
 
     @property
     def members(self) -> str:
-        """Its member, for people, or those that it may come from."""
+        """Its member, or all that it may be, for messages."""
         return " or ".join(f".{ending}" for ending in self.member.endings)
 
     @property
     def fact(self) -> list[str | None]:
-        """What decides bytes, however it was written."""
+        """The part of the digest that decides bytes, however the options were written."""
         default = self.default.tobytes().hex() if isinstance(self.default, np.ndarray) else self.default
         assert default is None or isinstance(default, str)
         return [self.column.text, self.member.text, default]
@@ -64,5 +64,5 @@ def parts_of(source: WebDatasetSource) -> tuple[MemberField, ...]:
 
 
 def endings_of(parts: Sequence[MemberField]) -> list[tuple[str, ...]]:
-    """Of each member that is read, the endings that it may have."""
+    """The possible endings of each member that is read."""
     return list(dict.fromkeys(part.member.endings for part in parts))

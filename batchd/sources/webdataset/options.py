@@ -1,6 +1,6 @@
-"""Sources whose samples lie in tar files. Daemon, workers and CLI; standard library only.
+"""Sources of samples in tar files. Daemon, workers and CLI; standard library only.
 
-A field comes from a member of a sample in a shard:
+Each field is read from a member of a sample in a shard:
 
     field                                 member, unless ``names`` has another
     image = "image"                       jpg, jpeg, png, webp, gif or bmp
@@ -12,7 +12,7 @@ A field comes from a member of a sample in a shard:
 
 This is where ``batchd prepare`` puts them.
 
-Invariant: all members that a field may come from are read in the same way.
+Invariant: all members that may hold a field are read in the same way.
 """
 
 from collections.abc import Mapping
@@ -28,30 +28,30 @@ IMAGE, LABEL = "image", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 LABEL_ENDING, JSON_ENDING, TEXT_ENDING, ARRAY_ENDING = "cls", "json", "txt", "npy"
 WRITTEN_ENDINGS = (LABEL_ENDING, TEXT_ENDING, "text")
-"""Numbers in these are written in digits."""
+"""Endings of numbers in digits."""
 PICKLE_ENDINGS = ("pickle", "pkl", "pth", "pt", "pyd")
 
 Coding = Literal["image", "text", "npy", "json", "written", "bytes"]
-"""What the bytes of a member are; ``written``: numbers in digits; ``bytes``: little-endian numbers."""
+"""The content of a member. ``written``: numbers in digits; ``bytes``: little-endian numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where a field comes from: the first of the ``endings`` that a sample has, and a ``key`` where that is a JSON object."""
+    """The member of a field: the first of ``endings`` that a sample has; ``key`` in it, if JSON."""
 
     endings: tuple[str, ...]
     key: str = ""
 
     @property
     def text(self) -> str:
-        """The member as people write it."""
+        """The member as in ``names``."""
         return ";".join(self.endings) + (f":{self.key}" if self.key else "")
 
 
 def parse_member(name: str, text: str) -> Member:
-    """Read what people write, such as ``"seg.png"``, ``"jpg;png"`` or ``"json:width"``. Raises ``ValueError``.
+    """Parse such as ``"seg.png"``, ``"jpg;png"`` or ``"json:width"``. Raises ``ValueError``.
 
-    An ending may have its dot in front, as messages show it.
+    An ending may begin with its dot, as messages show it.
     """
     endings, colon, key = text.partition(":")
     member = Member(tuple(ending.removeprefix(".") for ending in endings.split(";")), key)
@@ -64,7 +64,7 @@ def parse_member(name: str, text: str) -> Member:
 
 
 def usual_member(column: Column) -> Member:
-    """Where a field comes from that ``names`` says nothing of."""
+    """The member of a field that is not in ``names``."""
     name = column.name
     if column.kind == "encoded":
         return Member(IMAGE_ENDINGS if name == IMAGE else tuple(f"{name}.{ending}" for ending in IMAGE_ENDINGS))
@@ -76,18 +76,18 @@ def usual_member(column: Column) -> Member:
 
 
 def member_of(column: Column, names: Mapping[str, str]) -> Member:
-    """Where a field comes from. Raises ``ValueError``."""
+    """The member of a field. Raises ``ValueError``."""
     return parse_member(column.name, names[column.name]) if column.name in names else usual_member(column)
 
 
 def is_label(column: Column) -> bool:
-    """Is it what has a member of its own, as other readers of shards expect it: one whole number that is called the label?"""
+    """True for a whole number called label: other readers of shards expect it in its own member."""
     is_whole = column.kind == "array" and column.dtype != "bool" and "float" not in column.dtype
     return column.name == LABEL and is_whole and not column.shape
 
 
 def coding_of(column: Column, member: Member) -> Coding:
-    """What the bytes are that a field comes from. Raises ``ValueError`` where that cannot be."""
+    """The content of a field's member. Raises ``ValueError`` if the field cannot be in it."""
     codings = {_coding_of(column, member, ending) for ending in member.endings}
     if len(codings) > 1:
         raise ValueError(
@@ -128,7 +128,7 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebDatasetSource(SourceOptions):
-    """Shards in tar format, in which members of the same name but for their endings are one sample."""
+    """Shards in tar format; members with the same name but for their endings are one sample."""
 
     type: Literal["webdataset"] = "webdataset"
     """Kind of source."""
@@ -137,8 +137,9 @@ class WebDatasetSource(SourceOptions):
     """The folder of the shards."""
 
     shards: tuple[str, ...]
-    """The paths of the shards below the root, or patterns of them, such as ["train-{0000..0123}.tar"]. Each that is named has to
-    be there. They are plain tar files, not compressed ones."""
+    """The paths of the shards below the root, or patterns of them, such as
+    ["train-{0000..0123}.tar"]. Each that is named has to be there. They are plain tar files, not
+    compressed ones."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
@@ -147,8 +148,8 @@ class WebDatasetSource(SourceOptions):
     """Endings of the members that are images; where a sample has several, the first of these."""
 
     label: str = LABEL_ENDING
-    """Where labels come from: the ending of a member that is a whole number, or "json:KEY" for a number in a JSON object; ""
-    makes all labels 0."""
+    """The member of labels: the ending of one that is a whole number, or "json:KEY" for a number in
+    a JSON object; "" makes all labels 0."""
 
     fields: dict[str, str] | None = None
     """The fields of a sample other than one image and one label, such as { image = "image", mask =
@@ -161,8 +162,8 @@ class WebDatasetSource(SourceOptions):
 
     names: dict[str, str] = field(default_factory=dict)
     """The members of fields with other names, such as { mask = "seg.png", caption = "txt", width =
-    "json:width" }: the ending of the member's name, from the first dot on; "jpg;png" for the first of two
-    that a sample has; "json:KEY" for a value in a JSON object."""
+    "json:width" }: the ending of the member's name, from the first dot on; "jpg;png" for the first
+    of two that a sample has; "json:KEY" for a value in a JSON object."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
     """The value of a field whose member, or key in it, is missing: a number for each element, a
@@ -170,9 +171,9 @@ class WebDatasetSource(SourceOptions):
     boxes = [], caption = "" }. Without a default it is a bad sample."""
 
     path_bytes: int = 0
-    """Length of the field `path`, in which a batch carries the name of each image within its shard, as UTF-8 and zeros; 0 leaves
-    the field out. With `fields` it is the name that all members of a sample have in common. `batchd_client.text(batch["path"])`
-    gives strings."""
+    """Length of the field `path`, in which a batch carries the name of each image within its shard,
+    as UTF-8 and zeros; 0 leaves the field out. With `fields` it is the name that all members of a
+    sample have in common. `batchd_client.text(batch["path"])` gives strings."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -192,7 +193,7 @@ class WebDatasetSource(SourceOptions):
         checks.done()
 
     def _check_fields(self, checks: Checks, fields: dict[str, str]) -> None:
-        """Tell ``checks`` of the fields that cannot be read from a sample."""
+        """Report fields that cannot be read from a sample."""
         if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
             checks.say(
                 'image and label are for a source without fields; write names = { image = "png", label = "cls" }'
@@ -215,5 +216,5 @@ class WebDatasetSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The place of the samples, for messages."""
         return f"{self.root}: {' '.join(self.shards)}"

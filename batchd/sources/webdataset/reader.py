@@ -1,4 +1,4 @@
-"""Members of a sample in a tar shard become its fields. Workers; what a source's fields are, in the daemon too.
+"""Members of a sample in a tar shard become its fields. Workers only.
 
     coding     member                    field
     image      any                       its bytes
@@ -8,16 +8,11 @@
     written    cls, txt, ...             numbers in digits, with white space between several
     bytes      any other                 little-endian numbers
 
-Each member is read with one ``pread``, also where several fields come from it.
+Each member is read with one ``pread``, also if several fields are in it.
 
-Invariant: nothing of a member is ever executed; a value is what its column says, in dtype and
-shape.
-
-The bytes of a member of a tar shard become the value of a column, or the reason why they cannot.
-Workers.
-
-Invariant: an array is parsed by its header alone, and those of objects, which need pickle, are
-refused; JSON is data.
+Invariant: a value has the dtype and shape of its column, and nothing of a member is executed: of an
+array only the header is parsed, arrays of objects, which need pickle, are refused, and JSON is
+data.
 """
 
 import json
@@ -48,7 +43,7 @@ from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 
 def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
-    """The value of a column that is all of a member. Raises ``SampleUnreadable``."""
+    """The value of a column that is a whole member. Raises ``SampleUnreadable``."""
     if coding == "npy":
         return _fitting(column, converted(column, _array(column, content)))
     if coding == "written":
@@ -57,7 +52,7 @@ def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int
 
 
 def json_object(content: memoryview) -> Mapping[str, Any]:
-    """The object that is a member. Raises ``SampleUnreadable``."""
+    """The JSON object in a member. Raises ``SampleUnreadable``."""
     try:
         found = json.loads(bytes(content))
     except RecursionError:
@@ -70,7 +65,7 @@ def json_object(content: memoryview) -> Mapping[str, Any]:
 
 
 def value_in_json(column: Column, value: object) -> Value:
-    """The value of a column that stands under a key. Raises ``SampleUnreadable``."""
+    """The value of a column under a key. Raises ``SampleUnreadable``."""
     is_numbers = isinstance(value, list) if column.shape else type(value) in (int, float, bool)
     if column.kind == "text" and isinstance(value, str):
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -83,12 +78,12 @@ def value_in_json(column: Column, value: object) -> Value:
 
 
 def _is_row(column: Column, numbers: NDArray[Any]) -> bool:
-    """Are these the numbers of a shape one after the other, as far as that tells the shape?"""
+    """True for numbers in one row that fill a shape with at most one unknown length."""
     return numbers.ndim == 1 and (column.shape.count(None) <= 1 or not numbers.size)
 
 
 def _fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
-    """Numbers whose shape is that of their column. Raises ``SampleUnreadable``."""
+    """``numbers``, C-contiguous, if they have the column's shape. Raises ``SampleUnreadable``."""
     lengths = zip(column.shape, numbers.shape, strict=False)
     if numbers.ndim != len(column.shape) or any(length not in (None, there) for length, there in lengths):
         raise SampleUnreadable(f'{column.name} has the shape {list(numbers.shape)}, and is declared as "{column.text}"')
@@ -138,7 +133,7 @@ class _Found(NamedTuple):
 
 
 class MembersReader:
-    """Reads the fields of any sample; see ``kinds.Reader``. Belongs to one worker and one stream."""
+    """Reads the fields of any sample. Belongs to one worker and one stream."""
 
     def __init__(self, source: WebDatasetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._index = index
@@ -162,7 +157,7 @@ class MembersReader:
         self.close = self._bytes.close
 
     def read(self, sample: int) -> Mapping[str, Value]:
-        """See ``kinds.Reader``."""
+        """See ``interface.Reader``."""
         found = self._found(sample)
         contents = [self._content(one, is_last=one is found[-1]) for one in found]
         objects: dict[int, Mapping[str, Any]] = {}
@@ -184,11 +179,11 @@ class MembersReader:
         return {**values, **self.known(sample)}
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """Ask servers for the members of all these samples at once."""
+        """Request the members of all these samples from servers at once."""
         self._bytes.prefetch(self._extents_of(samples))
 
     def known(self, sample: int) -> Mapping[str, Value]:
-        """Nothing stands in the index but where members are, and the key."""
+        """The key, as ``path``; the index has no other values."""
         key = self._key(sample)
         return {"path": padded_text(key, self._path_bytes)} if self._path_bytes else {}
 
@@ -204,7 +199,7 @@ class MembersReader:
         return self._files[bisect_right(self._firsts, self._index.checked(sample)) - 1]
 
     def _found(self, sample: int) -> list[_Found | None]:
-        """The members of a sample that are wanted; None for one that is missing."""
+        """The wanted members of a sample; None for an absent one."""
         file, start = self._file(sample), int(self._starts[sample])
         return [
             None if number == MISSING else _Found(endings[number], Extent(file, start + blocks * BLOCKSIZE, size))
@@ -218,7 +213,7 @@ class MembersReader:
             yield from (one.extent for one in self._found(sample) if one is not None)
 
     def _content(self, found: _Found | None, *, is_last: bool) -> memoryview | None:
-        """The bytes of a member. The buffer that they are read into is used again for the next, so all but the last move."""
+        """The bytes of a member. All but the last are copied: the next read reuses the buffer."""
         if found is None:
             return None
         path, start, size = found.extent
@@ -244,7 +239,7 @@ class MembersReader:
 
 
 def _default(part: MemberField, problem: str) -> Value:
-    """What stands for what is missing. Raises ``SampleUnreadable``."""
+    """The default of a field. Raises ``SampleUnreadable`` if it has none."""
     if part.default is None:
         raise SampleUnreadable(f"{problem}, which the field {part.column.name} comes from")
     return part.default

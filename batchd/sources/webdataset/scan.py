@@ -1,32 +1,19 @@
-"""Shards in tar format become an index: which bytes of which shard are a sample's image, and what its label is. Daemon.
-
-Labels are read here; of images only the place is noted, and workers read them with one ``pread``
-each, in any order.
-
-Invariant: what is no plain tar file, ends too soon, or has samples without image or label is
-refused here with the shard's name and the member's; what is changed after that is found by whoever
-reads it.
-
-The samples of a shard in tar format, and where their members lie in it. Daemon, in a scan.
+"""Find the samples of shards in tar format. Daemon.
 
     train-0001.tar   | cat/0017.jpg | cat/0017.cls | cat/0018.jpg | cat/0018.cls | ...
-                       key.ending     members that follow each other and have the same key are one sample
+                       key.ending     consecutive members with the same key are one sample
 
-The key of a member is its name up to the first dot of its last part, as WebDataset has it.
+The key of a member is its name up to the first dot of its last part, as in WebDataset.
 
-A shard ends with a block of zeros at least, so one that was cut between two members is told from a
-whole one.
+Labels are read here. Of images only the extent is noted: workers read each with one ``pread``, in
+any order. Short numbers, arrays and texts of ``fields`` enter the digest with their content,
+everything else with its extent.
 
-Invariant: what is no plain tar file, or ends too soon, is refused with the shard's name and the
-member's.
+A shard ends with at least one block of zeros, so a shard that was cut between two members is
+recognised.
 
-Shards in tar format become an index of the members that fields come from. Daemon.
-
-Numbers, arrays and texts that are short go into the digest with their content, everything else with
-its place and its length.
-
-Invariant: every field without a default has its member in one sample at least: a name that is
-written wrong is said at the start.
+Invariant: a damaged or truncated tar file, and a sample without image or label, are refused with
+the names of shard and member; so is a field that no sample has, because its name is misspelt.
 """
 
 import json
@@ -57,10 +44,10 @@ from batchd.storage.paths import size_of
 from batchd.storage.survey import Survey
 
 HEADER_BYTES_MAX = 1 << 20
-"""Longest name or extended header that a member may have; others are read into memory as long as they say they are."""
+"""Longest name or extended header of a member: tarfile reads any length that a member claims."""
 
 MAGIC, MAGIC_AT = b"ustar", 257
-"""What a tar file has there; at its start is the name of a member, which may be like the magic of another kind of file."""
+"""Magic of a tar file. At its start is a name, which may look like the magic of another format."""
 
 
 class TarMember(NamedTuple):
@@ -72,14 +59,14 @@ class TarMember(NamedTuple):
 
 
 class TarSample(NamedTuple):
-    """Members that have a key in common, by what their names have behind it."""
+    """Members with the same key, by the rest of their names."""
 
     key: str
     members: dict[str, TarMember]
 
 
 def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
-    """The samples of a shard, each of which has a member. Raises ``SourceInvalid``."""
+    """The samples of a shard, each with at least one member. Raises ``SourceInvalid``."""
     sample: dict[str, TarMember] = {}
     former = ""
     for member in _members(path, stream):
@@ -97,7 +84,7 @@ def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
 
 
 def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
-    """The files in a shard, in their order; what begins with a dot is left out."""
+    """The files in a shard, in their order, without hidden ones."""
     start = stream.read(tarfile.BLOCKSIZE)
     found = compression_of(start)
     if found is not None and not start.startswith(MAGIC, MAGIC_AT):
@@ -133,7 +120,7 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
 
 
 class _HeadersOnly:
-    """A shard as tarfile sees it: it may jump over members, and reads no more at once than a header can have."""
+    """A shard for tarfile: members can be skipped; one read is at most as long as a header."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.seek = stream.seek
@@ -141,18 +128,18 @@ class _HeadersOnly:
         self._stream = stream
 
     def read(self, count: int) -> bytes:
-        """What tarfile reads: headers."""
+        """Read a header. Raises ``ValueError`` if it is too long."""
         if count > HEADER_BYTES_MAX:
             raise ValueError(f"a header of {count} bytes")
         return self._stream.read(count)
 
 
 CONTENT_BYTES_MAX = 4096
-"""Longer members are known to the digest by their lengths alone."""
+"""Of longer members, only the length enters the digest."""
 
 
 def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
-    """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
+    """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
     shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     parts = parts_of(source)
     found = _FoundMembers(parts, source.path_bytes)
@@ -177,7 +164,7 @@ def scan_fields(source: WebDatasetSource, survey: Survey) -> SourceIndex:
 
 
 class _FoundMembers:
-    """What a scan finds: the places of the members of each sample."""
+    """The members found so far."""
 
     def __init__(self, parts: Sequence[MemberField], path_bytes: int) -> None:
         self.starts = array("q")
@@ -238,7 +225,7 @@ class _FoundMembers:
                 )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The places as an index has them."""
+        """The arrays of the index."""
         count = len(self._wanted)
         return {
             "starts": np.frombuffer(self.starts, np.int64).astype(NUMBER, copy=False),
@@ -260,7 +247,7 @@ _LABEL_MAX = (1 << 63) - 1
 
 
 def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
-    """Find the samples of all shards, in the order of the shards' paths. Raises ``SourceInvalid``."""
+    """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
     if source.fields:
         return scan_fields(source, survey)
     growing = GrowingIndex(survey.progress, source.path_bytes)
