@@ -17,7 +17,6 @@ from batchd.functions.signature import Given
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
-from batchd.sources.code.declared import source_given
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.composed.options import sources_in
 from batchd.sources.options import SourceOptions
@@ -59,7 +58,7 @@ def code_problems(
     ``sources``: with their keys in the stream's source. ``steps``: by their places in its pipeline.
     """
     named: list[tuple[KeyPath, str, Given]] = [
-        (("source", *key, *inner, "function"), source.function, source_given(source))
+        (("source", *key, *inner, "function"), source.function, source.given)
         for key, whole in sources
         for inner, source in sources_in(whole)
         if isinstance(source, (PythonSource, GeneratorSource))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.composed.options import SubsetSource, parts_of
-from batchd.sources.composed.parts import agreed_columns
+from batchd.sources.composed.scan import agreed_columns
 from batchd.sources.interface import BuiltInKind, SourceProblem, kind_of
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage

@@ -12,7 +12,7 @@ import sys
 from batchd.children import die_with_parent
 from batchd.functions.calls import FunctionFailed, call
 from batchd.functions.load import FunctionUnusable, expect
-from batchd.sources.code.python import make_object
+from batchd.sources.code.reader import make_object
 from batchd.worker.process import print_to_the_log
 
 

@@ -24,7 +24,7 @@ from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
-from batchd.sources.interface import Reader, ReadsAhead, kind_of, read_ahead
+from batchd.sources.interface import Reader, ReadsAhead, open_reader, read_ahead
 from batchd.sources.kinds import source_from_plain
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
@@ -75,7 +75,7 @@ class SampleMaker:
         laps, cut = stopwatch.laps, recipe.cut
         with ExitStack() as where_it_fails:
             try:
-                self._reader: Reader = kind_of(source).open(source, index, recipe.record_bytes_max, storage)
+                self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
                 where_it_fails.callback(self._reader.close)
                 self._reads_ahead = isinstance(self._reader, ReadsAhead)
                 self.mailbox = self._reader if isinstance(self._reader, PushReader) else None

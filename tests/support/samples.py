@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, kind_of
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
@@ -31,7 +31,7 @@ def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Re
         index = SourceIndex.from_descriptor(descriptor)
     finally:
         os.close(descriptor)
-    reader = kind_of(source).open(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
+    reader = open_reader(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
     try:
         yield reader, index
     finally:

@@ -9,12 +9,13 @@ import pytest
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import GlobSource, WebDatasetSource
+from batchd.sources.files.options import GlobSource
 from batchd.sources.interface import kind_of
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.video.options import VideoSource
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage import patterns
 from batchd.storage.survey import Survey
 from support.looks import source_problems

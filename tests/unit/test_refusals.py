@@ -26,9 +26,10 @@ from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
 from batchd.sources import trial
-from batchd.sources.files.options import FolderSource, WebDatasetSource
+from batchd.sources.files.options import FolderSource
 from batchd.sources.scan import scan_source
 from batchd.sources.trial import try_source
+from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from support.images import write_photos

@@ -38,7 +38,7 @@ from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.kinds import OneOf
-from batchd.sources.files.reader import image_columns
+from batchd.sources.files.index import image_columns
 from batchd_wire.fields import Field
 from support.steps import check_steps
 

@@ -9,7 +9,7 @@ from batchd.failpoints import VARIABLE
 from batchd.sources import trial
 from batchd.sources.isolated_scan import scan_apart
 from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.lmdb.reader import SCAN_MODULE
+from batchd.sources.lmdb.scan import MODULE
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.trial import try_source
 from batchd.storage.access import Storage
@@ -47,4 +47,4 @@ def test_the_time_of_a_scan_in_another_process_ends_while_that_says_nothing(
 
     source = LmdbSource(path=tmp_path / "db", fields={"x": "uint8[1]"})
     with pytest.raises(_Over):
-        scan_apart(SCAN_MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)
+        scan_apart(MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)

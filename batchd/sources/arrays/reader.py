@@ -102,3 +102,6 @@ def _array(field: ArrayField, data: memoryview) -> NDArray[Any]:
         raise SampleUnreadable(f"{field.name!r} has a byte {items.view(np.uint8).max()}, which is not bool: 0 or 1")
     array = items.reshape(field.shape, order="F" if field.order == "F" else "C")
     return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+
+READERS = dict.fromkeys((NpySource, NpzSource, RawSource), ArrayReader)

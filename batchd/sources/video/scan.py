@@ -1,10 +1,10 @@
-"""Video files become an index: which frames they have, without decoding any. A process of its own: see ``apart``.
+"""Scans video files for their frames, in a process of its own: see ``isolated_scan``.
 
-A file is read once, from its first packet to its last. Packets come in the order in which they are
-decoded, each with the time at which its frame is shown; what the header says about their number
-does not count.
+No frame is decoded. A file is read once, from its first packet to its last. Packets are in decoding
+order, each with the time at which its frame is shown; the number in the header does not count.
 
-Invariant: no decoder runs, and as long as packets come, progress is reported.
+Invariant: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
+reported.
 """
 
 import os
@@ -26,26 +26,34 @@ from numpy.typing import NDArray
 
 from batchd import failpoints
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.sources.arrays.index import fingerprint
-from batchd.sources.files.walk import Patterns, matching
-from batchd.sources.isolated_scan import answer
+from batchd.sources.files.walk import Patterns, matching, shards_problems
+from batchd.sources.interface import BuiltInKind
+from batchd.sources.isolated_scan import answer, scan_apart
 from batchd.sources.video.files import VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video.index import NO_KEY, PACKET
 from batchd.sources.video.options import VideoSource
+from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, SourceIndex, blob, readable
 from batchd.storage.patterns import no_match
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
+MODULE = "batchd.sources.video.scan"
 PROGRESS_EVERY_S = 0.5
 """Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
 _VP8_SHOWN = 0x10
-"""The bit of a VP8 frame's first byte that says whether it is shown: some are there for others to refer to alone."""
+"""The bit of a VP8 frame's first byte that says whether it is shown: some frames are only
+references for others."""
 _REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
 
-def scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """Find the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
+def scan_here(source: VideoSource, survey: Survey) -> SourceIndex:
+    """In the scanning process: find the frames of all files, in the order of their paths.
+
+    Raises ``SourceInvalid``.
+    """
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     if not folders:
         raise SourceInvalid(no_match(source.root, source.files))
@@ -65,7 +73,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
 
 
 class _GrowingIndex:
-    """An index of videos while it is built; see ``video_index`` for what is in it."""
+    """An index of videos while it is built; ``VideoIndex`` says what it holds."""
 
     def __init__(self, source: VideoSource) -> None:
         self.samples = 0
@@ -81,7 +89,7 @@ class _GrowingIndex:
         self._checksums = array("I")
 
     def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
-        """Add the frames of one file, all of which have ``label``."""
+        """Add the frames of one file, all with ``label``."""
         try:
             container, stream = open_video(file.fileno())
         except VideoUnreadable as error:
@@ -133,7 +141,7 @@ class _GrowingIndex:
 
 @dataclass(slots=True)
 class _Packets:
-    """What the packets of one file say, in the order in which they are decoded."""
+    """The facts of one file's packets, in the order in which they are decoded."""
 
     times: "array[int]" = field(default_factory=lambda: array("q"))
     checksums: "array[int]" = field(default_factory=lambda: array("I"))
@@ -165,7 +173,7 @@ def _read_packets(path: Path, container: InputContainer, stream: VideoStream, pr
 
 
 def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The packets of the frames in the order in which they are shown, and where the decoding of each begins."""
+    """The packets of the frames in display order, and where the decoding of each begins."""
     times = np.frombuffer(found.times, np.int64)
     flags = np.frombuffer(found.flags, np.uint8)
     shown, keys = np.flatnonzero(flags & 2), np.flatnonzero(flags & 1)
@@ -184,5 +192,31 @@ def _numbers(grown: "array[int]") -> NDArray[np.int64]:
     return np.frombuffer(grown, np.int64).astype(NUMBER, copy=False)
 
 
+def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
+    height, width = source.size or (None, None)
+    several = (source.frames,) if source.frames > 1 else ()
+    path = (Column("path", shape=(source.path_bytes,)),) if source.path_bytes else ()
+    return (
+        Column("image", shape=(*several, height, width, source.channels)),
+        Column("label", dtype="int64"),
+        Column("time", dtype="float64", shape=several),
+        *path,
+    )
+
+
+def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    """In the daemon. Raises ``SourceInvalid``."""
+    return scan_apart(MODULE, source, survey, source.scan_timeout_s)
+
+
+KINDS = {
+    VideoSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
+        columns=_columns,
+        scan=_scan,
+    )
+}
+
+
 if __name__ == "__main__":
-    sys.exit(answer(scan))
+    sys.exit(answer(scan_here))
