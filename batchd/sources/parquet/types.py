@@ -1,12 +1,12 @@
-"""Which types of a Parquet file's columns may be which columns of a sample. Daemon and workers.
+"""The types of a Parquet file's columns that fit each column of a sample. Daemon and workers.
 
     "image"     binary, or a struct of ``bytes`` and ``path``, as Hugging Face stores images
     "text"      string
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
 
-Invariant: what is accepted here can be read; single values may still be null, too long or too
-large.
+Invariant: a type that is accepted here can be read; single values may still be null, too long or
+too large.
 """
 
 import json
@@ -21,7 +21,7 @@ from batchd.samples.values import kind_problem
 BYTES, PATH = "bytes", "path"
 """The fields of an image as Hugging Face stores it."""
 HUGGING_FACE = b"huggingface"
-"""The key in a file's metadata of what its `datasets` says of the columns, in JSON."""
+"""The key, in a file's metadata, of what Hugging Face's `datasets` says about columns, in JSON."""
 
 
 def problem_of(column: Column, kind: Any) -> str:
@@ -44,27 +44,27 @@ def problem_of(column: Column, kind: Any) -> str:
 
 
 def is_bytes(kind: Any) -> bool:
-    """Is each value a run of bytes?"""
+    """True if each value is a run of bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def is_image(kind: Any) -> bool:
-    """Is it an image as Hugging Face stores it?"""
+    """True for an image as Hugging Face stores it."""
     return bool(pa.types.is_struct(kind)) and kind.get_field_index(BYTES) >= 0 and is_bytes(kind.field(BYTES).type)
 
 
 def has_path(kind: Any) -> bool:
-    """May such an image be a file instead?"""
+    """True if such an image may be a file instead."""
     return is_image(kind) and kind.get_field_index(PATH) >= 0 and _is_text(kind.field(PATH).type)
 
 
 def is_single_number(column: Column) -> bool:
-    """Is it a number for each sample, which the index holds?"""
+    """True for one number for each sample, which the index holds."""
     return column.kind == "array" and not column.shape
 
 
 def class_names(schema: Any, title: str) -> tuple[str, ...]:
-    """The names of the labels in a column, where Hugging Face's `datasets` wrote them into the file; none where it did not."""
+    """The names of a column's labels, if Hugging Face's `datasets` wrote them into the file."""
     try:
         feature = json.loads(schema.metadata[HUGGING_FACE])["info"]["features"][title]
         names = feature["names"] if feature["_type"] == "ClassLabel" else ()
@@ -75,7 +75,7 @@ def class_names(schema: Any, title: str) -> tuple[str, ...]:
 
 
 def is_stored_as_bytes(kind: Any) -> bool:
-    """Does each value stand in a page as a run of bytes?"""
+    """True if a page holds each value as a run of bytes."""
     kind = _plain(kind)
     return is_bytes(kind) or _is_text(kind) or is_image(kind)
 
