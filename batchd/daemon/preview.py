@@ -28,7 +28,7 @@ from batchd.daemon.stream_plan import epoch_plan, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, KeyPath, Problem, SourceInvalid, path_text
 from batchd.pipeline.call.options import Call
 from batchd.samples.columns import Column
-from batchd.sources.trial import SAMPLES_MAX, try_source
+from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
 from batchd.threads import CONTEXT_THREADS, check_threads
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories

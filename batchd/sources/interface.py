@@ -69,17 +69,17 @@ class SourceProblem(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltInKind:
     """One kind of source. The source is always its dataclass of ``sources.kinds``; storage is where its files are."""
 
-    problems: Callable[[Any, Storage], Sequence[str | SourceProblem]]
-    """What is wrong with a source, without scanning it. Of one that is made of others, what is wrong besides these.
-    A text alone is about the source as a whole, or about the path that it names."""
     columns: Callable[[Any, Storage], tuple[Column, ...]]
     """What its samples consist of. Raises ``SourceInvalid`` where files have to be looked at and cannot be."""
     scan: Callable[[Any, Survey], SourceIndex]
     """Find all samples. Raises ``SourceInvalid`` naming the file, and the line, record or byte, that is wrong."""
+    problems: Callable[[Any, Storage], Sequence[str | SourceProblem]] = lambda _source, _storage: ()
+    """Problems of a source that show without a scan. Those of its parts, if it has some, are found
+    apart. A text alone is about the source as a whole, or about the path that it names."""
     samples: Callable[[Any, Storage], int | None] = lambda _source, _storage: None
     """How many samples there are, where a look at headers tells. Raises ``SourceInvalid`` as ``columns`` does."""
 

@@ -9,7 +9,7 @@ import lmdb
 
 from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.lmdb.scan import scan_here
+from batchd.sources.lmdb.scan import scan
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
@@ -44,4 +44,4 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     """A reader of a good database, which is scanned in this process: one of its own takes a third of a second."""
     source = LmdbSource(path=path, fields=fields, **changes)
-    return open_reader(source, scan_here(source, Survey(nothing)), max_bytes, Storage())
+    return open_reader(source, scan(source, Survey(nothing)), max_bytes, Storage())

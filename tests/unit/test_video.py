@@ -52,7 +52,7 @@ def scan_here(monkeypatch, request) -> None:
     """Scan in this process, as starting another takes longer than most of these tests; ``apart`` marks those that do not."""
     if "apart" not in request.fixturenames:
         monkeypatch.setattr(
-            video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan_here(source, survey)
+            video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
         )
 
 
@@ -464,7 +464,7 @@ def test_a_scan_in_a_process_of_its_own_finds_the_same(classes) -> None:
     survey = Survey(nothing)
     index = kind_of(source).scan(source, survey)
     here = Survey(nothing)
-    assert index.digest == video_scan.scan_here(source, here).digest
+    assert index.digest == video_scan.scan(source, here).digest
     assert survey.witnesses == here.witnesses
     assert {Path(one.path).name for one in survey.witnesses} == {"classes0", "cats", "dogs", "a.mp4", "b.mp4", "c.mkv"}
 

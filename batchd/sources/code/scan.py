@@ -124,12 +124,10 @@ def _plugin_problems(source: PluginSource, _storage: Storage) -> Sequence[str | 
 
 KINDS = {
     PythonSource: BuiltInKind(
-        problems=lambda _source, _storage: [],
         columns=lambda source, _storage: source.columns,
         scan=_scan_object,
     ),
     GeneratorSource: BuiltInKind(
-        problems=lambda _source, _storage: [],
         columns=lambda source, _storage: source.columns,
         scan=_scan_generator,
     ),

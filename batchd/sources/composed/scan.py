@@ -294,13 +294,11 @@ def _subset_samples(source: SubsetSource, storage: Storage) -> int | None:
 
 KINDS = {
     ConcatSource: BuiltInKind(
-        problems=lambda _source, _storage: [],
         columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
         scan=_scan_concat,
         samples=_concat_samples,
     ),
     MixSource: BuiltInKind(
-        problems=lambda _source, _storage: [],
         columns=lambda source, storage: common_columns(source.sources, storage, source.source_field),
         scan=_scan_mix,
     ),

@@ -41,13 +41,13 @@ _LENGTH = Struct("<Q")
 
 
 def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
-    """In the daemon. Raises ``SourceInvalid``."""
+    """Have another process scan. Raises ``SourceInvalid``."""
     with survey.open(data_file(source.path)):
         return scan_apart(MODULE, source, survey)
 
 
-def scan_here(source: LmdbSource, survey: Survey) -> SourceIndex:
-    """In the other process: find all samples. Raises ``SourceInvalid``."""
+def scan(source: LmdbSource, survey: Survey) -> SourceIndex:
+    """Find all samples, in the scanning process. Raises ``SourceInvalid``."""
     try:
         environment = Environment.of(source.path)
         try:
@@ -133,4 +133,4 @@ KINDS = {
 
 
 if __name__ == "__main__":
-    sys.exit(answer(scan_here))
+    sys.exit(answer(scan))

@@ -14,7 +14,6 @@ def _scan(source: PushSource, survey: Survey) -> SourceIndex:
 
 KINDS = {
     PushSource: BuiltInKind(
-        problems=lambda _source, _storage: [],
         columns=lambda source, _storage: source.columns,
         scan=_scan,
     )

@@ -49,8 +49,8 @@ references for others."""
 _REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
 
-def scan_here(source: VideoSource, survey: Survey) -> SourceIndex:
-    """In the scanning process: find the frames of all files, in the order of their paths.
+def scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    """Find the frames of all files, in the scanning process, in the order of their paths.
 
     Raises ``SourceInvalid``.
     """
@@ -205,7 +205,7 @@ def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
 
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """In the daemon. Raises ``SourceInvalid``."""
+    """Have another process scan. Raises ``SourceInvalid``."""
     return scan_apart(MODULE, source, survey, source.scan_timeout_s)
 
 
@@ -219,4 +219,4 @@ KINDS = {
 
 
 if __name__ == "__main__":
-    sys.exit(answer(scan_here))
+    sys.exit(answer(scan))
