@@ -139,7 +139,10 @@ def _first_epoch_s(bench: Bench, source: str, cache: str) -> float:
 
 
 class _Side:
-    """A daemon with one stream, of which one epoch after the other is read. It does nothing between two of them."""
+    """A daemon with one stream, of which one epoch after the other is read.
+
+    It does nothing between two of them.
+    """
 
     def __init__(self, stack: ExitStack, bench: Bench, source: str, cache: str) -> None:
         config = bench.scratch / f"batchd-{'with' if cache else 'without'}.toml"

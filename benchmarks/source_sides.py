@@ -26,7 +26,10 @@ class Side:
     """One kind of source."""
 
     write: Callable[[Path, Sequence[Path]], str]
-    """Writes pictures into an empty folder; gives the source as batchd.toml has it. Its image is called ``image``."""
+    """Writes pictures into an empty folder; gives the source as batchd.toml has it.
+
+    Its image is called ``image``.
+    """
     write_small: Callable[[Path, int], SourceOptions]
     """Writes so many samples of a few bytes into an empty folder, for a scan."""
     scan_us_max: float

@@ -1,7 +1,7 @@
 """``batchd check``: everything that is wrong with a configuration, before any process starts. Runs in the user's shell.
 
 The file by itself, the places and the keys that it names, its sources, functions and steps, and
-what the machine has: see ``daemon.config_checks`` and ``daemon.preview``. Where the file by itself
+what the machine has: see ``daemon.config_checks`` and ``daemon.config_checks``. Where the file by itself
 is wrong, the others are looked at as far as it can be read, but for the machine. A large source is
 scanned at its beginning alone, so a check is fast for any number of files, but with ``--explain``.
 
@@ -17,10 +17,9 @@ from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
 from batchd.cli.table import aligned
 from batchd.config.load import read_config
 from batchd.config.tree import Config
-from batchd.daemon.config_checks import check_reading
+from batchd.daemon.config_checks import check_reading, preview
 from batchd.daemon.memory.cache_memory import budgets_bytes
 from batchd.daemon.memory.rings import RingSize
-from batchd.daemon.preview import preview
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import ConfigInvalid, MemoryTooSmall
 from batchd.samples.sizes import round_bytes

@@ -1,7 +1,7 @@
 """``batchd keys``: who may come in over TCP. Runs in the user's shell, as the user that the daemon runs as.
 
 A running daemon looks at the directory whenever somebody knocks, so nothing has to be restarted,
-unless it is a service that got copies of the keys (``daemon.tcp.credentials``).
+unless it is a service that got copies of the keys (``daemon.tcp.keys``).
 
 Invariant: a secret leaves in the one file that is asked for, or on standard output; never in a log
 or an argument.
@@ -20,8 +20,7 @@ import click
 from batchd.cli.options import DEFAULT_CONFIG_FILE
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
-from batchd.daemon.tcp.credentials import RESTART, open_keys
-from batchd.daemon.tcp.keys import FILE_MODE, KeyDirectory, TrainerKey
+from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, TrainerKey, open_keys
 from batchd.errors import BatchdError
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE

@@ -38,7 +38,6 @@ from batchd_wire.messages import (
     WithdrawAsk,
 )
 
-NAME_CHARACTERS_MAX = 64
 UNREAD_MAX = 4_096
 """Messages that a trainer may leave unread before it is cut off; an honest one never comes near."""
 MESSAGE_BYTES_MAX = 64 * 1024
@@ -115,8 +114,3 @@ def wrong_version(theirs: int) -> Refused:
     served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
     text = f"the daemon serves {served}, and this client speaks version {theirs}: upgrade the {older}"
     return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
-
-
-def printable(name: str) -> str:
-    """A trainer's name for itself, fit to be shown."""
-    return "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])

@@ -1,35 +1,119 @@
-"""The ways in for trainers: one ``Door`` for each, and all of them together. DAEMON process.
+"""The ways in for trainers, one ``Door`` each, and the log of sessions. DAEMON process.
 
-    ``sessions``: sockets of the runtime directory; batches stay in shared memory
-    ``remote``:   TCP, for other hosts; batches are sent as bytes
+    ``local.sessions``: sockets of the runtime directory; batches stay in shared memory
+    ``tcp.sessions``:   TCP, for other hosts; batches are sent as bytes
 
-A door puts what its trainers say into the daemon's queue: events for the core, and each question
-of a person as ``Asked``. It does not call the rest of the daemon, so doors are made before
-everything that uses them.
+A door puts the messages of its trainers into the daemon's queue: events for the core, and each
+query as ``Asked``. It does not call the rest of the daemon, so doors are made before everything
+that uses them. ``SessionLog`` writes one line when a trainer subscribes and one when it leaves:
 
-Invariant: every session and every subscription has a number of its own, whichever door its trainer
-came through.
+    admitted (an action of the core) -> "trainer subscribed"
+    unsubscribed | session ended (an event) -> "trainer left"
+
+Invariant: each session and each subscription has a number of its own, across all doors.
+Invariant: each logged trainer leaves once, whatever ends first; and no peer can fill the disk by
+connecting and leaving.
 """
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+import structlog
 import zmq
 
-from batchd.core.actions import GrantLease
-from batchd.core.events import Event
+from batchd.core.actions import AdmitProducer, AdmitSubscription, GrantLease
+from batchd.core.events import Event, SessionCutOff, SessionEnded, SubscriptionEnded
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import SessionLimits
-from batchd.daemon.memory.mailboxes import MailboxMemory
-from batchd.daemon.memory.slots import SlotPool
-from batchd.daemon.session_log import Guest
+from batchd.daemon.limits import Ration, SessionLimits
+from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import AskBad, AskReload, AskStatus
 from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
+
+_log = structlog.get_logger()
+
+SAID_PER_MINUTE = 240
+"""About the trainers of one user, or of one host: a crowd of hundreds may come at once, but not again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who is behind a session. ``peer`` is whom lines are rationed by: a user of this host, or another host."""
+
+    name: str
+    pid: int | None
+    peer: str
+    is_remote: bool = False
+
+
+class _Entry(NamedTuple):
+    guest: Guest
+    stream: str
+
+
+class Guestbook:
+    """Is told who is admitted, and of every event."""
+
+    def __init__(self) -> None:
+        self._ration = Ration(SAID_PER_MINUTE)
+        self._readers: dict[int, dict[int, _Entry]] = {}
+        """By session, then by subscription."""
+        self._producers: dict[int, dict[int, _Entry]] = {}
+        """By session, then by stream."""
+
+    def subscribed(self, action: AdmitSubscription, stream: str, guest: Guest) -> None:
+        """A trainer reads a stream from now on."""
+        course = action.course
+        self._readers.setdefault(action.session, {})[action.subscription] = _Entry(guest, stream)
+        speak = _log.info if self._ration.allows(guest.peer) else _log.debug
+        speak(
+            "trainer subscribed",
+            stream=stream,
+            name=guest.name,
+            pid=guest.pid,
+            session=action.session,
+            rank=f"{course.rank} of {course.world_size}",
+            epoch=course.epoch,
+            step=course.base,
+        )
+
+    def produces(self, action: AdmitProducer, stream: str, guest: Guest) -> None:
+        """A program pushes samples into a stream from now on; it may say so again."""
+        streams = self._producers.setdefault(action.session, {})
+        if action.stream in streams:
+            return
+        streams[action.stream] = _Entry(guest, stream)
+        speak = _log.info if self._ration.allows(guest.peer) else _log.debug
+        speak("producer came", stream=stream, name=guest.name, pid=guest.pid, session=action.session)
+
+    def observe(self, event: Event) -> None:
+        """Something happened; perhaps somebody leaves by it."""
+        if isinstance(event, SubscriptionEnded):
+            entry = self._readers.get(event.session, {}).pop(event.subscription, None)
+            if entry is not None:
+                self._leaves(event.session, entry, "it closed the stream")
+        elif isinstance(event, SessionEnded | SessionCutOff):
+            self._all_leave(event)
+
+    def _all_leave(self, event: SessionEnded | SessionCutOff) -> None:
+        for entry in self._readers.pop(event.session, {}).values():
+            is_cut_off = isinstance(event, SessionCutOff) and not entry.guest.is_remote
+            self._leaves(event.session, entry, "it was cut off" if is_cut_off else "its connection ended")
+        for entry in self._producers.pop(event.session, {}).values():
+            speak = _log.info if self._ration.allows(entry.guest.peer) else _log.debug
+            speak(
+                "producer left", stream=entry.stream, name=entry.guest.name, pid=entry.guest.pid, session=event.session
+            )
+
+    def _leaves(self, session: int, entry: _Entry, reason: str) -> None:
+        guest = entry.guest
+        speak = _log.info if self._ration.allows(guest.peer) else _log.debug
+        speak("trainer left", stream=entry.stream, name=guest.name, pid=guest.pid, session=session, reason=reason)
+
 
 _GONE = Guest("", None, "those who have gone")
 

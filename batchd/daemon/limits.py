@@ -1,12 +1,14 @@
-"""What one peer may take: sessions, handshakes by the second, connections. DAEMON process; no clock, no socket.
+"""Limits for one peer: sessions, handshakes per second, connections, log lines. DAEMON process.
 
     a host's bucket: BURST tokens --each handshake takes one--> none left: try again later
                                   <--PER_S come back each second, up to BURST--
 
-A host of IPv6 is its network of 64 bits, since whoever has one address there has them all.
+An IPv6 host is its network of 64 bits, since a host that has one address there has them all. A peer
+that sends nonsense, or connects and leaves, as fast as it can must not fill the disk with log
+lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these.
 
-Invariant: the table never has more than ``HOSTS_MAX`` hosts, and a host that is forgotten was among
-those that took least.
+Invariant: the table of buckets never has more than ``HOSTS_MAX`` hosts. A host that is forgotten
+was among those that had taken the fewest tokens.
 """
 
 from collections import deque
@@ -14,7 +16,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from time import monotonic
 from typing import TypeVar
+
+import structlog
 
 from batchd_wire.wording import counted
 
@@ -23,6 +28,7 @@ BURST = 1_024
 PER_S = 32.0
 HOSTS_MAX = 4_096
 ADDRESS_CHARACTERS_MAX = 64
+NAME_CHARACTERS_MAX = 64
 STRANGER_TICKS = 20
 """How many ticks of the loop (10 s of them) a connection may be no session; ZeroMQ gives a handshake 5 s. Ticks, not seconds:
 while the machine stands still nobody can greet."""
@@ -111,3 +117,57 @@ def peer_network(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(IPv6Network((parsed, _HOST_BITS), strict=False))
+
+
+def printable(name: str) -> str:
+    """A trainer's name for itself, fit to be shown."""
+    return "".join(one if one.isprintable() else "?" for one in name[:NAME_CHARACTERS_MAX])
+
+
+_log = structlog.get_logger()
+
+PERIOD_S = 60.0
+KINDS_MAX = 256
+
+
+class Seldom:
+    """Tells whether it is time to say something again."""
+
+    def __init__(self) -> None:
+        self._said_s: dict[str, float] = {}
+
+    def now(self, kind: str) -> bool:
+        """Is this the first ``kind`` of its minute?"""
+        now = monotonic()
+        last = self._said_s.get(kind)
+        if last is not None and now - last < PERIOD_S:
+            return False
+        if len(self._said_s) >= KINDS_MAX:
+            self._said_s.clear()
+        self._said_s[kind] = now
+        return True
+
+
+class Ration:
+    """So many lines a minute about each peer, or each stream: for what is worth a line each, unless there is no end of it.
+
+    What is more goes to the developer's level, and one warning says that it does.
+    """
+
+    def __init__(self, lines_max: int) -> None:
+        self._lines_max = lines_max
+        self._said: dict[str, tuple[float, int]] = {}
+        """For each whom it may be about: when its minute began, and how many lines it has had since."""
+
+    def allows(self, about: str) -> bool:
+        """May one more line be written about it in this minute?"""
+        now = monotonic()
+        began_s, lines = self._said.get(about, (now, 0))
+        if now - began_s >= PERIOD_S:
+            began_s, lines = now, 0
+        if about not in self._said and len(self._said) >= KINDS_MAX:
+            self._said.clear()
+        self._said[about] = (began_s, lines + 1)
+        if lines == self._lines_max:
+            _log.warning("log lines left out", about=about, lines_per_minute=self._lines_max)
+        return lines < self._lines_max

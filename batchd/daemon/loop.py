@@ -45,15 +45,14 @@ from batchd.core.actions import (
 from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.doors import Asked, Doors, Queue
-from batchd.daemon.log_limits import Ration, Seldom
+from batchd.daemon.doors import Asked, Doors, Guestbook, Queue
+from batchd.daemon.limits import Ration, Seldom
 from batchd.daemon.memory.available import available_bytes
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.queries import Clerk
 from batchd.daemon.service.observer import ObserverProcess
-from batchd.daemon.session_log import Guestbook
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.orders.worker import FillChunk, ForgetSlots, ForgetStream, Quarantine, UseSlot

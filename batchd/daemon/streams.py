@@ -20,8 +20,8 @@ from batchd.core.mailbox import LiveSpec
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
-from batchd.daemon.memory.mailboxes import MailboxMemory
 from batchd.daemon.memory.rings import RingSize
+from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
 from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream

@@ -1,22 +1,32 @@
-"""Messages between daemon and worker over their private socket pair. Daemon and worker; numbers are never reused.
+"""Messages between daemon, workers and the fork server. Numbers are never reused.
+
+They travel over private socket pairs:
 
     daemon                                        worker
        |  <-----------------------------------------  |   Ready
-       |  -- ServeStream (+ fd: the source's index) -> |   once for each stream, before its first order
+       |  -- ServeStream (+ fd: the source's index) -> |   once per stream, before its first order
        |        (live: + fd of the mailbox, to read)   |
        |        (with a cache: + its fds, to write)    |
        |  <-----------------------------------------  |   StreamMeasured
-       |  -- UseSlot (+ fd, read and write) --------->  |   once for each slot, before its first order
+       |  -- UseSlot (+ fd, read and write) --------->  |   once per slot, before its first order
        |  -- FillChunk ------------------------------>  |   at most two at a time
        |  <-----------------------------------------  |   ChunkFilled
        |  -- Quarantine ----------------------------->  |
-       |  -- ForgetSlots, ForgetStream, UseStorage ---> |   when the configuration has been read again
+       |  -- ForgetSlots, ForgetStream, UseStorage ---> |   after a reload of the configuration
        |                 end of file, either way: the other side is gone
 
+    daemon                                   fork server              worker
+       |  -- Fork (+ fds: channel, note) -------> |                       .
+       |                                          |  -- fork(2) --------> |
+       |  <------------ Forked (+ fd: a pidfd) -- |                       |  Ready, on its channel
+       |                                          |                       x  pidfd: it has ended
+       |  -- Reap ------------------------------> |
+       |         end of file: the daemon is gone, so the fork server ends with all of its workers
+
 Next to the channel each worker owns one small note in shared memory (its fd is inherited): the
-order it works on, the row it stands at and the sample that it decodes for it (not the row's own
-where it stands in for a bad one). The worker is its only writer; the daemon looks at it when a
-worker is stuck or dead, to know which sample it was.
+order it works on, the current row, and the sample that it decodes for the row (another sample than
+the row's own if that one is bad). The worker is its only writer. The daemon reads it when a worker
+is stuck or dead, to find out the sample.
 
     0                8               16              24
     +----------------+---------------+---------------+
@@ -219,3 +229,37 @@ HOPELESS_BYTES_MAX = 2000
 
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunk, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)
+
+
+@message(57)
+class Fork(Message):
+    """Start ``worker``. Travels with two descriptors: its end of its channel, and its note, to write; see ``orders``."""
+
+    worker: int
+
+
+@message(58)
+class Reap(Message):
+    """The worker with process id ``pid`` has ended, and all is known of it: let it go."""
+
+    pid: int
+
+
+@message(59)
+class Forked(Message):
+    """``worker`` lives, as process ``pid``. Travels with one descriptor, of this process (pidfd_open(2))."""
+
+    worker: int
+    pid: int
+
+
+@message(60)
+class NotForked(Message):
+    """There is no ``worker``, for a ``reason`` that the kernel gives: no memory, or too many processes."""
+
+    worker: int
+    reason: str
+
+
+TO_FORKSERVER = Vocabulary(Fork, Reap)
+TO_DAEMON_FROM_FORKSERVER = Vocabulary(Forked, NotForked)

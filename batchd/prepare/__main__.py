@@ -13,7 +13,7 @@ def main() -> int:
     """Write shards until whoever ordered them is gone."""
     settle_in()
     from batchd.prepare.shards import ShardWriter  # noqa: PLC0415  after the environment is set
-    from batchd.worker.note import NoteMemory  # noqa: PLC0415  the same
+    from batchd.worker.process import NoteMemory  # noqa: PLC0415  the same
 
     note, channel_descriptor = map(int, sys.argv[1:])
     with socket.socket(fileno=channel_descriptor) as channel:

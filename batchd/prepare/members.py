@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.pipeline.image.decode import Decoder
+from batchd.pipeline.image.jpeg_box import seekable
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.scratch import Scratch
-from batchd.pipeline.image.seekable import seekable
-from batchd.pipeline.image.vision import cv2
+from batchd.pipeline.image.vision import Scratch, cv2
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value

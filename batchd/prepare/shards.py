@@ -28,7 +28,7 @@ from batchd.sources.files.index import FilesIndex
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
-from batchd.worker.note import NoteMemory
+from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message

@@ -16,7 +16,7 @@ def main() -> int:
     settle_in()
     from batchd.worker.fork_server import serve_forks  # noqa: PLC0415  after the environment is set
     from batchd.worker.loop import WorkerLoop  # noqa: PLC0415  the same
-    from batchd.worker.note import NoteMemory  # noqa: PLC0415  the same
+    from batchd.worker.process import NoteMemory  # noqa: PLC0415  the same
 
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         channel.setblocking(True)

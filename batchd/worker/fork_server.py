@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from batchd import children, failpoints
 from batchd.functions.load import Here
-from batchd.orders.forks import TO_FORKSERVER, Fork, Forked, NotForked, Reap
+from batchd.orders.worker import TO_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 

@@ -1,33 +1,72 @@
-"""One message after the other, until the channel ends. WORKER process.
+"""Orders, one after the other: read, decode, transform, write once into the slot. WORKER process.
 
-Invariant: an order is answered with exactly one ``ChunkFilled``, or the process ends; it never
-waits for anything but its channel and its files.
+    plan: rows -> sample indices         policy for a bad sample
+    for each row: read -> pipeline ----> substitute: another sample, chosen by the plan
+                    straight into        mask: zeros or fill, valid = False
+                    the slot's row       fail: zeros; the daemon stops the stream
+
+                                         then its checksum, if the stream has them
+
+    a file that a step reads has changed since the daemon read it,
+    or a user's function cannot be imported ----------------> zeros; the daemon stops the stream
+
+Each slot is mapped once, when the daemon hands over its descriptor, and stays mapped: no system
+call per batch. The memory was reserved before (``posix_fallocate``), so touching it cannot fail.
+The header page is never written here.
+
+Invariant: every field of every ordered row is written, whatever happens to a sample (except zeros
+that are there already), so no former content of the slot can reach a trainer. Any other failure
+than a bad sample (a bug, no memory) ends the process, and the daemon bisects: a sample that finds
+no memory even alone then counts as bad. Invariant: an order is answered with exactly one
+``ChunkFilled``, or the process ends. The worker waits only for its channel and its files.
 """
 
+import mmap
 import os
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchd import failpoints
+from batchd.core.plan import Plan
+from batchd.functions.load import FunctionUnusable
 from batchd.orders.worker import (
+    HOPELESS_BYTES_MAX,
+    LONG_REASON_BYTES_MAX,
+    LONG_REASONS_MAX,
+    NO_WORK,
+    REASON_BYTES_MAX,
     TO_WORKER,
+    ChunkFilled,
     FillChunk,
     ForgetSlots,
     ForgetStream,
     Quarantine,
     Ready,
+    SampleRecipe,
     ServeStream,
     StreamMeasured,
     UseSlot,
     UseStorage,
 )
+from batchd.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.pipeline.image.decode import decoder_versions
+from batchd.pipeline.stages import Row
 from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
-from batchd.worker.chunk import WorkerStream
-from batchd.worker.note import NoteMemory
-from batchd.worker.slots import WritableSlots
+from batchd.worker.process import NoteMemory
+from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
+from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
+from batchd_wire.fields import SlotLayout, layout_from_wire
+from batchd_wire.position import Position
+from batchd_wire.slot import RowChecksums
+from batchd_wire.views import slot_arrays
 
 
 class WorkerLoop:
@@ -79,3 +118,171 @@ class WorkerLoop:
                 self._streams[message.stream].quarantined.update(message.samples)
             case _:
                 raise AssertionError(f"{type(message).__name__} came with {len(descriptors)} descriptors")
+
+
+Arrays = dict[str, np.ndarray]
+
+
+class WritableSlots:
+    """The mapped slots, by number."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, memoryview] = {}
+        self._arrays: dict[int, Arrays] = {}
+
+    def add(self, slot: int, slot_bytes: int, descriptor: int) -> None:
+        """Map ``slot``; the descriptor is closed, the mapping keeps the memory."""
+        memory = mmap.mmap(descriptor, slot_bytes)
+        os.close(descriptor)
+        memory.madvise(mmap.MADV_DONTDUMP)
+        self._memories[slot] = memoryview(memory)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Unmap slots; the mapping ends with the last array over it."""
+        for slot in slots:
+            self._arrays.pop(slot, None)
+            self._memories.pop(slot, None)
+
+    def page(self, slot: int) -> memoryview:
+        """The whole memory of ``slot``."""
+        return self._memories[slot]
+
+    def arrays(self, slot: int, layout: SlotLayout) -> Arrays:
+        """The writable fields of ``slot``, each ``[rows, *shape]``. A slot belongs to one stream, so it has one layout."""
+        arrays = self._arrays.get(slot)
+        if arrays is None:
+            arrays = self._arrays[slot] = slot_arrays(self._memories[slot], layout)
+        return arrays
+
+
+ROWS_AHEAD = 256
+SUBSTITUTES_MAX = 32
+"""Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
+
+
+class WorkerStream:
+    """A stream as a worker sees it: plan, source and pipeline, made once from ``ServeStream`` and its descriptors.
+
+    ``others``: the descriptors beside the index, of the mailbox or of the cache. ``storage`` is one
+    for all streams of a worker.
+    """
+
+    def __init__(
+        self, told: ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
+    ) -> None:
+        recipe = SampleRecipe(*told.recipe)
+        storage.limits = StorageLimits.from_wire(told.storage)
+        index = SourceIndex.from_descriptor(index_descriptor)
+        self.layout = layout_from_wire(told.layout)
+        self.quarantined: set[int] = set()
+        self._checksums = RowChecksums(self.layout)
+        self._plan = Plan(told.samples, told.batch_size, recipe.seed, told.shuffle, drop_last=False)
+        self._rows = PlannedRows(self._plan)
+        self._on_error = told.on_error
+        self._note = note
+        run_queue = RunQueue()
+        self._stopwatch = Stopwatch(run_queue.waited_ns)
+        self._opened = ExitStack()
+        self._opened.callback(run_queue.close)
+        self._hopeless: str | None = None
+        try:
+            self._maker = SampleMaker(recipe, index, self._stopwatch, storage, cache=told.cache, others=others)
+            self._opened.callback(self._maker.close)
+        except RecipeUnusable as error:
+            self._hopeless = str(error)
+
+    def close(self) -> None:
+        """Give back what is open; no order comes any more."""
+        self._opened.close()
+
+    def fill(self, order: FillChunk, arrays: Arrays, page: memoryview) -> ChunkFilled:
+        """Fill the ordered rows of a slot: its fields as ``arrays``, its whole memory as ``page``."""
+        rows = slice(order.first, order.first + order.count)
+        if self._hopeless is None:
+            try:
+                return self._fill(order, rows, arrays, page)
+            except (StepInvalid, FunctionUnusable) as error:
+                self._hopeless = str(error)
+                self._note.clear()
+        for array in arrays.values():
+            array[rows] = 0
+        return ChunkFilled(order.order, NO_WORK, [], shortened(self._hopeless, HOPELESS_BYTES_MAX))
+
+    @property
+    def parts(self) -> list[str]:
+        """What the time of its samples is divided among, by name."""
+        return self._stopwatch.parts
+
+    def _fill(self, order: FillChunk, rows: slice, arrays: Arrays, page: memoryview) -> ChunkFilled:
+        self._stopwatch.begin()
+        self._note.begin(order.order)
+        samples = self._rows.samples(Position(order.epoch, order.step), order.first, order.count)
+        if self._maker.mailbox is not None:
+            self._maker.mailbox.expect(int(samples[0]), tuple(order.places))
+        arrays[INDEX][rows] = samples
+        if VALID in arrays:
+            arrays[VALID][rows] = True
+        self._maker.read_ahead([sample for sample in samples.tolist() if sample not in self.quarantined])
+        bad: list[tuple[int, str, str]] = []
+        hopeless = ""
+        for row, sample in zip(range(rows.start, rows.stop), samples.tolist(), strict=True):
+            fields = {name: array[row, ...] for name, array in arrays.items()}
+            reason = self._fill_row(order.epoch, row, sample, 0, fields)
+            if reason is not None:
+                bytes_max = LONG_REASON_BYTES_MAX if len(bad) < LONG_REASONS_MAX else REASON_BYTES_MAX
+                bad.append((sample, self._maker.shown_name(sample), shortened(reason, bytes_max)))
+                if not self._treat(order.epoch, row, sample, fields):
+                    name = self._maker.shown_name(sample)
+                    hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
+            self._checksums.write(page, row)
+        self._note.clear()
+        failpoints.passing("worker.chunk.written")
+        return ChunkFilled(order.order, self._stopwatch.work(), bad, shortened(hopeless, HOPELESS_BYTES_MAX))
+
+    def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
+        """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
+        self._note.take(row, sample)
+        if sample in self.quarantined:
+            return "quarantined"
+        failpoints.passing("worker.sample.begin", sample)
+        reason = self._maker.fill(epoch, sample, attempt, fields)
+        if reason is None:
+            failpoints.passing("worker.sample.written", sample)
+        return reason
+
+    def _treat(self, epoch: int, row: int, sample: int, fields: Row) -> bool:
+        """Fill the row of a bad sample by the stream's policy; False where the policy finds nothing to fill it with."""
+        if self._on_error == "substitute":
+            for attempt in range(1, SUBSTITUTES_MAX + 1):
+                other = sample if self._maker.is_live else self._plan.substitute(epoch, sample, attempt)
+                if self._fill_row(epoch, row, other, attempt, fields) is None:
+                    fields[INDEX][...] = other
+                    return True
+        self._maker.keep_known(sample, fields)
+        if VALID in fields:
+            fields[VALID][...] = False
+        return self._on_error != "substitute"
+
+
+class PlannedRows:
+    """Which samples stand in the rows of an order.
+
+    To work out twenty of them costs as much as two hundred, since nearly all of it is the way into
+    NumPy and back. So the rows behind those of an order are worked out with it: the next order is
+    mostly about them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._position = Position(-1, -1)
+        self._first = 0
+        self._samples: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def samples(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
+        """The sample indices of rows ``first`` to ``first + count`` of a position: int64 ``[count]``, not to be written to."""
+        start = first - self._first
+        if position != self._position or start < 0 or start + count > len(self._samples):
+            rows = max(count, min(ROWS_AHEAD, self._plan.rows(position.step) - first))
+            self._position, self._first, start = position, first, 0
+            self._samples = self._plan.indices(position, first, rows)
+        return self._samples[start : start + count]

@@ -1,5 +1,14 @@
-"""What every process that decodes does first. Worker processes, and those of ``batchd prepare``; standard library only."""
+"""How each process that decodes begins, and its note. Workers, writers of ``batchd prepare``.
 
+The note is the row in hand, in shared memory, drawn in ``orders.worker``; the daemon reads it after
+the worker's death.
+
+Invariant: the note is written before a sample is touched and cleared when the chunk is done, so a
+dead worker's note names the sample that it died with. The worker is the only writer. A torn read is
+harmless, since the daemon trusts the note only of dead workers.
+"""
+
+import mmap
 import os
 import signal
 import sys
@@ -7,6 +16,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 
 from batchd.children import die_with_parent
+from batchd.orders.worker import NOTE, NOTE_BYTES
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -40,3 +50,24 @@ def print_to_the_log() -> None:
         os.dup2(2, 1)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+
+
+class NoteMemory:
+    """Maps the note behind ``descriptor``, which belongs to it from now on."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, NOTE_BYTES)
+        os.close(descriptor)
+        self._order = 0
+
+    def begin(self, order: int) -> None:
+        """An order is in hand."""
+        self._order = order
+
+    def take(self, row: int, sample: int) -> None:
+        """``sample`` is decoded for ``row``."""
+        NOTE.pack_into(self._memory, 0, self._order, row + 1, sample)
+
+    def clear(self) -> None:
+        """Between samples."""
+        NOTE.pack_into(self._memory, 0, self._order, 0, 0)

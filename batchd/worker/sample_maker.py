@@ -16,7 +16,7 @@ from batchd.functions.load import FunctionUnusable, expect
 from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.seekable import made_seekable
+from batchd.pipeline.image.jpeg_box import made_seekable
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file

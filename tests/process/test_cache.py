@@ -5,8 +5,8 @@ import os
 import pytest
 
 import batchd_client
-from batchd.doctor.caches import check_caches
 from batchd.doctor.finding import Level
+from batchd.doctor.storage import check_caches
 from batchd.pipeline.image import jpeg_box
 from support.commands import batchd as command
 from support.expected import Expected

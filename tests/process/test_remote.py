@@ -233,7 +233,7 @@ def test_a_slow_network_only_takes_longer(daemon, expected):
 
 def test_nobody_listening_is_said_with_what_to_check():
     """After ``connect_timeout_s``, during which a daemon may start."""
-    with pytest.raises(DaemonNotFound, match=r"nobody listens on port \d+: is the daemon running, with tcp = set"):
+    with pytest.raises(DaemonNotFound, match=r"nothing listens on port \d+: is the daemon running, with tcp = set"):
         batchd_client.connect(f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.3)
 
 

@@ -95,7 +95,7 @@ def test_a_key_for_some_streams_opens_no_other(daemon, keys, files):
 
 def test_without_a_key_the_trainer_is_told_that_it_needs_one(daemon):
     """And where it is looked for."""
-    with pytest.raises(KeyRefused, match=r"lets in who has a key, and none was given in \$BATCHD_KEY"):
+    with pytest.raises(KeyRefused, match=r"requires a key, and none was given in \$BATCHD_KEY"):
         connect(daemon, None)
 
 

@@ -40,7 +40,10 @@ def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: 
 
 
 def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:
-    """Ranks in order stand before the batches, as evenly as can be; those before one cut its rows evenly, one each at least."""
+    """Ranks in order stand before the batches, as evenly as can be.
+
+    Those before one cut its rows evenly, one each at least.
+    """
     members: dict[int, list[int]] = {step: [] for step in batches}
     for rank in range(world_size):
         members[batches[rank * len(batches) // world_size]].append(rank)

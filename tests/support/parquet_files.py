@@ -27,7 +27,10 @@ def hugging_face(images: Iterable[bytes | None], paths: Iterable[str | None] | N
 
 
 def class_labels(**names: list[str]) -> dict[bytes, bytes]:
-    """What Hugging Face's `datasets` writes into a file of columns that are labels; compared with what its version 5.2 writes."""
+    """What Hugging Face's `datasets` writes into a file of columns that are labels.
+
+    Compared with what its version 5.2 writes.
+    """
     features = {column: {"names": those, "_type": "ClassLabel"} for column, those in names.items()}
     return {b"huggingface": json.dumps({"info": {"features": {"image": {"_type": "Image"}, **features}}}).encode()}
 

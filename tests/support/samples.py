@@ -1,4 +1,7 @@
-"""Sources as workers see them: scanned, shared, and read by their own readers. For tests of sources."""
+"""Sources as workers see them: scanned, shared, and read by their own readers.
+
+For tests of sources.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -39,7 +42,10 @@ def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Re
 
 
 def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
-    """All samples, the last one read first, as any order will do; what is only valid until the next one is copied."""
+    """All samples, the last one read first, as any order will do.
+
+    What is only valid until the next one is copied.
+    """
     with opened(source) as (reader, index):
         return [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
 

@@ -15,8 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 import batchd_client
-from batchd.daemon.limits import HandshakeRate
-from batchd.daemon.log_limits import KINDS_MAX
+from batchd.daemon.limits import KINDS_MAX, HandshakeRate
 from batchd.daemon.tcp.authenticator import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd_client import opening
@@ -244,7 +243,7 @@ def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
     file.touch(0o600)
     file.write_text(connection_file_text(keys.new("a")))
     with serving(context, keys, None) as server:
-        with pytest.raises(DaemonNotFound, match="did not answer whether it knows the key"):
+        with pytest.raises(DaemonNotFound, match="did not say whether it knows the key"):
             batchd_client.connect(server.endpoint, key=str(file), connect_timeout_s=0.5)
         assert server.router.poll(0) == 0
     authenticator.close()
@@ -376,7 +375,7 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     """With 500, which means that another try may help; other hosts come in, and so does it when its tokens are back."""
     now_s, asked = [1000.0], []
     monkeypatch.setattr("batchd.daemon.tcp.authenticator.monotonic", lambda: now_s[0])
-    monkeypatch.setattr("batchd.daemon.log_limits.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
     authenticator._rate = HandshakeRate(burst=3, per_s=1)
     key = keys.new("a")
     find = keys.find
@@ -515,7 +514,7 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
 ) -> None:
     """Who knocks as fast as he can does not fill the disk."""
     now_s = [1000.0]
-    monkeypatch.setattr("batchd.daemon.log_limits.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
     unknown = stranger(keys).public
     keys.new("a")
 

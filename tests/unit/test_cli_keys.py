@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory; nothing of the user's own is in reach."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BATCHD_KEYS_DIR", raising=False)
-    monkeypatch.setattr("batchd.daemon.tcp.credentials.default_keys_dir", lambda: tmp_path / "usual")
+    monkeypatch.setattr("batchd.daemon.tcp.keys.default_keys_dir", lambda: tmp_path / "usual")
     return tmp_path
 
 

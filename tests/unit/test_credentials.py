@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from batchd.cli.main import cli
 from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY
-from batchd.daemon.tcp.credentials import CredentialKeys, open_keys
-from batchd.daemon.tcp.keys import KeyDirectory, check_tcp_keys
+from batchd.daemon.tcp.keys import CredentialKeys, KeyDirectory, check_tcp_keys, open_keys
 from batchd.errors import KeysInvalid
 from support.configs import WHOLE, load
 
@@ -90,7 +89,7 @@ def test_credentials_come_before_the_users_own_keys_and_behind_the_configuration
     credentials: CredentialKeys, roots: KeyDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there are any, nothing else is looked at, even if none of them is a key."""
-    monkeypatch.setattr("batchd.daemon.tcp.credentials.default_keys_dir", lambda: tmp_path / "own")
+    monkeypatch.setattr("batchd.daemon.tcp.keys.default_keys_dir", lambda: tmp_path / "own")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     assert open_keys(None).path == tmp_path / "own"
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials.path))

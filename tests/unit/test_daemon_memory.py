@@ -14,19 +14,20 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from batchd.daemon.memory import available
 from batchd.daemon.memory import slots as slot_memory
-from batchd.daemon.memory import wait as memory_wait
 from batchd.daemon.memory.available import (
     RESERVE_BYTES,
     UNLIMITED_BYTES,
     available_bytes,
+    holders,
     limit_bytes,
     oom_kills,
     shortage,
+    wait_for_memory,
 )
 from batchd.daemon.memory.held_descriptors import SLOT_DESCRIPTORS
 from batchd.daemon.memory.slots import SEALS, SlotPool
-from batchd.daemon.memory.wait import holders, wait_for_memory
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 from support.kernel import descriptors_of
 
@@ -85,9 +86,9 @@ class Giving:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: int, limit: int = 16 * GIBIBYTE) -> None:
         self.looks = list(looks)
         self.told: list[str] = []
-        monkeypatch.setattr(memory_wait, "available_bytes", self._look)
-        monkeypatch.setattr(memory_wait, "limit_bytes", lambda: limit)
-        monkeypatch.setattr(memory_wait, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(available, "available_bytes", self._look)
+        monkeypatch.setattr(available, "limit_bytes", lambda: limit)
+        monkeypatch.setattr(available, "LOOK_EVERY_S", 0.0)
 
     def _look(self) -> int:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
@@ -114,7 +115,7 @@ def test_memory_that_others_give_back_is_waited_for(monkeypatch: pytest.MonkeyPa
 def test_memory_is_not_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch, looks, limit, left) -> None:
     """More than there is at all is refused at the first look, and what does not come after a while."""
     giving = Giving(monkeypatch, *looks, limit=limit)
-    monkeypatch.setattr(memory_wait, "MEMORY_WAIT_S", 0.01)
+    monkeypatch.setattr(available, "MEMORY_WAIT_S", 0.01)
     problem = wait_for_memory(4 * GIBIBYTE, giving.told.append)
 
     assert len(giving.looks) == left

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from batchd.daemon import log_limits as seldom_module
+from batchd.daemon import limits
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.log_limits import KINDS_MAX, PERIOD_S, Seldom
+from batchd.daemon.limits import KINDS_MAX, PERIOD_S, Seldom
 from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from support.waiting import PATIENCE_S
@@ -23,7 +23,7 @@ from support.waiting import PATIENCE_S
 def clock(monkeypatch):
     """What time it is, in seconds; a list of one number that a test changes."""
     now = [1000.0]
-    monkeypatch.setattr(seldom_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(limits, "monotonic", lambda: now[0])
     return now
 
 

@@ -14,8 +14,8 @@ from typing import cast
 
 import pytest
 
-from batchd.daemon.local import peers
-from batchd.daemon.local.peers import Peer, is_ours, may_connect, peer_of, why_not
+from batchd.daemon.local import listener
+from batchd.daemon.local.listener import Peer, is_ours, may_connect, peer_of, why_not
 from support.waiting import PATIENCE_S
 
 STRANGER = 54_321
@@ -146,7 +146,7 @@ def test_a_peer_without_a_number_here_has_none() -> None:
 @pytest.fixture
 def everybody_unmapped(monkeypatch) -> None:
     """A daemon in a user namespace that knows nobody but root."""
-    monkeypatch.setattr(peers, "unmapped_id", lambda _kind: NOBODY)
+    monkeypatch.setattr(listener, "unmapped_id", lambda _kind: NOBODY)
 
 
 @pytest.mark.usefixtures("everybody_unmapped")
@@ -184,7 +184,7 @@ def test_numbers_that_tell_who_somebody_is_are_enough() -> None:
 
 def test_root_and_the_daemons_own_user_alone_are_its_own(monkeypatch) -> None:
     """Who is let in by his group may read data, and say nothing of what is served."""
-    monkeypatch.setattr("batchd.daemon.local.peers.unmapped_id", lambda _kind: 65534)
+    monkeypatch.setattr("batchd.daemon.local.listener.unmapped_id", lambda _kind: 65534)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert [is_ours(user) for user in (0, 1000, 1001, 65534)] == [True, True, False, False]
     monkeypatch.setattr(os, "geteuid", lambda: 65534)

@@ -14,7 +14,7 @@ from batchd import children
 from batchd.core.events import WorkerGone
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.workers.local import WorkerProcesses
-from batchd.orders.forks import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
+from batchd.orders.worker import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
 from batchd.worker import fork_server
 from batchd_wire.channel import receive_message, send_message
 from support.kernel import descriptors_of

@@ -7,9 +7,9 @@ from batchd.core.actions import AdmitProducer, AdmitSubscription
 from batchd.core.course import Course
 from batchd.core.events import SessionCutOff, SessionEnded, SubscriptionEnded, Ticked
 from batchd.core.plan import Plan
-from batchd.daemon import log_limits as seldom
-from batchd.daemon.log_limits import PERIOD_S, Ration
-from batchd.daemon.session_log import SAID_PER_MINUTE, Guest, Guestbook
+from batchd.daemon import limits
+from batchd.daemon.doors import SAID_PER_MINUTE, Guest, Guestbook
+from batchd.daemon.limits import PERIOD_S, Ration
 
 HERE = Guest("resnet", 4711, "user 1000")
 THERE = Guest("resnet", 1, "host 10.0.0.5", is_remote=True)
@@ -19,7 +19,7 @@ THERE = Guest("resnet", 1, "host 10.0.0.5", is_remote=True)
 def clock(monkeypatch):
     """A clock that a test sets."""
     now = [1000.0]
-    monkeypatch.setattr(seldom, "monotonic", lambda: now[0])
+    monkeypatch.setattr(limits, "monotonic", lambda: now[0])
     return now
 
 
@@ -127,4 +127,4 @@ def test_peers_without_number_do_not_fill_the_memory():
     for number in range(10_000):
         assert ration.allows(f"host {number}")
 
-    assert len(ration._said) <= seldom.KINDS_MAX
+    assert len(ration._said) <= limits.KINDS_MAX

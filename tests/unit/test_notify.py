@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from batchd.core import events as ev
-from batchd.daemon.assembly import Opening
-from batchd.daemon.service.manager import FEEDINGS, STATUS_EVERY_S, Service, status_line
-from batchd.daemon.service.notify import Notifier
+from batchd.daemon.serve import Opening
+from batchd.daemon.service.manager import FEEDINGS, STATUS_EVERY_S, Notifier, Service, status_line
 from support.configs import WHOLE, load
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.core.plan import Plan
-from batchd.worker.chunk import ROWS_AHEAD, PlannedRows
+from batchd.worker.loop import ROWS_AHEAD, PlannedRows
 from batchd_wire.position import Position
 
 SAMPLES, BATCH = 2_000, 700

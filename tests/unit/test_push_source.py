@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.memory.mailboxes import MailboxMemory
 from batchd.daemon.memory.rings import plan_rings
+from batchd.daemon.memory.slots import MailboxMemory
 from batchd.errors import MemoryTooSmall
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.composed.options import ConcatSource

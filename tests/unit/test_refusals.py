@@ -17,9 +17,8 @@ import pytest
 
 from batchd.cli.main import main
 from batchd.config.load import load_config
-from batchd.daemon import preview
-from batchd.daemon.memory import cache_memory
-from batchd.daemon.memory import wait as memory_wait
+from batchd.daemon import config_checks
+from batchd.daemon.memory import available, cache_memory
 from batchd.daemon.memory.cache_file import cache_path
 from batchd.daemon.memory.held_descriptors import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
@@ -205,7 +204,11 @@ def _not_to_be_served(_address: str) -> None:
 @pytest.fixture
 def both(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Both:
     """On a machine that always has the same memory to spare."""
-    for module, name in ((preview, "available_bytes"), (memory_wait, "available_bytes"), (memory_wait, "limit_bytes")):
+    for module, name in (
+        (config_checks, "available_bytes"),
+        (available, "available_bytes"),
+        (available, "limit_bytes"),
+    ):
         monkeypatch.setattr(module, name, lambda: 160 << 20)
     return Both(tmp_path, capsys)
 

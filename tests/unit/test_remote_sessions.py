@@ -15,8 +15,7 @@ from batchd.core.actions import GrantLease
 from batchd.core.events import BatchSent, Event, SessionCutOff
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.doors import DaemonSide, Doors, Queue
-from batchd.daemon.limits import SessionLimits
-from batchd.daemon.log_limits import KINDS_MAX
+from batchd.daemon.limits import KINDS_MAX, SessionLimits
 from batchd.daemon.loop import Loop
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.tcp.connections import Connection, RemoteSession

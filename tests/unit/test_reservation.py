@@ -5,7 +5,7 @@ import pytest
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.events import Event, SlotWanted
-from batchd.daemon.memory.reservation import Reservation
+from batchd.daemon.serve import Reservation
 from batchd.errors import MemoryTooSmall
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick

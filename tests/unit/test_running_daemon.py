@@ -16,10 +16,10 @@ from batchd import threads
 from batchd.config import runtime as places
 from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
-from batchd.daemon import preview
+from batchd.daemon import config_checks
+from batchd.daemon.config_checks import preview as looked_at
 from batchd.daemon.memory.cache_folder import folder_problem
 from batchd.daemon.memory.rings import plan_rings
-from batchd.daemon.preview import preview as looked_at
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
 from batchd.errors import BatchdError
 from batchd.storage.access import LocalFiles, Storage
@@ -164,7 +164,7 @@ def test_a_tcp_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(threads, "Thread", Scarce)
 
-    problem = preview._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
+    problem = config_checks._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
 
     assert problem is not None
     assert "can't start new thread, of 6 that are needed: raise the limit" in problem.message
@@ -178,7 +178,7 @@ def test_a_tcp_address_without_descriptors_is_a_problem(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(zmq.Context, "socket", fail)
 
-    problem = preview._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
+    problem = config_checks._tcp_problem(DaemonConfig(tcp="127.0.0.1:7070"))
 
     assert problem is not None
     assert "Too many open files" in problem.message

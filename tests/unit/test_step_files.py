@@ -19,8 +19,8 @@ from batchd.samples.columns import Column
 from batchd.sources.files.options import FolderSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
-from batchd.worker import chunk, sample_maker
-from batchd.worker.note import NoteMemory
+from batchd.worker import loop, sample_maker
+from batchd.worker.process import NoteMemory
 from batchd_wire.fields import place_fields
 from support.steps import check_steps
 from support.texts import save, word_level, word_table
@@ -163,7 +163,7 @@ def worker(monkeypatch):
         )
         descriptor = index.to_memfd()
         try:
-            return chunk.WorkerStream(told, descriptor, [], note, Storage())
+            return loop.WorkerStream(told, descriptor, [], note, Storage())
         finally:
             os.close(descriptor)
 

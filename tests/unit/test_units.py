@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.assembly import WORKERS_END_S
+from batchd.daemon.serve import WORKERS_END_S
 from batchd.daemon.workers.local import KILL_TIMEOUT_S
 from batchd.errors import ExitCode
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.orders import forks, prepare, rescan, worker
+from batchd.orders import prepare, rescan, worker
 from batchd.orders.worker import NO_WORK, ChunkFilled, FillChunk, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages
 from batchd_wire.codec import (
@@ -31,7 +31,7 @@ from batchd_wire.codec import (
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_DAEMON, TO_TRAINER, Hello, Open, Pull, Refused, Status, Subscribed
 
-MODULES = (messages, worker, forks, rescan, prepare)
+MODULES = (messages, worker, rescan, prepare)
 VOCABULARIES = {
     f"{module.__name__}.{name}": value
     for module in MODULES

@@ -1,30 +1,102 @@
-"""Who connects to the sockets of the runtime directory: accepted while descriptors are left, closed where no session comes of it.
+"""Accepts connections to the sockets of the runtime directory, from allowed users. DAEMON process.
 
-DAEMON process.
-
-    connect -> (kernel's queue) -- Listener: a descriptor is left --> stranger -- Hello, Open --> session
+    connect -> (kernel's queue) -- Listener: a descriptor is left --> pending - Hello, Open -> session
                      ^                                                |
-                     +-- until the next tick, where none is left      +-- STRANGER_TICKS, or too many of them --> closed
+                     +-- until the next tick, where none is left      +- too old, or too many -> closed
 
-Invariant: connections leave ``SPARE_DESCRIPTORS`` free, for what the daemon has to do while they
-are there.
+The runtime directory's mode keeps other users out. ``may_connect`` is the second lock, for a
+directory whose mode was opened: root, the daemon's own user and members of the directory's group
+may connect. Source: unix(7), SO_PEERCRED and SO_PEERGROUPS. The kernel translates all numbers into
+the daemon's namespaces. Root of a container with its own users is the user that started the
+container. A daemon inside such a container sees many users as one number, which identifies none of
+them.
+
+Invariant: connections leave ``SPARE_DESCRIPTORS`` free, for the daemon's own work meanwhile.
 """
 
 import errno
 import os
 import resource
 import socket
-from collections.abc import Callable, Hashable, Iterable
+import stat
+import struct
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
 from batchd.daemon.descriptors import Watch
-from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds
-from batchd.daemon.local.zmtp import NotUnderstood, ZmtpConnection
-from batchd.daemon.log_limits import Seldom
+from batchd.daemon.limits import STRANGER_TICKS, Seldom, oldest_of_crowds
 from batchd.daemon.memory.held_descriptors import ADVICE, SPARE_DESCRIPTORS
+from batchd_wire.runtime import unmapped_id
+
+SO_PEERGROUPS = 59
+"""asm-generic/socket.h; the socket module does not name it."""
+GROUPS_BYTES_MAX = 1024
+"""The most that Python's ``getsockopt`` takes: 256 groups."""
+_CREDENTIALS = struct.Struct("iII")
+_GROUP_BYTES = 4
+
+
+class Peer(NamedTuple):
+    """Process, user and primary group at the other end, as they were when it connected.
+
+    ``pid`` is None for a process that has none here: it is outside of the container in which the
+    daemon runs.
+    """
+
+    pid: int | None
+    user: int
+    group: int
+
+
+def peer_of(lifeline: socket.socket) -> Peer:
+    """Ask the kernel who connected."""
+    raw = lifeline.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, group = _CREDENTIALS.unpack(raw)
+    return Peer(pid or None, user, group)
+
+
+def may_connect(lifeline: socket.socket, peer: Peer, directory: os.stat_result) -> bool:
+    """Is the peer root, the daemon's user, or in the runtime directory's group?
+
+    Of a peer in more than 256 groups only the primary one counts. Where numbers do not tell who
+    somebody is, the kernel's word counts, which let him into a directory that is closed to
+    strangers.
+    """
+    nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
+    if is_ours(peer.user):
+        return True
+    if directory.st_gid != no_group and directory.st_gid in _groups(lifeline, peer):
+        return True
+    return (nobody == peer.user or no_group == directory.st_gid) and not directory.st_mode & stat.S_IRWXO
+
+
+def is_ours(user: int) -> bool:
+    """Is a peer's user root, or the daemon's own, as far as its number tells?"""
+    return user in {0, os.geteuid()} and user != unmapped_id("uid")
+
+
+def why_not(peer: Peer, directory: os.stat_result) -> str:
+    """Say why a peer was not let in."""
+    if unmapped_id("gid") == directory.st_gid or unmapped_id("uid") == peer.user:
+        return (
+            "user or group is not mapped into the daemon's user namespace, and the runtime directory is open to everybody, so "
+            "the daemon cannot tell members of its group from others: close the directory (chmod o-rwx)"
+        )
+    return f"user {peer.user} is not in the group of the runtime directory"
+
+
+def _groups(lifeline: socket.socket, peer: Peer) -> set[int]:
+    try:
+        raw = lifeline.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_BYTES_MAX)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        return {peer.group}
+    return {peer.group, *struct.unpack(f"{len(raw) // _GROUP_BYTES}I", raw)}
+
 
 _log = structlog.get_logger()
 
@@ -166,61 +238,3 @@ class Listener:
             self.is_short = True
             self._watch.remove(self._listener.fileno())
             self._is_watched = False
-
-
-class LocalConnections:
-    """All connections to the socket of ZeroMQ. Messages are taken from each in turn."""
-
-    def __init__(self, watch: Watch, gone: Callable[[ZmtpConnection], None]) -> None:
-        self._watch = watch
-        self._gone = gone
-        self._all: dict[ZmtpConnection, None] = {}
-        self._talking: dict[ZmtpConnection, None] = {}
-        """Those that may have said a whole message that was not taken yet, in their turn."""
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def admit(self, wire: socket.socket) -> ZmtpConnection:
-        """Speak with whoever is at the other end. Raises ``OSError`` where it cannot be watched."""
-        connection = ZmtpConnection(self._watch, wire, self._listen)
-        self._all[connection] = None
-        return connection
-
-    def hear(self) -> tuple[ZmtpConnection, list[bytes]] | None:
-        """The next message, and where it came from; None where none is whole."""
-        while self._talking:
-            connection = next(iter(self._talking))
-            del self._talking[connection]
-            try:
-                frames = connection.take()
-            except NotUnderstood as reason:
-                _log.debug("local peer not understood", reason=str(reason))
-                self.close(connection)
-                continue
-            if frames is not None:
-                self._talking[connection] = None
-                return connection, frames
-        return None
-
-    def close(self, connection: ZmtpConnection) -> None:
-        """Hang up, and forget what was not taken yet."""
-        if connection in self._all:
-            del self._all[connection]
-            self._talking.pop(connection, None)
-            connection.close()
-            self._gone(connection)
-
-    def close_all(self, connections: Iterable[ZmtpConnection] | None = None) -> None:
-        """Hang up on all, or on these."""
-        for connection in list(self._all if connections is None else connections):
-            self.close(connection)
-
-    def _listen(self, connection: ZmtpConnection) -> None:
-        if connection in self._talking:
-            return  # its turn comes; until then the kernel keeps what it says
-        connection.read()
-        if connection.is_over:
-            self.close(connection)
-        else:
-            self._talking[connection] = None

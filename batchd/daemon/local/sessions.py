@@ -23,16 +23,21 @@ import structlog
 from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
-from batchd.daemon.dispatch import MESSAGES_AT_ONCE, UNREAD_MAX, event_of, is_served, printable, wrong_version
-from batchd.daemon.doors import DaemonSide
-from batchd.daemon.limits import SessionLimits
-from batchd.daemon.local.listener import Listener, LocalConnections, Strangers
-from batchd.daemon.local.peers import Peer, is_ours, may_connect, peer_of, why_not
-from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, ZmtpConnection
-from batchd.daemon.log_limits import Seldom
-from batchd.daemon.memory.mailboxes import MailboxMemory
+from batchd.daemon.dispatch import MESSAGES_AT_ONCE, UNREAD_MAX, event_of, is_served, wrong_version
+from batchd.daemon.doors import DaemonSide, Guest
+from batchd.daemon.limits import Seldom, SessionLimits, printable
+from batchd.daemon.local.listener import (
+    Listener,
+    Peer,
+    Strangers,
+    is_ours,
+    may_connect,
+    peer_of,
+    why_not,
+)
+from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
+from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.runtime import unusable
-from batchd.daemon.session_log import Guest
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message

@@ -18,11 +18,15 @@ the rest waits in the kernel.
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+
+import structlog
 
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.dispatch import MESSAGE_BYTES_MAX, UNREAD_MAX
+
+_log = structlog.get_logger()
 
 READ_BYTES = 16 * 1024
 FRAMES_MAX = 16
@@ -237,3 +241,61 @@ class ZmtpConnection:
         if not self._unsent:
             self._wait_to_write(wanted=False)
         self._heard(self)
+
+
+class LocalConnections:
+    """All connections to the socket of ZeroMQ. Messages are taken from each in turn."""
+
+    def __init__(self, watch: Watch, gone: Callable[[ZmtpConnection], None]) -> None:
+        self._watch = watch
+        self._gone = gone
+        self._all: dict[ZmtpConnection, None] = {}
+        self._talking: dict[ZmtpConnection, None] = {}
+        """Those that may have said a whole message that was not taken yet, in their turn."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def admit(self, wire: socket.socket) -> ZmtpConnection:
+        """Speak with whoever is at the other end. Raises ``OSError`` where it cannot be watched."""
+        connection = ZmtpConnection(self._watch, wire, self._listen)
+        self._all[connection] = None
+        return connection
+
+    def hear(self) -> tuple[ZmtpConnection, list[bytes]] | None:
+        """The next message, and where it came from; None where none is whole."""
+        while self._talking:
+            connection = next(iter(self._talking))
+            del self._talking[connection]
+            try:
+                frames = connection.take()
+            except NotUnderstood as reason:
+                _log.debug("local peer not understood", reason=str(reason))
+                self.close(connection)
+                continue
+            if frames is not None:
+                self._talking[connection] = None
+                return connection, frames
+        return None
+
+    def close(self, connection: ZmtpConnection) -> None:
+        """Hang up, and forget what was not taken yet."""
+        if connection in self._all:
+            del self._all[connection]
+            self._talking.pop(connection, None)
+            connection.close()
+            self._gone(connection)
+
+    def close_all(self, connections: Iterable[ZmtpConnection] | None = None) -> None:
+        """Hang up on all, or on these."""
+        for connection in list(self._all if connections is None else connections):
+            self.close(connection)
+
+    def _listen(self, connection: ZmtpConnection) -> None:
+        if connection in self._talking:
+            return  # its turn comes; until then the kernel keeps what it says
+        connection.read()
+        if connection.is_over:
+            self.close(connection)
+        else:
+            self._talking[connection] = None

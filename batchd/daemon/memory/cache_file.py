@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from batchd.daemon.log_limits import Seldom
+from batchd.daemon.limits import Seldom
 from batchd.daemon.memory.cache_folder import PREFIX, SUFFIX, cache_files, folder_problem, is_locked
 from batchd.daemon.memory.cache_memory import CLAIMS_NAME, MEMORY_NAME, CacheSpec, SharedCache
 from batchd.daemon.memory.slots import SEALS

@@ -1,17 +1,20 @@
-"""The memory of the slots. DAEMON process; it makes, hands out and marks slots.
+"""The memory of slots and mailboxes. DAEMON process; it makes, hands out and marks them.
 
     create -> memfd, every page reserved, sealed against shrinking and growing, mode 0600
     free -> closed a little later, one by one
     reserve -> header: unfinished          commit -> header: whole, under its generation
-    writable -> for a worker               readable -> the same memory opened read-only, for a trainer
-    writable_anew -> for a trainer with     mapped -> the same memory to read, for what goes over TCP
+    writable -> for a worker               readable -> the same memory read-only, for a trainer
+    writable_anew -> for a trainer with    mapped -> the same memory to read, for batches over TCP
                      a device
 
-A memfd has no name, so nothing can be left behind by a killed daemon and two daemons cannot
-collide. Mode 0600 keeps a trainer of another user from opening its read-only descriptor again for
-writing.
+A memfd has no name, so a killed daemon leaves nothing behind and two daemons cannot collide. Mode
+0600 keeps a trainer of another user from opening its read-only descriptor again for writing.
 
-Invariant: the header is written by ``reserve`` and ``commit`` alone.
+A mailbox is made and sealed in the same way. ``writable_anew`` is for a producer, ``readable`` for
+workers; the daemon never reads it.
+
+Invariant: only ``reserve`` and ``commit`` write the header. The memory cannot be truncated under a
+worker or trainer that reads it.
 """
 
 import errno
@@ -20,9 +23,11 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Sequence
+from typing import Self
 
 from batchd.daemon.memory.available import UNLIMITED_BYTES, available_bytes, shortage
 from batchd.daemon.memory.held_descriptors import BlankSlots
+from batchd.errors import MemoryTooSmall, Problem
 from batchd_wire.slot import UNFINISHED, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -151,3 +156,51 @@ def _available_bytes() -> int:
         if error.errno not in {errno.EMFILE, errno.ENFILE}:
             raise
         return UNLIMITED_BYTES
+
+
+MAILBOX_NAME = "batchd-mailbox"
+
+
+class MailboxMemory:
+    """Raises ``MemoryTooSmall`` where the kernel has none for it."""
+
+    def __init__(self, mailbox_bytes: int) -> None:
+        self.mailbox_bytes = mailbox_bytes
+        self.writable = os.memfd_create(MAILBOX_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.readable = -1
+        try:
+            os.fchmod(self.writable, 0o600)
+            os.posix_fallocate(self.writable, 0, mailbox_bytes)
+            fcntl.fcntl(self.writable, fcntl.F_ADD_SEALS, SEALS)
+            self.readable = os.open(f"/proc/self/fd/{self.writable}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self.close()
+            problem = f"no memory for a mailbox of {mailbox_bytes} bytes: {error.strerror}; lower capacity or sample_bytes_max"
+            raise MemoryTooSmall([Problem("daemon.memory", problem)]) from None
+
+    @classmethod
+    def adopt(cls, descriptor: int, mailbox_bytes: int) -> Self:
+        """One that another process of ours has made, by the descriptor that writes. Raises ``OSError``, and then closes it."""
+        mailbox = cls.__new__(cls)
+        mailbox.mailbox_bytes, mailbox.writable, mailbox.readable = mailbox_bytes, descriptor, -1
+        try:
+            mailbox.readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            mailbox.close()
+            raise
+        return mailbox
+
+    def writable_anew(self) -> int:
+        """A further descriptor that writes, for a producer; it belongs to the caller. Raises ``OSError``.
+
+        Opened for each anew, since descriptors that are copies of each other share their flags:
+        with ``O_APPEND`` set by one producer, all others could write nothing any more.
+        """
+        return os.open(f"/proc/self/fd/{self.writable}", os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of it. Who has a descriptor keeps the memory until it is closed."""
+        for descriptor in (self.writable, self.readable):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.writable = self.readable = -1

@@ -22,8 +22,7 @@ from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_memory import CacheSpec, different
-from batchd.daemon.memory.mailboxes import MailboxMemory
-from batchd.daemon.memory.slots import SlotPool
+from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd.daemon.reload.rescan import Errand
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import Workers

@@ -23,8 +23,7 @@ import structlog
 import zmq
 from zmq.utils import z85
 
-from batchd.daemon.limits import HandshakeRate, peer_network
-from batchd.daemon.log_limits import Seldom
+from batchd.daemon.limits import HandshakeRate, Seldom, peer_network
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
 

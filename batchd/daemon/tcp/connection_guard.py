@@ -33,8 +33,7 @@ from time import monotonic
 
 import structlog
 
-from batchd.daemon.limits import STRANGER_TICKS, oldest_of_crowds, peer_network
-from batchd.daemon.log_limits import Seldom
+from batchd.daemon.limits import STRANGER_TICKS, Seldom, oldest_of_crowds, peer_network
 
 AUDIT_INTERVAL_S = 0.1
 FRAMES_MAX = 5_000

@@ -1,17 +1,29 @@
-"""Who may come over TCP: the daemon's key and the trainers' public ones, as files. DAEMON process and CLI.
+"""Keys for TCP: the daemon's own and the trainers' public ones, as files. DAEMON process and CLI.
 
     <keys directory>/             0700
         daemon.key                0600; public, secret
-        .lock                     held with flock by the command that changes something
-        trainers/NAME.key         0600; name, streams (without it: every stream), public; the trainer alone has its secret
+        .lock                     held with flock by a command that changes a key
+        trainers/NAME.key         0600; name, streams (absent: every one), public; the trainer alone
+                                  has the secret
 
-Files are written whole under another name and renamed, with the directory locked, so nobody sees
-half a file and two commands at once make no key twice. Nothing is written or read through a
+Files are written whole under another name and renamed, with the directory locked: no reader sees
+half a file, and two simultaneous commands make no key twice. Nothing is written or read through a
 symbolic link in the directory.
 
-Invariant: whatever is wrong with a file or a directory lets nobody in. In a trainer's file
-``public`` stands last, so one that was cut short lets nobody in either, rather than its trainer to
-every stream.
+systemd can hand the keys to the daemon (``LoadCredential=keys:/etc/batchd/keys``, systemd.exec(5)):
+
+    /etc/batchd/keys/        root's  ->  $CREDENTIALS_DIRECTORY/    the service's, in memory, read-only
+        daemon.key                           keys_daemon.key
+        trainers/NAME.key                    keys_trainers_NAME.key
+
+So the daemon's secret is in no directory that the daemon, or a user's function in a worker, could
+write to. They are copies, made when the service starts: changes by ``batchd keys`` take effect at
+the next start.
+
+Invariant: a damaged file or directory lets no trainer in. In a trainer's file ``public`` is the
+last key, so a file that was cut short lets no trainer in either, instead of opening every stream to
+it. Invariant: with credentials no other place is read, so keys that were removed are not found
+elsewhere.
 """
 
 import fcntl
@@ -24,18 +36,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import zmq
 
 from batchd.config.schema import meaning_of
-from batchd.config.tcp import is_loopback, parse_tcp
+from batchd.config.tcp import SYSTEM_KEYS_DIRECTORY, default_keys_dir, is_loopback, parse_tcp
 from batchd.config.tree import STREAM_NAME_PATTERN, DaemonConfig
-from batchd.daemon.log_limits import Seldom
+from batchd.daemon.limits import Seldom
 from batchd.errors import BatchdError, KeysInvalid, Problem
 from batchd_wire.keys import (
     ANY_ACCESS,
+    GROUP_READS,
     KEY_NAME,
     KEY_NAME_RULE,
     OPEN_FLAGS,
@@ -404,3 +417,65 @@ def _file_name(name: str) -> str:
 def _key_pair() -> tuple[str, str]:
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
+
+
+VARIABLE = "CREDENTIALS_DIRECTORY"
+PREFIX = "keys_"
+TRAINERS_PREFIX = f"{PREFIX}{TRAINERS_FOLDER}_"
+RESTART = "systemctl restart batchd"
+
+
+def open_keys(configured: Path | None) -> KeyDirectory:
+    """The keys in the directory that is configured, else those that systemd gave us, else the user's own.
+
+    Raises ``ConfigInvalid`` for a user without a home.
+    """
+    given = os.environ.get(VARIABLE)
+    if configured is None and given:
+        return CredentialKeys(Path(given))
+    return KeyDirectory((configured or default_keys_dir()).absolute())
+
+
+class CredentialKeys(KeyDirectory):
+    """The copies that systemd made. Whoever would change them is told where to do that."""
+
+    _daemon_file = f"{PREFIX}{DAEMON_FILE}"
+    _refused_mode = ANY_ACCESS & ~GROUP_READS
+    """Where systemd lets the service read a file by an access list, the group's bits show the most that the list grants."""
+
+    @property
+    def advice(self) -> str:
+        """What makes a key that is missing."""
+        return (
+            f"as root, `batchd keys new --name NAME` makes one in {SYSTEM_KEYS_DIRECTORY}, from where the unit takes it "
+            f"(LoadCredential=keys:{SYSTEM_KEYS_DIRECTORY}) at the next `{RESTART}`"
+        )
+
+    def make_daemon_key(self) -> tuple[str, str]:
+        """Refuse."""
+        self._refuse()
+
+    def new(self, name: str, streams: frozenset[str] | None = None) -> ConnectionKey:
+        """Refuse."""
+        self._refuse(name, streams)
+
+    def revoke(self, name: str) -> None:
+        """Refuse."""
+        self._refuse(name)
+
+    def _refuse(self, *_wanted: object) -> NoReturn:
+        raise KeysInvalid(
+            f"{self.path} has copies that systemd made; as root, change the keys in {SYSTEM_KEYS_DIRECTORY} and then: {RESTART}"
+        )
+
+    @contextmanager
+    def _trainers_folder(self, keys: int | None) -> Iterator[int | None]:
+        yield keys
+
+    def _files(self, folder: int) -> list[str]:
+        return sorted(
+            name.removeprefix(TRAINERS_PREFIX) for name in os.listdir(folder) if name.startswith(TRAINERS_PREFIX)
+        )
+
+    def _trainer_path(self, file: str) -> Path:
+        return self.path / f"{TRAINERS_PREFIX}{file}"

@@ -32,19 +32,22 @@ from batchd.daemon.dispatch import (
     MESSAGE_BYTES_MAX,
     event_of,
     is_served,
-    printable,
     wrong_version,
 )
-from batchd.daemon.doors import DaemonSide
-from batchd.daemon.limits import HandshakeRate, SessionLimits, peer_network
-from batchd.daemon.log_limits import Ration, Seldom
-from batchd.daemon.memory.mailboxes import MailboxMemory
-from batchd.daemon.session_log import Guest
+from batchd.daemon.doors import DaemonSide, Guest
+from batchd.daemon.limits import HandshakeRate, Ration, Seldom, SessionLimits, peer_network, printable
+from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.tcp.authenticator import ZAP_DOMAIN, Authenticator
 from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, Doorstep
-from batchd.daemon.tcp.connections import QUESTIONS_PER_TICK, Connection, OpenSubscription, Register, RemoteSession
+from batchd.daemon.tcp.connections import (
+    QUESTIONS_PER_TICK,
+    Connection,
+    OpenSubscription,
+    Outbox,
+    Register,
+    RemoteSession,
+)
 from batchd.daemon.tcp.keys import KeyDirectory, TrainerKey
-from batchd.daemon.tcp.parcels import Outbox
 from batchd.errors import BatchdError
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
@@ -64,10 +67,9 @@ from batchd_wire.messages import (
     Subscribe,
     Unsubscribe,
 )
-from batchd_wire.pieces import PARTS_MAX, PIECE_BYTES, part_of
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
-from batchd_wire.tcp import CURVE_BYTES, SOCKET_OPTIONS, unpack_monitor_event
+from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, part_of, unpack_monitor_event
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()

@@ -1,39 +1,47 @@
-"""The worker processes of this host. DAEMON process; one kind of workers behind ``worker_interface``.
+"""The worker processes of this host, and the fork server they come from. DAEMON process.
 
-What arrives becomes events for the loop's queue: ``WorkerReady``, ``ChunkDone``, and ``WorkerGone``
-when the kernel says that the process has ended (its pidfd is readable), never before: a process
-that may still write is not gone.
+    first fork -> fork server started -> [ fork -> Forked, or NotForked ]*, reap*
+    it ends -> its workers end, by the kernel -> the next fork starts another one
 
-Workers are children of a fork server, see ``forks``, which reaps them when it is told: how one
-ended is read before that.
+One kind of workers behind ``workers.interface``. Messages become events for the loop's queue:
+``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel reports that the process has
+ended (its pidfd is readable), never before: a process that may still write is not gone. Workers are
+children of the fork server, which reaps one when told: the daemon reads its exit status before
+that.
 
 Invariant: a worker has exactly the descriptors of its channel and its note.
+Invariant: each requested worker is reported: ``forked``, or ``failed``.
 """
 
 import mmap
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic
 
 import structlog
 
-from batchd.children import Grandchild, Linked, describe
+from batchd.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Watch
 from batchd.daemon.memory.available import oom_kills
-from batchd.daemon.workers.fork_server import ForkServer
+from batchd.daemon.memory.held_descriptors import ADVICE
 from batchd.orders.worker import (
     NOTE,
     NOTE_BYTES,
     OUT_OF_MEMORY_STATUS,
+    TO_DAEMON_FROM_FORKSERVER,
     TO_DAEMON_FROM_WORKER,
     ChunkFilled,
+    Fork,
+    Forked,
+    NotForked,
     Ready,
+    Reap,
     StreamMeasured,
     Work,
 )
@@ -274,3 +282,136 @@ kills workers from outside often hits those that have just started, and the same
 def _read_note(memory: mmap.mmap) -> Note | None:
     order, row_after, sample = NOTE.unpack_from(memory)
     return Note(order, row_after - 1, sample) if row_after else None
+
+
+class ForkServer:
+    """Forks workers. Tells whoever asked that a worker is ``forked``, or that it has ``failed`` and why."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        forked: Callable[[int, Grandchild], None],
+        failed: Callable[[int, str], None],
+        launched: Linked | None = None,
+    ) -> None:
+        """``launched``: the first one, which was started already, and is ours from now on."""
+        self._watch = watch
+        self._forked = forked
+        self._failed = failed
+        self._child: Child | None = None
+        self._channel: socket.socket
+        self._asked: dict[int, list[int]] = {}
+        """Workers of which nothing was heard yet, in the order in which they were asked for, which is that of the answers; each
+        with descriptors that are closed to make room for those of its answer."""
+        self._children: set[int] = set()
+        """Those of the one that there is now."""
+        if launched is not None:
+            self._adopt(launched)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None where there is none at present."""
+        return self._child.pid if self._child is not None else None
+
+    def fork(self, worker: int, channel: int, note: int) -> None:
+        """Start a worker with these two descriptors. Raises ``OSError``, and then nothing is heard of it."""
+        if self._child is None:
+            self._adopt(start_linked("batchd.worker"))
+        with ExitStack() as where_it_fails:
+            spare = [os.dup(channel), os.dup(note)]
+            where_it_fails.callback(_close, spare)
+            with suppress(ChannelClosed):  # it has just ended, which its pidfd will tell
+                send_message(self._channel, Fork(worker), [channel, note])
+            where_it_fails.pop_all()
+        self._asked[worker] = spare
+
+    def reap(self, pid: int) -> None:
+        """A worker has ended, and all is known of it. One that has outlived its fork server is reaped by others."""
+        if pid in self._children:
+            self._children.remove(pid)
+            with suppress(ChannelClosed, BlockingIOError):  # whoever is not reaped now is when the fork server ends
+                send_message(self._channel, Reap(pid))
+
+    def kill(self, reason: str) -> None:
+        """Have it end, and all of its workers with it: it does not do what it should."""
+        if self._child is not None:
+            _log.warning("fork server killed", pid=self._child.pid, reason=reason)
+            self._child.kill()
+
+    def close(self) -> None:
+        """End it, whatever it does. Its workers have ended, or end with it."""
+        if self._child is not None:
+            self._child.kill()
+            self._forget(self._child)
+            for spare in self._asked.values():
+                _close(spare)
+            self._asked.clear()
+
+    def _adopt(self, launched: Linked) -> None:
+        """It is ours from now on. Raises ``OSError``, and then it has ended."""
+        self._child, self._channel = launched
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(self.close)
+            self._channel.setblocking(False)
+            self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._watch.add(self._channel.fileno(), self._hear)
+            self._watch.add(self._child.pidfd, self._bury)
+            where_it_fails.pop_all()
+
+    def _hear(self) -> None:
+        self._receive()
+
+    def _receive(self) -> bool:
+        """Hear what became of the first of those who were asked for; False where nothing was said."""
+        spare = next(iter(self._asked.values()), [])
+        _close(spare)
+        spare.clear()
+        try:
+            message, descriptors = receive_message(self._channel, TO_DAEMON_FROM_FORKSERVER)
+        except BlockingIOError:
+            return False
+        except ChannelClosed:
+            self._watch.remove(self._channel.fileno())
+            return False
+        except MalformedMessage as error:
+            self._watch.remove(self._channel.fileno())
+            self.kill(f"its answer cannot be read: {error}. If there are no descriptors left: {ADVICE}")
+            return False
+        self._take(message, descriptors)
+        return True
+
+    def _take(self, message: Message, descriptors: list[int]) -> None:
+        assert isinstance(message, Forked | NotForked)
+        del self._asked[message.worker]
+        if isinstance(message, NotForked):
+            self._failed(message.worker, message.reason)
+            return
+        (pidfd,) = descriptors
+        self._children.add(message.pid)
+        self._forked(message.worker, Grandchild(message.pid, pidfd))
+
+    def _bury(self) -> None:
+        """The kernel says that it has ended. What it reported before still counts."""
+        assert self._child is not None
+        while self._receive():
+            pass
+        pid, how = self._child.pid, describe(self._forget(self._child))
+        _log.warning("fork server ended", pid=pid, how=how, advice="its workers end with it; others are started")
+        asked, self._asked = self._asked, {}
+        for worker, spare in asked.items():
+            _close(spare)
+            self._failed(worker, f"the fork server ended ({how})")
+
+    def _forget(self, child: Child) -> int:
+        """Reap it; its exit status."""
+        for descriptor in (child.pidfd, self._channel.fileno()):
+            self._watch.remove(descriptor)
+        self._channel.close()
+        self._child = None
+        self._children.clear()
+        return child.reap()
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

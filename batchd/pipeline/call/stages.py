@@ -9,9 +9,7 @@ not declared.
 Invariant: afterwards each field is what its column says, or the sample is bad.
 """
 
-from collections.abc import Mapping
 from sys import getrefcount
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,13 +20,13 @@ from batchd.functions.load import load_for
 from batchd.pipeline.call.effects import call_given
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
-from batchd.pipeline.options import StepOptions
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.stages import MakeStage, Row
+from batchd.pipeline.stages import Row, make_stage
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 
 
+@make_stage.register(Call)
 class CallStage:
     """See the module. Raises ``FunctionUnusable`` where the function cannot be had."""
 
@@ -114,7 +112,6 @@ class _Copies:
         return owner.view()
 
 
-STAGES: Mapping[type[StepOptions], MakeStage] = MappingProxyType({Call: CallStage})
 _KNOWN_REFERENCES = 3
 """The table's, the variable's and the argument's; each view of an array refers to the owner of the memory."""
 

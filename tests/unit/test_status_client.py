@@ -1,4 +1,4 @@
-"""How often the observer asks the daemon, whatever visitors want, with a clock and a session that are not real."""
+"""How often the observer asks the daemon, whatever requests arrive, with a clock and a session that are not real."""
 
 import itertools
 import os
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from batchd.observer import inquiry
-from batchd.observer.inquiry import INTERVAL_S, SPACING_S, Inquiry
+from batchd.observer import status_client
+from batchd.observer.status_client import INTERVAL_S, SPACING_S, StatusClient
 from batchd_wire.messages import AskBad, AskStatus
 
 
@@ -35,16 +35,16 @@ class Session:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The inquiry's."""
+    """The client's."""
     found = Clock()
-    monkeypatch.setattr(inquiry, "monotonic", found)
+    monkeypatch.setattr(status_client, "monotonic", found)
     return found
 
 
 @pytest.fixture
 def asking():
-    """An inquiry whose session is open."""
-    found = Inquiry()
+    """A client whose session is open."""
+    found = StatusClient()
     found._waiting_since_s = None
     yield found
     os.close(found._wake)
@@ -76,7 +76,7 @@ def test_questions_are_spaced_whatever_is_wanted(asking, clock):
     assert 40 <= sum(kind is AskBad for _when, kind in asked) <= len(asked) - 40
 
 
-def test_without_visitors_the_status_alone_is_asked_for(asking, clock):
+def test_without_requests_the_status_alone_is_asked_for(asking, clock):
     """Once a second."""
     asked = run(asking, clock, lambda: None)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from batchd_client.errors import RankInvalid
-from batchd_client.ranks import find_share
+from batchd_client.loader import find_share
 
 SRUN = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
 
@@ -42,10 +42,10 @@ def test_what_is_given_counts_more():
     [
         ({"RANK": "1"}, "RANK=1 is set, and WORLD_SIZE is not"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, and RANK is not"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one and WORLD_SIZE=2: these are no numbers"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one and WORLD_SIZE=2: these are not numbers"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 and WORLD_SIZE=2: there is no such share"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, "there is no such share"),
-        ({"RANK": "", "WORLD_SIZE": ""}, "these are no numbers"),
+        ({"RANK": "", "WORLD_SIZE": ""}, "these are not numbers"),
     ],
 )
 def test_a_rank_is_never_guessed(environment, message):

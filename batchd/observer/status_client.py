@@ -1,10 +1,10 @@
-"""Asks the daemon how it is, and keeps its last answer. OBSERVER process.
+"""Asks the daemon for its status, and keeps its last answer. OBSERVER process.
 
-    every INTERVAL_S, or when somebody wants it new --> AskStatus --> Answer --> latest, and whoever waits
-    when somebody wants to know the bad samples     --> AskBad    --> BadSamples, for whoever waits
+    every INTERVAL_S, or for a scrape that wants a new one --> AskStatus --> Answer
+    for a request about bad samples                        --> AskBad    --> BadSamples
 
-Invariant: one question is under way at most, and two are ``SPACING_S`` apart or more; one answer
-serves all who wanted it new before its question was asked.
+Invariant: one question at a time, and two are at least ``SPACING_S`` apart; one answer serves every
+thread that asked before its question was sent.
 """
 
 import os
@@ -28,53 +28,53 @@ from batchd_wire.status import DaemonStatus, read_status
 INTERVAL_S = 1.0
 SPACING_S = 0.1
 OPENING_S = 3600.0
-"""The daemon lives while the lifeline is open, so it is waited for; its end is heard of at once."""
+"""How long to wait for the session: the lifeline reports the daemon's end at once, so this may be long."""
 BAD_S = 5.0
 BAD_KEPT_MAX = 8
 STALL_S = 5.0
-"""An answer takes the daemon's loop a few milliseconds; after this long without one it is said not to answer."""
+"""Time without an answer after which the loop counts as hung; an answer takes it a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the daemon said; ``plain`` is what ``batchd status --json`` prints. Times are of the monotonic clock."""
+    """A status, also as ``plain`` data as printed by ``batchd status --json``. Times: monotonic clock."""
 
     status: DaemonStatus
     plain: Mapping[str, object]
     asked_s: float
-    came_s: float
+    received_s: float
 
 
-class Inquiry:
-    """``run`` is called by one thread, everything else by any. ``told`` gets every status, in the thread that asks."""
+class StatusClient:
+    """One thread calls ``run``, any thread the rest. ``on_status`` gets every status, in the thread of ``run``."""
 
-    def __init__(self, told: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
-        self._told = told
+    def __init__(self, on_status: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
+        self._on_status = on_status
         self._bad_wanted: dict[str, float] = {}
         self._bad: dict[str, tuple[float, BadSamples]] = {}
-        """The last answer of each stream, and when it was asked for."""
+        """For each stream, when its last answer was asked for, and the answer."""
         self._bad_asked: tuple[str, float] | None = None
         self._changed = Condition()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._latest: Answer | None = None
         self._asked_s = -INTERVAL_S
-        """When the status was asked for last."""
+        """Time of the last question for the status."""
         self._last_s = -SPACING_S
-        """When anything was."""
+        """Time of the last question of either kind."""
         self._was_bad = False
-        """Whether that was for bad samples."""
+        """True if that was for bad samples."""
         self._wanted_s = 0.0
         self._waiting_since_s: float | None = monotonic()
-        """Since when a question is under way; from the start on, as the session has to be opened first."""
+        """Since when an answer is due; from the start on, because the session has to be opened first."""
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def latest(self) -> Answer | None:
-        """What the daemon said last; None where it has not said anything yet."""
+        """The daemon's last answer; None before the first."""
         return self._latest
 
     def fresh(self, within_s: float) -> Answer | None:
-        """Ask anew, and give the answer; the last one there is where none comes in time."""
+        """Ask now and return the answer; without one in ``within_s`` seconds, the last answer, if any."""
         wanted_s = monotonic()
         with self._changed:
             self._wanted_s = wanted_s
@@ -83,7 +83,7 @@ class Inquiry:
             return self._latest
 
     def bad(self, stream: str, within_s: float) -> BadSamples | None:
-        """The bad samples of a stream that there is; of an answer that is not older than ``BAD_S``, or a new one."""
+        """The bad samples of an existing stream, at most ``BAD_S`` old. Without an answer in time the last, if any."""
         oldest_s = monotonic() - BAD_S
         with self._changed:
             if self._bad.get(stream, (-inf, None))[0] < oldest_s:
@@ -93,19 +93,19 @@ class Inquiry:
             return self._bad[stream][1] if stream in self._bad else None
 
     def silent_s(self) -> float:
-        """For how long a question has been without an answer."""
+        """Seconds for which a question has been unanswered."""
         since_s = self._waiting_since_s
         return 0.0 if since_s is None else monotonic() - since_s
 
     @property
     def is_answered(self) -> bool:
-        """Does the daemon's loop answer?"""
+        """True while the daemon's loop answers."""
         return self.silent_s() < STALL_S
 
     # --- the thread that asks -----------------------------------------------------------------------------------------
 
     def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
-        """Ask until the daemon is gone. Raises ``BatchdClientError`` where it does not talk to us."""
+        """Ask until the daemon is gone. Raises ``BatchdClientError`` if it refuses the session."""
         with suppress(SessionLost), asking_parent(directory, lifeline, OPENING_S) as session:
             self._waiting_since_s = None
             poll = select.poll()
@@ -119,7 +119,7 @@ class Inquiry:
                     os.eventfd_read(self._wake)
 
     def _due_s(self) -> float:
-        """When the next question is to be asked, if none is under way."""
+        """When the next question is due, if none is unanswered."""
         spaced_s = self._last_s + SPACING_S
         return spaced_s if self._bad_wanted else max(spaced_s, self._status_due_s())
 
@@ -127,7 +127,7 @@ class Inquiry:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
 
     def _ask_if_due(self, session: Session) -> None:
-        """Ask one of what is wanted; who wants the one kind all the time does not keep the other from being asked."""
+        """Ask one question that is due. The two kinds take turns, so neither keeps the other waiting."""
         now = monotonic()
         if self._waiting_since_s is not None or now < self._due_s():
             return
@@ -148,14 +148,14 @@ class Inquiry:
         return max(0, int((self._due_s() - monotonic()) * 1000) + 1)
 
     def _take(self, session: Session) -> None:
-        """Take the answer to what was asked, if it has come."""
+        """Take the answer, if it has arrived."""
         bad_asked, self._bad_asked = self._bad_asked, None
         try:
             reply = session.answer()
         except BatchdClientError:
             if bad_asked is None:
                 raise
-            self._waiting_since_s = None  # the stream is no more
+            self._waiting_since_s = None  # the stream has ended
             return
         if reply is None:
             self._bad_asked = bad_asked
@@ -163,7 +163,7 @@ class Inquiry:
         answer = None
         if isinstance(reply, Status):
             answer = Answer(read_status(reply.status), reply.status, self._asked_s, monotonic())
-            self._told(answer.status)
+            self._on_status(answer.status)
         with self._changed:
             if answer is not None:
                 self._latest = answer
