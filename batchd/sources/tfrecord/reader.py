@@ -33,7 +33,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,8 @@ SequenceExample: Any = GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.
 """``tf.train.SequenceExample``."""
 
 
+Feature: TypeAlias = Any
+"""A ``tf.train.Feature``: protobuf makes its classes at run time."""
 _FLOATS = frozenset({"float16", "float32", "float64"})
 
 
@@ -115,7 +117,7 @@ class FeatureMisfits(ValueError):  # noqa: N818  names what is wrong
     """A feature is not what its field declares; the text says what it is."""
 
 
-def value_of(column: Column, feature: Any) -> Value:
+def value_of(column: Column, feature: Feature) -> Value:
     """The value of a column that is one ``Feature``. Raises ``FeatureMisfits``."""
     if column.kind == "array":
         return _shaped(_flat(column.dtype, feature), column.shape)
@@ -130,7 +132,7 @@ def value_of(column: Column, feature: Any) -> Value:
         raise FeatureMisfits(f"is not UTF-8 at its byte {error.start}") from None
 
 
-def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
+def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
     """The value of a column from a ``FeatureList``: one row for each step, all of one shape.
 
     Raises ``FeatureMisfits``.
@@ -150,7 +152,7 @@ def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
     return np.stack(rows)
 
 
-def _flat(dtype: str, feature: Any) -> npt.NDArray[Any]:
+def _flat(dtype: str, feature: Feature) -> npt.NDArray[Any]:
     """The values of a feature in one row."""
     kind = feature.WhichOneof("kind")
     if kind == "int64_list" and dtype not in _FLOATS:
@@ -193,14 +195,14 @@ def _shaped(values: npt.NDArray[Any], shape: tuple[int | None, ...]) -> npt.NDAr
     return values.reshape([values.size // known if length is None else length for length in shape])
 
 
-def _only_bytes(feature: Any) -> bytes:
+def _only_bytes(feature: Feature) -> bytes:
     if feature.WhichOneof("kind") != "bytes_list" or len(feature.bytes_list.value) != 1:
         raise FeatureMisfits(_described(feature))
     data: bytes = feature.bytes_list.value[0]
     return data
 
 
-def _described(feature: Any) -> str:
+def _described(feature: Feature) -> str:
     kind = feature.WhichOneof("kind")
     return f"is of kind {kind}, {len(getattr(feature, kind).value)} long" if kind else "is of no kind"
 
@@ -241,7 +243,7 @@ class TFRecordReader:
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
         record = self._record(sample)
-        try:  # nobody keeps the data: values are made in its memory, which is in the caches
+        try:  # no code keeps the data: values are made in its memory, which is in the CPU caches
             example = SequenceExample.FromString(self._data(record, int(self._checksums[sample])))
         except DecodeError:
             raise SampleUnreadable(f"is no tf.train.{self._message}") from None
