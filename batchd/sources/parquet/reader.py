@@ -311,7 +311,7 @@ class _RowGroups:
         self._remote.fetch(self._files.tails({place.file for place, _title in absent.values()}))
         extents = []
         for place, title in absent.values():
-            with suppress(SampleUnreadable):  # whoever reads the sample is told
+            with suppress(SampleUnreadable):  # reading the sample reports it
                 extents.append(self._files[place.file].extent(place.group, title))
         return extents
 

@@ -121,7 +121,7 @@ class _Records:
             if length > RECORD_BYTES_MAX:
                 raise SourceInvalid(
                     f"{path}: record {number} at byte {start} says that it has {length} bytes, and no record may have more than "
-                    f"{RECORD_BYTES_MAX}; write the file anew"
+                    f"{RECORD_BYTES_MAX}; write the file again"
                 )
             end = start + HEADER.size + length + FOOTER.size
             place += HEADER.size + length

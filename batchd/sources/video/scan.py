@@ -46,7 +46,7 @@ PROGRESS_EVERY_S = 0.5
 _VP8_SHOWN = 0x10
 """The bit of a VP8 frame's first byte that says whether it is shown: some frames are only
 references for others."""
-_REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
+_REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
