@@ -17,8 +17,8 @@ from rich.text import Text
 
 from batchd import __version__
 from batchd.cli.asking import running_daemon
-from batchd.cli.logs import escaped
 from batchd.cli.options import address_option, config_options
+from batchd.cli.text import escaped
 from batchd.config.load import load_config
 from batchd.doctor.examine import Target, check_daemon, examine
 from batchd.doctor.finding import Finding, Level

@@ -10,8 +10,8 @@ consists of.
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from batchd.cli.table import aligned
-from batchd.config.runtime import default_cache_dir
+from batchd.cli.text import aligned
+from batchd.config.directories import default_cache_dir
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan
 from batchd.functions.load import expect

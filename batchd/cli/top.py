@@ -25,10 +25,10 @@ from rich.live import Live
 from rich.text import Text
 
 from batchd.cli.asking import client_errors, running_daemon
-from batchd.cli.duration import duration
 from batchd.cli.frame import frame
 from batchd.cli.options import address_option
 from batchd.cli.status import PIPED_COLUMNS
+from batchd.cli.text import duration
 from batchd.diagnosis.overview import StatusWindow
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client.asking import ask_status

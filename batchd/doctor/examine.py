@@ -17,7 +17,7 @@ from time import time
 
 import batchd
 from batchd.config.cpus import available_cpus
-from batchd.config.runtime import choose_runtime_directory
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.tree import Config
 from batchd.daemon.memory.held_descriptors import plan_descriptors
 from batchd.daemon.memory.rings import RingSize, plan_rings

@@ -11,17 +11,17 @@ from pathlib import Path
 from threading import Thread
 
 from batchd import failpoints
-from batchd.errors import BatchdError, ExitCode
+from batchd.errors import ExitCode
 from batchd.observer.access import AccessRules, HostNames
 from batchd.observer.contact_sheets import ContactSheets
 from batchd.observer.history import StatusRecorder
 from batchd.observer.routes import Pages, Router
 from batchd.observer.server import Server
 from batchd.observer.status_client import StatusClient
-from batchd.threads import check_threads
 from batchd_client.errors import BatchdClientError, ConnectTimeout
 from batchd_client.lifeline import DaemonBusy
 from batchd_wire.runtime import runtime_directory
+from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
 
 OWN_THREADS = 4
 """One that serves, one that asks the resolver, and some for connections."""
@@ -40,9 +40,9 @@ def main(arguments: list[str]) -> int:
     """Answer HTTP until the daemon is gone."""
     try:
         check_threads(OWN_THREADS)
-    except BatchdError as error:
-        sys.stderr.write(f"batchd.observer: {error}\n")
-        return error.exit_code
+    except TooFewThreads as error:
+        sys.stderr.write(f"batchd.observer {error}: {MORE_THREADS}\n")
+        return ExitCode.FAILED
     listener, directory, details, *configured, lifeline = arguments
     failpoints.passing("observer.starting")
     runtime = runtime_directory(Path(directory))

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import re
 import selectors
 import signal
 import sys
@@ -30,6 +31,7 @@ from chaos.jobs import Job
 from chaos.member import Member
 from chaos.stage import Stage
 from support.good_trainers import descriptor_count
+from support.kernel import descriptors_of
 from support.waiting import wait_until
 
 JOBS = (("whole", "photos", 1), ("far", "photos", 1), ("ranks", "photos", 2), ("cached", "cached", 2))
@@ -282,13 +284,15 @@ class Run:
                 if any(odd.values()) or stream["subscriptions"]:
                     self.wrong(f"in stream {stream['name']} is left {odd}, claims {stream['subscriptions']}")
         before = _settled_descriptor_count(daemon.pid)
+        kinds = _descriptor_kinds(daemon.pid)
         self._selector.unregister(daemon.output)
         daemon.kill()
         daemon.start()
         try:
             wait_until(lambda: descriptor_count(daemon.pid) >= before, "a fresh daemon has as many descriptors")
         except AssertionError:
-            self.wrong(f"the daemon had {before} descriptors, a fresh one {descriptor_count(daemon.pid)}")
+            had, has = kinds, _descriptor_kinds(daemon.pid)
+            self.wrong(f"beyond a fresh daemon's descriptors, it had {had - has}, and lacked {has - had}")
         status = daemon.terminate()
         if status or daemon.files() != {"lock"}:
             self.wrong(f"the daemon ended with {status}, and left {daemon.files()}")
@@ -303,6 +307,11 @@ class Run:
                 said = json.loads(line)
                 if said["level"] in {"error", "critical"} and said["event"] not in LOGGED:
                     self.wrong(f"the daemon's log: {line[:1000]}")
+
+
+def _descriptor_kinds(pid: int) -> Counter[str]:
+    """How many descriptors of each kind a process has, as the kernel names them."""
+    return Counter(re.sub(r"\[\d+\]", "", name) for name in descriptors_of(pid).values())
 
 
 def _settled_descriptor_count(pid: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.runtime import default_cache_dir
+from batchd.config.directories import default_cache_dir
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.index import FilesIndex

@@ -40,11 +40,8 @@ ALLOWED = {
         "importlib.import_module",
     ): "scan or reader of a kind of source, beside the class of its options",
     ("batchd.sources.interface", "importlib.util.find_spec"): "of a library that a kind of source needs",
+    ("batchd.pipeline.kinds", "importlib.import_module"): "effects and stages of each family of steps",
     ("batchd.samples.kinds", "importlib.import_module"): "the options of each folder of sources and of steps",
-    (
-        "batchd.pipeline.kinds",
-        "importlib.import_module",
-    ): "the effects and stages of each family, which are in folders of batchd itself",
     ("batchd_client", "importlib.import_module"): "one of its own modules, from a table there",
     ("batchd.doctor.examine", "importlib.util.find_spec"): "of one extension of ours, which is not loaded",
 }

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.errors import SourceInvalid
-from batchd.prepare.members import MemberEncoder
-from batchd.prepare.source_table import source_table
+from batchd.prepare.members import MemberEncoder, source_table
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.interface import Reader, open_reader

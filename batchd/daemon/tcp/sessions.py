@@ -70,6 +70,7 @@ from batchd_wire.messages import (
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
 from batchd_wire.tcp import CURVE_BYTES, PARTS_MAX, PIECE_BYTES, SOCKET_OPTIONS, part_of, unpack_monitor_event
+from batchd_wire.threads import MORE_THREADS, TooFewThreads, check_threads
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
@@ -87,6 +88,8 @@ SHORT_FRAME_BYTES = 2
 LONG_FRAME_BYTES = 9
 LONG_FRAME_FROM = 256
 IO_THREADS_MAX = 4
+CONTEXT_THREADS = 2
+"""Other threads of a ZeroMQ context: its reaper, and the one of pyzmq that frees messages."""
 """Threads of ZeroMQ that send, and encrypt what they send; a connection belongs to one of them."""
 EVENTS_AT_ONCE = 4_096
 """More than ZeroMQ keeps of what its monitor tells, so one look sees everything that happened before it."""
@@ -95,6 +98,14 @@ EVENTS_AT_ONCE = 4_096
 def cannot_listen(endpoint: str, error: zmq.ZMQError) -> str:
     """What people are told of an address that cannot be had."""
     return f"{endpoint} cannot be listened on: {error.strerror}; choose another address or port"
+
+
+def check_context_threads() -> None:
+    """Check that a context of ZeroMQ can start its threads. Raises ``BatchdError``."""
+    try:
+        check_threads(IO_THREADS_MAX + CONTEXT_THREADS)
+    except TooFewThreads as error:
+        raise BatchdError(f"ZeroMQ {error}: {MORE_THREADS}") from None
 
 
 class TcpDoor:
