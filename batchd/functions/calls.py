@@ -47,7 +47,7 @@ class FunctionFailed(Exception):  # noqa: N818  names what is wrong
     """A user's function raised; the text is the reason with the places, innermost first."""
 
 
-def call(function: Callable[..., Result], /, *arguments: Any, **options: Any) -> Result:
+def call(function: Callable[..., Result], /, *arguments: object, **options: object) -> Result:
     """Call a user's function.
 
     Raises ``FunctionFailed`` for every exception, also one that ends processes.
@@ -76,7 +76,7 @@ def failure_text(error: BaseException) -> str:
 def _shown(error: BaseException) -> str:
     try:
         message = str(error)
-    except Exception as other:  # noqa: BLE001  somebody's class may do anything
+    except Exception as other:  # noqa: BLE001  a user's class may raise anything
         message = f"(its text cannot be had: {type(other).__name__})"
     if len(message) > MESSAGE_CHARACTERS_MAX:
         message = message[: MESSAGE_CHARACTERS_MAX - 3] + "..."
@@ -102,7 +102,7 @@ class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
     """A value does not fit its column; the text says what it is."""
 
 
-def checked_value(column: Column, value: Any) -> Value:
+def checked_value(column: Column, value: object) -> Value:
     """The value in the form of its column.
 
     Raises ``NotAsDeclared``, or ``FunctionFailed`` if it cannot become an array.
@@ -122,19 +122,20 @@ def checked_value(column: Column, value: Any) -> Value:
     return array if array.flags.c_contiguous else array.copy()
 
 
-def _array(column: Column, value: Any) -> npt.NDArray[Any]:
+def _array(column: Column, value: object) -> npt.NDArray[Any]:
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     if isinstance(value, (bool, int, float, list, tuple)):
         return _of_python(column, value)
-    if callable(getattr(value, "numpy", None)):
-        value = call(value.numpy)
+    to_numpy = getattr(value, "numpy", None)
+    if callable(to_numpy):
+        value = call(to_numpy)
     elif not hasattr(value, "__array__") and not hasattr(value, "__array_interface__"):
         raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {column.text}")
     return call(np.asarray, value)
 
 
-def _of_python(column: Column, value: Any) -> npt.NDArray[Any]:
+def _of_python(column: Column, value: object) -> npt.NDArray[Any]:
     """Numbers that have no dtype get the column's, where it has room for them."""
     array: npt.NDArray[Any] = call(np.asarray, value)
     target = np.dtype(column.dtype)

@@ -46,14 +46,14 @@ def load(text: str) -> Callable[..., Any]:
     name = parse_function(text)
     try:
         module = _import(name.module)
-        found: Any = module
+        found: object = module
         for part in name.path:
             found = call(getattr, found, part)
     except FunctionFailed as error:
         raise FunctionUnusable(f"importing {text} in a worker: {error}") from None
     if not callable(found):
         raise FunctionUnusable(f"{text} is {type(found).__name__}, which cannot be called")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def load_for(text: str, given: Given) -> Callable[..., Any]:
@@ -104,7 +104,7 @@ def _imported(name: str) -> ModuleType:
 def _check_digest(name: str, there: Module) -> None:
     if _expected.get(name, there.digest) != there.digest:
         raise FunctionUnusable(
-            f"{there.file} has changed since the daemon started, so its samples would be others; start the daemon anew"
+            f"{there.file} has changed since the daemon started, so its samples would be others; restart the daemon"
         )
 
 

@@ -24,7 +24,7 @@ class Given(NamedTuple):
     """The arguments of a call: names, for users, of those by place, and options by name."""
 
     places: tuple[str, ...] = ()
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, object] = {}
     offered: str = ""
     """An option that is passed only to a function that takes it."""
 
@@ -160,7 +160,7 @@ def _shown(signature: Signature) -> str:
     return str(Signature(bare))
 
 
-def _shown_given(given: Given, options: Mapping[str, Any]) -> str:
+def _shown_given(given: Given, options: Mapping[str, object]) -> str:
     values = [f"{name}={_brief(value)}" for name, value in given.options.items()]
     offered = [name for name in options if name not in given.options]
     return ", ".join([*given.places, *values, *offered])

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from batchd.samples.checks import Range
-from batchd.samples.columns import COLUMN_NAME
 
 SIDE_PIXELS_MAX = 16_384
 PIXELS_MAX = 1 << 30
@@ -48,12 +47,3 @@ class StepOptions:
         """The files that the step reads: every option that is a path. What is in them decides bytes, where they lie does not."""
         values = [getattr(self, option.name) for option in fields(self)]
         return tuple(value for value in values if isinstance(value, Path))
-
-
-def check_names(*names: str) -> None:
-    """Raise ``ValueError`` where a field that a step makes could not have its name."""
-    for name in names:
-        if not COLUMN_NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} is no name of a field: letters, digits, _, . and -, at most 64, and no digit in front"
-            )

@@ -32,7 +32,7 @@ from batchd.suggestions import nearest
 from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
 from batchd_wire.wording import counted
 
-COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 LENGTH_MAX = 1 << 32
 _ARRAY = re.compile(r"([a-z]+\d*)(?:\[([0-9?, ]*)\])?")
 
@@ -91,25 +91,31 @@ class Column:
         return f"{self.dtype}[{','.join(lengths)}]"
 
 
+def check_field_names(*names: str) -> None:
+    """Raise ``ValueError`` for a name that no field can have."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a valid field name: letters, digits, _, . and -, at most 64, and no digit in front"
+            )
+
+
 def parse_column(name: str, text: str) -> Column:
     """Parse a column such as ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``.
 
     Raises ``ValueError``.
     """
-    if not COLUMN_NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is no name of a field: letters, digits, _, . and -, at most 64, and no digit in front"
-        )
+    check_field_names(name)
     if text in ("image", "text"):
         return Column(name, "encoded" if text == "image" else "text")
     written = _ARRAY.fullmatch(text)
     if written is None or written[1] not in ITEM_BYTES:
         meant = _meant(text)
         if meant is not None:
-            raise ValueError(f'{name} = "{text}" is no type; did you mean "{meant}"?')
+            raise ValueError(f'{name} = "{text}" is not a valid type; did you mean "{meant}"?')
         raise ValueError(
-            f'{name} = "{text}" is no type: "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape where it has '
-            'one, as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
+            f'{name} = "{text}" is not a valid type: "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape if it '
+            'has one, as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from batchd.samples.columns import Column
+from batchd.samples.columns import Column, Default
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd_wire.wording import counted
 
@@ -54,7 +54,7 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
     return shaped(column, numbers)
 
 
-def default_value(column: Column, default: Any) -> Value:
+def default_value(column: Column, default: Default) -> Value:
     """The value of a default that ``samples.columns`` has checked."""
     if isinstance(default, str):
         return default

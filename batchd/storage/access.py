@@ -325,7 +325,7 @@ def _refuse_listing(url: Url) -> None:
     """Raise ``SourceInvalid`` if the server cannot list files."""
     if not url.can_list:
         raise SourceInvalid(
-            f"{url} cannot be listed: nobody can ask a server of {url.scheme} what it has. Name its files, in a list source, "
+            f"{url} cannot be listed: {url.scheme} servers cannot list files. Name its files, in a list source, "
             'or as shards = ["train-{000..123}.tar"]'
         )
 

@@ -24,7 +24,7 @@ from functools import partial
 from math import ceil, inf, log
 from os import environ
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, NotSupportedError
@@ -33,7 +33,8 @@ from obstore.store import GCSStore, HTTPStore, S3Store
 from batchd.storage.values import Listing, ObjectTooLong, ObjectUnreadable, StorageLimits, Version, Wanted
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore import GetOptions, ObjectMeta
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 T = TypeVar("T")
 _Ask: TypeAlias = tuple[str, Callable[[float], T]]
@@ -65,7 +66,7 @@ _MEANINGS = {
 }
 _SYMPTOMS = (
     ("dns error", "its host has no address that could be found (DNS)", True),
-    ("ConnectionRefused", "nobody listens at its host and port", True),
+    ("ConnectionRefused", "no server listens at its host and port", True),
     ("InvalidContentType", "its server does not speak TLS; is it http?", False),
     ("kind: Timeout", "its server does not answer", True),
     ("TimedOut", "its server does not answer", True),
@@ -261,13 +262,13 @@ class RemoteClient:
 
     def _get(self, wanted: Wanted, request_s: float) -> memoryview:
         store, path = self._store(wanted.url, request_s)
-        options: dict[str, Any] = {}
+        options: GetOptions = {}
         if wanted.size is not None:
             options["range"] = (wanted.start, wanted.start + wanted.size)
         etag = wanted.version.etag if wanted.version is not None else None
         if etag is not None and not etag.startswith("W/"):
             options["if_match"] = etag
-        result = obstore.get(store, path, options=options)  # type: ignore[arg-type]
+        result = obstore.get(store, path, options=options)
         version = _version(result.meta)
         difference = wanted.version.differs_from(version) if wanted.version is not None else ""
         if difference:
@@ -369,25 +370,25 @@ def _status_meaning(status: int, text: str) -> tuple[str, bool]:
 def _new_store(scheme: str, host: str, silence_s: float, request_s: float) -> ObjectStore:
     silence = timedelta(seconds=silence_s)
     request = timedelta(seconds=request_s)
-    options: dict[str, Any] = {
+    options: ClientConfig = {
         "connect_timeout": silence,
         "read_timeout": silence,
         "timeout": request,
         "pool_max_idle_per_host": str(CONCURRENT_MAX),
     }
-    once: dict[str, Any] = {"max_retries": 0, "retry_timeout": request}
+    once: RetryConfig = {"max_retries": 0, "retry_timeout": request}
     if scheme == "s3":
         endpoint = environ.get("AWS_ENDPOINT_URL") or environ.get("AWS_ENDPOINT") or ""
         options["allow_http"] = endpoint.startswith("http://")
-        return S3Store(host, client_options=options, retry_config=once)  # type: ignore[arg-type]
+        return S3Store(host, client_options=options, retry_config=once)
     if scheme == "gs":
         options["allow_http"] = environ.get("GOOGLE_BASE_URL", "").startswith("http://")
-        return GCSStore(host, client_options=options, retry_config=once)  # type: ignore[arg-type]
+        return GCSStore(host, client_options=options, retry_config=once)
     options["allow_http"] = scheme == "http"
-    return HTTPStore.from_url(f"{scheme}://{host}", client_options=options, retry_config=once)  # type: ignore[arg-type]
+    return HTTPStore.from_url(f"{scheme}://{host}", client_options=options, retry_config=once)
 
 
-def _version(meta: Any) -> Version:
+def _version(meta: ObjectMeta) -> Version:
     return Version(meta["size"], meta["e_tag"], int(meta["last_modified"].timestamp()) * 1_000_000_000)
 
 

@@ -9,7 +9,7 @@ name the real path of an open file, which takes longer than to open it. So a fol
 within the root stays open, and files in it are opened by their names alone: from there only the
 last link could lead elsewhere, and it is not followed.
 
-Waiting for a server's answer takes longer than its bytes, so a reader is told what is read next,
+Waiting for a server's answer takes longer than its bytes, so a reader gets the next extents,
 and requests all of it at once:
 
     extents of one shard   | a | gap | b |        | c |      a, b: one request where the gap is short

@@ -153,7 +153,7 @@ def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_d
         see(connection.stream("photos", epochs=1))
     reason = str(stopped.value)
     assert f"could stand in for {server.url}/train-0" in reason
-    assert "nobody listens at its host and port (asked 2 times)" in reason
+    assert "no server listens at its host and port (asked 2 times)" in reason
 
 
 def see_patiently(reads: "batchd_client.Stream") -> list:
@@ -208,4 +208,4 @@ def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
     web.faults["x/a-0.tar"] = [Status(403)] * 2
     assert f"{web.url}/x/a-0.tar cannot be read: it may not be read (403)" in batchd("check", file, status=2).stderr
     wild = batchd("check", file, "--set", 'streams.a.source.shards=["*.tar"]', status=2).stderr
-    assert "cannot be looked for, as nobody can ask a server of http what it has" in " ".join(wild.split())
+    assert "cannot be expanded, as http servers cannot list files" in " ".join(wild.split())

@@ -323,7 +323,7 @@ def test_a_field_that_every_batch_has_cannot_be_made():
 
 def test_outputs_that_make_no_sense_are_refused():
     """By the grammar that all fields have."""
-    with pytest.raises(ValueError, match='score = "float31" is no type'):
+    with pytest.raises(ValueError, match='score = "float31" is not a valid type'):
         Call(function="a:b", outputs={"score": "float31"})
     assert sample_fields(COLUMNS, [Call(function="a:b", outputs={"score": "float32[2]"})], "fail")[2] == Field(
         "score", "float32", (2,)

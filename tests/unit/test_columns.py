@@ -58,17 +58,17 @@ def test_spaces_in_a_shape_do_not_matter():
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x", "float", "is no type"),
+        ("x", "float", "is not a valid type"),
         ("x", "int64[]", "a length is a number"),
-        ("x", "int64[3", "is no type"),
+        ("x", "int64[3", "is not a valid type"),
         ("x", "int64[0]", "lengths are 1 and more"),
         ("x", "int64[3,,4]", "a length is a number"),
         ("x", "uint8[99999999999]", "elements together at most"),
         ("x", "uint8[1,1,1,1,1,1,1,1,1]", "8 dimensions at most"),
-        ("x", "complex64", "is no type"),
-        ("", "int64", "is no name of a field"),
-        ("#crc32", "int64", "is no name of a field"),
-        ("x" * 65, "int64", "is no name of a field"),
+        ("x", "complex64", "is not a valid type"),
+        ("", "int64", "is not a valid field name"),
+        ("#crc32", "int64", "is not a valid field name"),
+        ("x" * 65, "int64", "is not a valid field name"),
     ],
 )
 def test_what_is_no_column_is_refused(name, text, message):
@@ -97,7 +97,7 @@ def test_what_is_no_column_is_refused(name, text, message):
 )
 def test_the_type_that_was_probably_meant_is_proposed(text, meant):
     """But none where several are as near."""
-    with pytest.raises(ValueError, match="is no type") as refused:
+    with pytest.raises(ValueError, match="is not a valid type") as refused:
         parse_column("x", text)
 
     assert re.findall(r'did you mean "(.*?)"\?', str(refused.value)) == ([] if meant is None else [meant])

@@ -598,7 +598,7 @@ def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
             'must be written as "package.module:name"',
         ),
         ('{ type = "python", function = "a:b", fields = { } }', "fields must not be empty"),
-        ('{ type = "python", function = "a:b", fields = { x = "int65" } }', 'x = "int65" is no type'),
+        ('{ type = "python", function = "a:b", fields = { x = "int65" } }', 'x = "int65" is not a valid type'),
         (
             '{ type = "python", function = "a:b", fields = { x = "text" }, options = { n = 9223372036854775808 } }',
             "above",
@@ -616,7 +616,7 @@ def test_shuffling_what_has_no_order_is_refused(tmp_path: Path) -> None:
             '{ type = "generator", function = "a:", fields = { x = "int64" } }',
             'must be written as "package.module:name"',
         ),
-        ('{ type = "generator", function = "a:b", fields = { "9x" = "int64" } }', "'9x' is no name of a field"),
+        ('{ type = "generator", function = "a:b", fields = { "9x" = "int64" } }', "'9x' is not a valid field name"),
     ],
 )
 def test_a_source_of_code_that_makes_no_sense_is_refused(tmp_path: Path, source: str, message: str) -> None:

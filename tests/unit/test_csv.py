@@ -320,7 +320,7 @@ def test_a_wrong_title_is_found_by_check(tmp_path) -> None:
         ({}, "name a column"),
         ({"fields": {"x": "image"}}, 'image = "TITLE" names a column'),
         ({"fields": {"x": "int32[?,?]"}}, "one unknown length"),
-        ({"fields": {"x": "float"}}, "is no type"),
+        ({"fields": {"x": "float"}}, "is not a valid type"),
         ({"fields": {"image": "text"}, "image": "file"}, "image stands for two fields"),
         ({"fields": FIELDS, "names": {"c": "C"}}, "names has 'c'"),
         ({"fields": FIELDS, "delimiter": ",,"}, "one ASCII character"),

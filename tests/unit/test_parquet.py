@@ -550,7 +550,7 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     [
         ({"shards": ()}, "shards must not be empty"),
         ({"fields": {}}, "fields must name at least one field"),
-        ({"fields": {"x": "int"}}, "is no type"),
+        ({"fields": {"x": "int"}}, "is not a valid type"),
         ({"fields": {"index": "int64"}}, "every batch calls something else 'index'"),
         ({"fields": {"x": "int64[?,?]"}}, "one length may differ"),
         ({"names": {"y": "z"}}, "names has 'y', which is none of the fields x"),

@@ -87,7 +87,7 @@ def test_hosts_that_are_not_there_are_said_to_be(web: FileServer, storage: Stora
     reasons = [str(reason) for reason in storage.client.heads(urls)]
     assert reasons == [
         "its host has no address that could be found (DNS)",
-        "nobody listens at its host and port",
+        "no server listens at its host and port",
         "its server does not speak TLS; is it http?",
         "its name is none that an object can have",
     ]

@@ -294,7 +294,7 @@ class TestScansThatFail:
         source = LISTED[kind](Path(web.url))
         (problem,) = source_problems(source, storage)
 
-        assert "nobody can ask a server of http what it has" in problem
+        assert "http servers cannot list files" in problem
         with pytest.raises(SourceInvalid) as refusal:
             scan(storage, source)
         assert str(refusal.value) == problem

@@ -586,7 +586,7 @@ def test_an_index_is_a_few_bytes_for_each_record(tmp_path) -> None:
         ({"shards": ()}, "shards must not be empty"),
         ({"root": Path()}, "root must not be empty"),
         ({"fields": {}}, r'fields must say what a sample consists of, as in fields = \{ image = "image"'),
-        ({"fields": {"x": "int"}}, r'x = "int" is no type'),
+        ({"fields": {"x": "int"}}, r'x = "int" is not a valid type'),
         ({"fields": {"x": "int64[?,?]"}}, r'x = "int64\[\?,\?\]": one length may be \?'),
         ({"names": {"y": "z"}}, "names has 'y', which is none of the fields label"),
         ({"names": {"label": ""}}, "names.label must not be empty"),

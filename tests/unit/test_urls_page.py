@@ -21,7 +21,7 @@ from support.s3_server import CREDENTIALS
 
 PAGE = Path(__file__).parents[2] / "docs/sources.md"
 NOT_HERE = "must be a path on this machine, not a URL"
-CANNOT_LIST = "nobody can ask a server of http what it has"
+CANNOT_LIST = "http servers cannot list files"
 NOBODY = "127.0.0.1:1"
 ROW = re.compile(r"^\| `([^`]+)` \| ((?:`\w+`(?:, )?)+) \| (yes|no|named files) \| (yes|no) \|$", re.MULTILINE)
 FIELDS = {"x": "int64"}

@@ -380,7 +380,7 @@ def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "changes", "text"),
     [
-        ({"a": "int65"}, {}, 'a = "int65" is no type'),
+        ({"a": "int65"}, {}, 'a = "int65" is not a valid type'),
         ({"index": "int64"}, {}, "every batch calls something else 'index'"),
         ({"a": "int64"}, {"names": {"b": "cls"}}, "names has 'b', which is none of the fields a"),
         ({"a": "int64"}, {"names": {"a": "json:"}}, 'names.a = "json:" is no member'),

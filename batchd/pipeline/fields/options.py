@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from batchd.pipeline.options import StepOptions, check_names
+from batchd.pipeline.options import StepOptions
+from batchd.samples.columns import check_field_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Rename(StepOptions):
 
     def __post_init__(self) -> None:
         """A field has to be able to have the name."""
-        check_names(self.to)
+        check_field_names(self.to)
         if self.to == self.field:
             raise ValueError(f"to = {self.to!r} is what the field is called already")
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from batchd.pipeline.options import StepOptions, check_names
+from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Range
+from batchd.samples.columns import check_field_names
 from batchd.storage.location import check_path
 
 TOKENS_MAX = 1 << 20
@@ -61,7 +62,7 @@ class Tokenize(TextStep):
 
     def __post_init__(self) -> None:
         """The names that it makes, and the file."""
-        check_names(*self.makes)
+        check_field_names(*self.makes)
         check_path("file", self.file)
 
     @property
@@ -139,7 +140,7 @@ class Lookup(TextStep):
 
     def __post_init__(self) -> None:
         """The names that it makes, and the files."""
-        check_names(*self.makes)
+        check_field_names(*self.makes)
         check_path("words", self.words)
         check_path("table", self.table)
 

@@ -4,7 +4,6 @@ The string under a field is its documentation everywhere: in error messages, ``b
 JSON Schema and the manual.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field as option
 from math import prod
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchd.samples.checks import Checks
-from batchd.samples.columns import COLUMN_NAME, Column, check_types, parse_column
+from batchd.samples.columns import Column, check_field_names, check_types, parse_column
 from batchd.sources.options import SourceOptions, check_files, place_of_files
 from batchd.storage.location import check_path
 from batchd_wire.fields import ITEM_BYTES
@@ -47,7 +46,7 @@ class NpySource(SourceOptions):
             raise ValueError("set either path, or root and arrays")
         if self.arrays and self.field != "image":
             raise ValueError("field counts only with path; the keys of arrays are the names of its fields")
-        check_names([self.field, *self.arrays])
+        check_field_names(self.field, *self.arrays)
         for name, text in self.arrays.items():
             check_path(f"arrays: {name}", Path(text))
             if Path(text).is_absolute() or ".." in Path(text).parts:
@@ -85,7 +84,7 @@ class NpzSource(SourceOptions):
 
     def __post_init__(self) -> None:
         self.settle_paths()
-        check_names(self.arrays)
+        check_field_names(*self.arrays)
 
     @property
     def place(self) -> str:
@@ -151,12 +150,3 @@ class RawSource(SourceOptions):
     def place(self) -> str:
         """The place of the samples, for messages."""
         return place_of_files(self.path, self.root, self.files)
-
-
-def check_names(names: Iterable[str]) -> None:
-    """Raise ``ValueError`` where a field cannot be called so."""
-    for name in names:
-        if not COLUMN_NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} is no name of a field: letters, digits, _, . and -, at most 64, and no digit in front"
-            )

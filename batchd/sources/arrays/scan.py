@@ -23,7 +23,7 @@ from zlib import crc32
 import numpy as np
 
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
+from batchd.samples.columns import Column, check_field_names
 from batchd.sources.arrays.index import (
     ArrayField,
     Run,
@@ -35,7 +35,7 @@ from batchd.sources.arrays.index import (
     read_array,
     samples_of,
 )
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource, check_names
+from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.files.walk import files_of, files_problems
 from batchd.sources.interface import BuiltInKind
 from batchd.storage.access import Storage
@@ -118,7 +118,7 @@ def _members(source: NpzSource, survey: Survey) -> Iterator[tuple[BinaryIO, dict
 def _chosen(source: NpzSource, members: dict[str, zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     if not source.arrays:
         try:
-            check_names(members)
+            check_field_names(*members)
         except ValueError as error:
             raise SourceInvalid(
                 f'{source.path}: {error}; arrays = {{ NAME = "ITS NAME IN THE FILE" }} renames it'

@@ -121,7 +121,7 @@ def refuse_wild(root: Url, patterns: Sequence[Pattern], key: str) -> None:
     wild = next((one.text for one in patterns if not one.is_plain), "")
     if wild and not root.can_list:
         raise SourceInvalid(
-            f"{key}: {wild!r} cannot be looked for, as nobody can ask a server of {root.scheme} what it has; name the "
+            f"{key}: {wild!r} cannot be expanded, as {root.scheme} servers cannot list files; name the "
             "files, as in 'train-{000..123}.tar', or in a list source"
         )
 

@@ -1,8 +1,8 @@
 """An LMDB database, open for reading. Daemon (in a process of its own) and workers.
 
-The library maps the whole file, so what it reads is memory: a file that is cut ends the process
-with SIGBUS. Whoever opens one here compares the length of the file with what the database says that
-it needs, and again before each record.
+The library maps the whole file and reads from memory: a file that is cut ends the process with
+SIGBUS. So the length of the file is compared with the length that the database needs, when it is
+opened and before each record.
 
 Invariant: a process has a database open once, as the library demands, however many streams read it;
 and never across a fork.
@@ -24,7 +24,7 @@ DATA_FILE = "data.mdb"
 
 
 class Environment:
-    """One database at one moment: what is written to it later is not seen, and may not be written at all."""
+    """One state of a database, read-only: later writes of other processes are not seen."""
 
     _opened: dict[tuple[int, int], Self] = {}  # noqa: RUF012  by device and inode, of this process
 
@@ -44,7 +44,10 @@ class Environment:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """The database at a path, open once in this process; to be closed as often. Raises ``SampleUnreadable``, ``OSError``."""
+        """The database at a path, open once in this process.
+
+        Close it as often as it is opened here. Raises ``SampleUnreadable``, ``OSError``.
+        """
         try:
             descriptor = open_regular(str(data_file(path)), os.O_RDONLY)
             status = os.fstat(descriptor)
@@ -94,7 +97,7 @@ def data_file(path: Path) -> Path:
 
 @contextmanager
 def _reasons(path: Path, size: int) -> Iterator[None]:
-    """What the library says of a file that it cannot open, without the path, which whoever is told has already."""
+    """Turn the library's errors on opening a file into ``SampleUnreadable`` without the path."""
     try:
         yield
     except lmdb.Error as error:

@@ -14,7 +14,7 @@ from batchd.sources.options import SourceOptions
 from batchd.storage.location import check_path
 
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"
-"""What stands in ``key`` for the name of a field, and for what the keys of one sample have in common."""
+"""Placeholders in ``key``: for the name of a field, and for the part that identifies a sample."""
 
 NO_URL = "the library maps the file into memory; copy the database to this machine"
 
@@ -45,12 +45,13 @@ class LmdbSource(SourceOptions):
     image = "img" }."""
 
     key: str = SAMPLE_MARK
-    """What the keys of samples look like: `*` is what they differ in. With `{field}` in it each field of a sample has a record of
-    its own, so "{field}-*" takes `image-0001` and `label-0001` as one sample. Other keys are skipped."""
+    """Pattern of the keys of samples: `*` is the part that differs between samples. With
+    `{field}` in it, each field of a sample has a record of its own, so "{field}-*" takes
+    `image-0001` and `label-0001` as one sample. Other keys are skipped."""
 
     format: Literal["bytes", "text", "msgpack"] = "bytes"
-    """What a record is: "bytes", one field, whose numbers are little-endian; "text", the same, but a number is written in digits;
-    "msgpack", a map of all fields."""
+    """Content of a record: "bytes", one field, whose numbers are little-endian; "text", the
+    same, but a number is written in digits; "msgpack", a map of all fields."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -63,7 +64,7 @@ class LmdbSource(SourceOptions):
         checks.done()
 
     def _check_records(self, columns: tuple[Column, ...]) -> None:
-        """Raise ``ValueError`` where such columns cannot be told from keys and records."""
+        """Raise ``ValueError`` if keys and records cannot identify such columns."""
         if self.key.count(SAMPLE_MARK) != 1 or self.key.count(FIELD_MARK) > 1:
             raise ValueError('key must have one * in it, and {field} at most once, as in "{field}-*"')
         if self.format == "msgpack" and FIELD_MARK in self.key:
@@ -78,11 +79,11 @@ class LmdbSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The path of the samples, for users."""
         return str(self.path)
 
     def key_of(self, field: str) -> tuple[bytes, bytes]:
-        """What stands before and behind the part of a key that tells samples apart, for the record of a field."""
+        """The parts of a field's key before and behind the part that identifies a sample."""
         name = self.names.get(field, field)
         before, _, behind = (part.replace(FIELD_MARK, name) for part in self.key.partition(SAMPLE_MARK))
         return before.encode(), behind.encode()

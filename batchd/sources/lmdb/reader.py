@@ -1,14 +1,14 @@
-"""The records of an LMDB database: any sample by its key. Workers read; the scan is ``lmdb_scan``.
+"""The records of an LMDB database: any sample by its key. Workers only.
 
     format      a record is
     bytes       one field: an image's bytes, UTF-8, or little-endian numbers
     text        the same, but a number is written in digits
     msgpack     a map of all fields
 
-Values are views of the library's own memory, as long as the database is open: an image is decoded
-right from the page cache.
+Values are views of the library's own memory, valid while the database is open: an image is decoded
+directly from the page cache.
 
-Invariant: nothing of a record is ever executed: pickles are named as what they are, and refused.
+Invariant: no part of a record is ever executed: pickles are recognised and refused.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class LmdbReader:
         return value
 
     def _opened(self) -> Environment:
-        """The database, opened when the first sample is read, so never before this process began."""
+        """The database, opened when the first sample is read, so never before a fork."""
         if self._environment is None:
             with blaming_the_sample():
                 self._environment = Environment.of(self._path)

@@ -1,9 +1,9 @@
-"""The keys of an LMDB database become an index. A process of its own: see ``isolated_scan``.
+"""Scans the keys of an LMDB database, in a process of its own: see ``isolated_scan``.
 
     offsets   int64 [n + 1]    the part of the key of sample i is keys[offsets[i]:offsets[i + 1]]
-    keys      uint8 [bytes]    the parts of the keys that tell samples apart, one right after the other, in their order
+    keys      uint8 [bytes]    the parts of the keys that identify samples, joined in their order
 
-Of the records only the lengths are looked at; they and the keys are what the digest names.
+Of the records only the lengths are read; the digest covers the lengths and the keys.
 
 Invariant: each sample has a record for each of its fields; no list with an entry for each sample is
 made.
@@ -47,7 +47,7 @@ def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
 
 
 def scan(source: LmdbSource, survey: Survey) -> SourceIndex:
-    """Find, in the other process, all samples. Raises ``SourceInvalid``."""
+    """Find all samples, in the scanning process. Raises ``SourceInvalid``."""
     try:
         environment = Environment.of(source.path)
         try:
@@ -95,7 +95,7 @@ def _index(source: LmdbSource, environment: Environment, survey: Survey) -> Sour
 
 
 def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """What tells the keys apart that look so, and the records under them."""
+    """The parts of the keys that fit, which tell samples apart, and the records under them."""
     cursor = environment.transaction.cursor()
     if not (cursor.set_range(before) if before else cursor.first()):
         return
@@ -108,7 +108,7 @@ def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator
 
 
 def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind: bytes) -> str:
-    """Why there are no samples."""
+    """The error for a database without samples."""
     entries = environment.transaction.stat()["entries"]
     if not entries:
         return f"{source.path} holds no record"

@@ -1,4 +1,4 @@
-"""The index of Parquet files: where each sample is, and where the bytes of its values are. Daemon and workers.
+"""The index of Parquet files: where samples and the bytes of values are. Daemon and workers.
 
     shards           uint8 [bytes]    the paths of the files, a NUL after each
     files            int64 [f, 2]     size in bytes and CRC-32 of the footer of each
@@ -38,15 +38,19 @@ from batchd.sources.parquet.row_groups import Footer, read_at
 from batchd.storage.index import SourceIndex, readable
 
 LENGTH_BYTES = 4
-"""What stands between two values of a page, unless all have the same length."""
+"""Bytes between two values of a page, unless all values have the same length."""
 GAP_BYTES = 64 << 10
-"""How far behind a value the next one is looked for: over the end of a page and the beginning of another."""
+"""The range behind a value in which the next one is searched: beyond the end of a page and the
+beginning of another."""
 NOWHERE = -1
 """The place of a value that is null."""
 
 
 class Place(NamedTuple):
-    """Where a sample is. ``row`` counts from 0 in the row group, ``group`` in the file, ``number`` through all files."""
+    """Where a sample is.
+
+    ``row`` counts from 0 in the row group, ``group`` in the file, ``number`` through all files.
+    """
 
     number: int
     file: int
@@ -99,11 +103,11 @@ class ParquetIndex:
         return self.index.arrays.get(f"numbers.{name}")
 
     def extents(self, name: str) -> NDArray[np.int64] | None:
-        """Where a field's values stand in the files; None where none does."""
+        """int64 ``[samples, 2]``: the extents of a field; None if no value has one."""
         return self.index.arrays.get(f"extents.{name}")
 
     def shown(self, sample: int) -> str:
-        """Where a sample is, for people: the file, and the row counted from 0 in the file."""
+        """Where a sample is, for messages: the file, and the row counted from 0 in the file."""
         place = self.place(sample)
         groups = self.index.arrays["groups"]
         first = int(groups[int(groups[:, 0].searchsorted(place.file)), 2])
@@ -113,10 +117,10 @@ class ParquetIndex:
 def extents_of(
     stream: BinaryIO, start: int, end: int, values: Iterable[memoryview | None], *, repeats: bool
 ) -> "array[int] | None":
-    """(place, bytes) of each value of a chunk, flat, where the chunk is bytes ``start`` to ``end`` of the file.
+    """(place, bytes) of each value of a chunk, flat.
 
-    ``repeats``: may values stand there once for several rows? None where they do not stand there as
-    they are.
+    The chunk is bytes ``start`` to ``end`` of the file. ``repeats``: the file may hold one value
+    for several rows. None if the file does not hold the values as they are.
     """
     found = array("q")
     known: dict[int, int] = {}

@@ -27,8 +27,8 @@ class ParquetSource(SourceOptions):
     """The folder of the files. Images that a file names by their paths are relative to it."""
 
     shards: tuple[str, ...]
-    """The paths of the files below the root, or patterns of them, such as ["train-*.parquet"]. Each that is named has to be
-    there."""
+    """Paths of the files below the root, or patterns such as ["train-*.parquet"]. Each file that
+    is named must exist."""
 
     fields: dict[str, str]
     """The columns to read, with their types, such as { image = "image", label = "int64" }: "image"
@@ -44,7 +44,8 @@ class ParquetSource(SourceOptions):
     by one need row groups; a row group that is larger than this is refused."""
 
     allow_outside_root: bool = False
-    """Whether links may lead out of the root, and files may name images outside of it, by absolute paths, `..` or links."""
+    """Whether links may lead out of the root, and files may name images outside of it, by
+    absolute paths, `..` or links."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -60,5 +61,5 @@ class ParquetSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The path or URL of the samples, for users."""
         return f"{self.root}: {' '.join(self.shards)}"

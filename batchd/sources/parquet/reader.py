@@ -1,19 +1,15 @@
-"""The rows of Parquet files: any row, at random. Workers read; the scan is ``parquet_scan``.
+"""The rows of Parquet files: any row, at random. Workers only.
 
-    number       from the index
-    verbatim     one pread of the file, or one request, wherever the row group ends
-    the rest     the row group is decoded, and kept while there is room for it (``parquet_files``)
+    a number         from the index
+    with an extent   one pread of the file, or one request, wherever the row group ends
+    any other        the row group is decoded, and kept while there is room for it
 
-Invariant: a worker keeps no more than ``cache_bytes`` of row groups, and reads only columns that
-are declared.
+    on this machine  pyarrow reads the parts of the file that it needs
+    on a server      the footer is one request, and a column of a row group another one, long ones
+                     in parts at once; pyarrow finds all of it in memory
 
-Parquet files that are open, on this machine or on a server. Workers only.
-
-    on this machine    pyarrow reads what it needs
-    on a server        the footer is one request, and what is stored of a column in a row group another one, long ones in parts
-                       at once; pyarrow finds all of it in memory
-
-Invariant: a file that is open is the one that was scanned, by its size and the checksum of its
+Invariants: a worker keeps no more than ``cache_bytes`` of row groups, and reads only columns that
+are declared. A file that is open is the one that was scanned, by its size and the checksum of its
 footer; an object stays of that version.
 """
 
@@ -48,12 +44,15 @@ from batchd.storage.values import ObjectUnreadable
 from batchd_wire.wording import counted
 
 FILES_MAX = 64
-"""Files whose footers a worker keeps, for row groups that it decodes."""
+"""A worker keeps the footers of this many files, for row groups that it decodes."""
 OBJECT_NAME = "its file"
 
 
 class OpenFile:
-    """One of them. Raises ``SampleUnreadable`` where it cannot be read, or is another one than ``footer`` says."""
+    """Open a file.
+
+    Raises ``SampleUnreadable`` if it cannot be read, or its footer is not ``footer``.
+    """
 
     def __init__(self, path: bytes, footer: Footer, remote: RemoteBytes) -> None:
         self._path = path
@@ -66,7 +65,10 @@ class OpenFile:
             where_it_fails.pop_all()
 
     def read(self, group: int, title: str, bytes_max: int) -> Any:
-        """A column of a row group. Raises ``Unreadable`` where it is damaged, ``SampleUnreadable`` where it is out of reach."""
+        """A column of a row group.
+
+        Raises ``Unreadable`` if it is damaged, ``SampleUnreadable`` if its server does not answer.
+        """
         if self._object is None:
             return self._file.read(group, title, bytes_max)
         extent = self.extent(group, title)
@@ -159,7 +161,7 @@ def _open_here(path: bytes) -> BinaryIO:
 
 
 KEPT_BYTES_MIN = 1 << 10
-"""What a row group counts in the cache at least, also one that is damaged, of which the reason is kept."""
+"""The least that a row group counts in the cache, also a damaged one, whose reason is kept."""
 
 
 class ParquetReader:
@@ -194,7 +196,7 @@ class ParquetReader:
         return values
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """Ask servers at once for all that these samples need: values, and row groups that are not kept."""
+        """Request at once all that these samples need: values, and row groups that are not kept."""
         if not self._remote.reads_ahead:
             return
         values, groups = [], []
@@ -211,7 +213,7 @@ class ParquetReader:
         self._remote.fetch([*values, *self._groups.ahead(groups)], further=True)
 
     def known(self, sample: int) -> Mapping[str, Value]:
-        """Single numbers stand in the index."""
+        """Single numbers are in the index."""
         return {name: numbers[sample] for name, numbers in self._numbers.items() if numbers is not None}
 
     def close(self) -> None:
@@ -234,7 +236,7 @@ class ParquetReader:
             raise SampleUnreadable(f"{error} (row group {place.group}, row {place.row} of it)") from None
 
     def _extent(self, name: str, place: Place, sample: int) -> Extent | None:
-        """Where a value stands in its file as it is; None where its row group has to be decoded."""
+        """The extent of a value that the file holds as it is; None to decode its row group."""
         extents = self._index.extents(name)
         if extents is None or extents[sample, 0] == NOWHERE:
             return None
@@ -271,7 +273,7 @@ class ParquetReader:
 
 
 class _RowGroups:
-    """Columns of row groups, decoded; those that were used least lately go when there is no room."""
+    """Decoded columns of row groups; the least recently used are dropped when there is no room."""
 
     def __init__(self, index: ParquetIndex, cache_bytes: int, remote: RemoteBytes) -> None:
         self._index = index
@@ -300,13 +302,16 @@ class _RowGroups:
         return kept[0]
 
     def ahead(self, wanted: Iterable[tuple[Place, int, str]]) -> list[Extent]:
-        """Where the columns of row groups are stored that are not here. Footers that this needs are read at once."""
+        """The extents of row groups' columns that are not kept here.
+
+        Footers that this needs are read at once.
+        """
         absent = {(place.number, number): (place, title) for place, number, title in wanted}
         absent = {key: one for key, one in absent.items() if key not in self._kept}
         self._remote.fetch(self._files.tails({place.file for place, _title in absent.values()}))
         extents = []
         for place, title in absent.values():
-            with suppress(SampleUnreadable):  # whoever reads the sample is told
+            with suppress(SampleUnreadable):  # reading the sample reports it
                 extents.append(self._files[place.file].extent(place.group, title))
         return extents
 

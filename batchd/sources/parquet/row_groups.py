@@ -1,11 +1,11 @@
-"""Parquet files as pyarrow reads them: footers, and columns of whole row groups. Daemon and workers.
+"""Parquet files in pyarrow: footers, and columns of whole row groups. Daemon and workers.
 
-    file -- row group -- column chunk -- pages -- values        pyarrow reads no less than one column chunk
+    file -- row group -- column chunk -- pages -- values     pyarrow reads at least one column chunk
 
-Everything runs in the thread that asks: there is a worker for every core.
+Everything runs in the caller's thread: there is a worker for every core.
 
-Invariant: a file that cannot be read raises ``Unreadable`` with the reason, whatever pyarrow makes
-of it; what is this process's own fault stays an ``OSError`` or a ``MemoryError``.
+Invariant: a file that cannot be read raises ``Unreadable`` with the reason, whatever pyarrow
+raises; a fault of this process stays an ``OSError`` or a ``MemoryError``.
 """
 
 import os
@@ -40,7 +40,7 @@ class Unreadable(SampleUnreadable):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself. ``size`` and ``crc`` tell it from others."""
+    """The size in bytes and the CRC-32 of a footer, which identify a file."""
 
     size: int
     crc: int
@@ -48,7 +48,10 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """A column of a row group: bytes ``start`` to ``end`` of the file. Where it has a dictionary, rows may share a value."""
+    """A column of a row group: bytes ``start`` to ``end`` of the file.
+
+    With a dictionary, rows may share a value.
+    """
 
     start: int
     end: int
@@ -56,7 +59,10 @@ class ColumnChunk:
 
 
 class ParquetFile:
-    """One open file. ``stream`` stays the caller's to close. ``looked`` is called for each piece of a column that is read."""
+    """One open file.
+
+    The caller closes ``stream``. ``looked`` is called for each piece of a column that is read.
+    """
 
     def __init__(self, stream: BinaryIO, looked: Callable[[], None] = lambda: None) -> None:
         self._looked = looked
@@ -76,19 +82,19 @@ class ParquetFile:
 
     @cached_property
     def rows(self) -> list[int]:
-        """The rows of each row group, by what the footer says."""
+        """The rows of each row group, according to the footer."""
         with _reasons():
             return [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
 
     def decoded_bytes(self, group: int, title: str) -> int:
-        """About how many bytes a column of a row group has when it is decoded, by what the footer says; 1 or more."""
+        """The approximate bytes of a decoded column of a row group, from the footer; at least 1."""
         with _reasons():
             row_group = self._metadata.row_group(group)
             sizes = [int(row_group.column(leaf).total_uncompressed_size) for leaf in self._leaves_of(title)]
             return max(1, sum(sizes))
 
     def uncompressed(self, group: int, path: str) -> ColumnChunk | None:
-        """Where a column that is not compressed lies in the file; None where it is compressed."""
+        """The extent of a column that is not compressed; None for a compressed one."""
         with _reasons():
             (leaf,) = self._leaves_of(path)
             chunk = self._metadata.row_group(group).column(leaf)
@@ -97,7 +103,7 @@ class ParquetFile:
             return ColumnChunk(*_range_of(chunk), bool(chunk.has_dictionary_page))
 
     def extent(self, group: int, title: str) -> tuple[int, int]:
-        """(first byte, bytes) in the file of a column of a row group, with all columns that it is stored in."""
+        """(first byte, bytes) in the file of a column of a row group, in all its stored columns."""
         with _reasons():
             row_group = self._metadata.row_group(group)
             ranges = [_range_of(row_group.column(leaf)) for leaf in self._leaves_of(title)]
@@ -105,14 +111,14 @@ class ParquetFile:
         return start, max(0, end - start)
 
     def _leaves_of(self, title: str) -> list[int]:
-        """The numbers of the columns that a column of the schema, or a field of one, is stored in."""
+        """The numbers of the stored columns of a column of the schema, or of a field of one."""
         return [leaf for leaf, path in enumerate(self._leaves) if path == title or path.startswith(f"{title}.")]
 
     def read(self, group: int, title: str, max_bytes: int) -> Any:
-        """One column of a row group as a pyarrow ChunkedArray. Raises ``Unreadable``, also where it is longer than that.
+        """One column of a row group as a pyarrow ChunkedArray.
 
-        A footer need not be right about that, and a few values of a dictionary may stand for
-        millions.
+        Raises ``Unreadable``, also beyond ``max_bytes``: a footer may be wrong about the size, and
+        a few values of a dictionary may be repeated millions of times.
         """
         pieces: list[Any] = []
         size = 0
@@ -126,7 +132,7 @@ class ParquetFile:
         return pa.chunked_array(pieces)
 
     def batches(self, group: int, title: str, rows: int) -> Iterator[Any]:
-        """The same, in pieces of so many rows, of which one is in memory at a time."""
+        """The same, in pieces of a number of rows, one of them in memory at a time."""
         pieces = self._file.iter_batches(rows, row_groups=[group], columns=[title], use_threads=False)
         found = 0
         while True:
@@ -155,7 +161,7 @@ def _reasons() -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library says."""
+    """The first line of a library's message."""
     text = readable(str(error).strip().partition("\n")[0].encode())
     return text or type(error).__name__
 
@@ -173,7 +179,10 @@ def _range_of(chunk: Any) -> tuple[int, int]:
 
 
 def _read_footer(stream: BinaryIO) -> tuple[bytes, int]:
-    """The footer of a file with its length and the magic, and the size of the file. Mostly one read, from its end."""
+    """A file's footer with its length and the magic, and the file's size in bytes.
+
+    Mostly one read, from its end.
+    """
     size = stream.seek(0, os.SEEK_END)
     tail = read_at(stream, max(0, size - FOOTER_BYTES), FOOTER_BYTES)
     _check_magic(stream, tail[-4:], size)

@@ -1,12 +1,11 @@
 """Parquet files become an index. Daemon, once at the start.
 
-    footers                       -> which rows there are, and how much a row group holds
+    footers                       -> the rows, and the size of each row group
     columns of single numbers     -> read, and kept in the index: a worker need not read them
-    columns of bytes and strings  -> read once where they are not compressed, to know where each value stands (``verbatim``)
-    everything else               -> workers decode row groups; one that is too large for that is refused
+    columns of bytes and strings  -> read once if they are not compressed, for their extents
+    all others                    -> workers decode row groups; a row group too large for that is refused
 
-Invariant: no list with an entry for each sample is made; what is kept of a sample are numbers in
-flat arrays.
+Invariant: no list with an entry for each sample is made; a sample is numbers in flat arrays.
 """
 
 from array import array
@@ -35,13 +34,16 @@ from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
 ROWS_MAX = 1 << 27
-"""Rows of one row group; a footer that says more is damaged, or was not written for training."""
+"""The most rows of a row group; a footer that says more is damaged, or was not written for
+training."""
 LABEL = "label"
 NUMBERS_BYTES_MAX = 8 * ROWS_MAX
 ROWS_AT_ONCE = 32
-"""Values of a column of bytes in memory at a time while their places are looked for, besides what pyarrow has decoded: 1024."""
+"""Values of a column of bytes in memory while their places are searched, besides 1024 that
+pyarrow has decoded."""
 KEPT_BYTES_MAX = 256 << 20
-"""What was read of a server is kept until pyarrow's values were compared with it; beyond this it is read a second time."""
+"""Bytes from a server are kept until they were compared with pyarrow's values; beyond this limit
+they are read again."""
 
 
 def _scan(source: ParquetSource, survey: Survey) -> SourceIndex:
@@ -58,7 +60,10 @@ def _scan(source: ParquetSource, survey: Survey) -> SourceIndex:
 def check_columns(
     source: ParquetSource, path: Path, stream: BinaryIO, looked: Callable[[], None] = lambda: None
 ) -> ParquetFile:
-    """A file that has all columns that are read of it; ``looked`` as ``ParquetFile`` has it. Raises ``SourceInvalid``."""
+    """A file with all columns that are read. Raises ``SourceInvalid``.
+
+    ``looked``: as for ``ParquetFile``.
+    """
     if not size_of(stream):
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")
     try:
@@ -128,7 +133,7 @@ class _Scan:
         )
 
     def _add_classes(self, path: Path, file: ParquetFile) -> None:
-        """Note the names of the classes: those of the field `label`, or of the only field that has some."""
+        """Record the names of the classes: of the field `label`, or the only field with names."""
         singles = filter(is_single_number, self._columns)
         named = {column.name: class_names(file.schema, self._title(column)) for column in singles}
         found = [names for name, names in named.items() if names and (name == LABEL or not named.get(LABEL))]
@@ -145,7 +150,7 @@ class _Scan:
         return self._source.names.get(column.name, column.name)
 
     def _chunk(self, file: ParquetFile, stream: BinaryIO, where: "_Where", column: Column, rows: int) -> int:
-        """Note a column of a row group; returns how many bytes workers have to decode for one value of it."""
+        """Record a column of a row group; return the bytes that one of its values decodes."""
         title = self._title(column)
         try:
             if is_single_number(column):
@@ -222,7 +227,7 @@ def _read_numbers(file: ParquetFile, where: _Where, column: Column, title: str) 
 
 
 def _find(file: ParquetFile, stream: BinaryIO, group: int, title: str) -> "array[int] | None":
-    """The extents of a column's values in a row group; None where they do not stand in the file as they are."""
+    """The extents of a column's values in a row group; None if the file does not have them."""
     kind = file.schema.field(title).type
     if not is_stored_as_bytes(kind):
         return None
@@ -254,7 +259,7 @@ def _rows(numbers: "array[int]", width: int) -> NDArray[np.int64]:
 
 
 def _problems(source: ParquetSource, storage: Storage) -> list[str]:
-    """The footer of one file is read too, so that a column that is not there is found before the daemon starts."""
+    """Check the footer of one file, too, to find a missing column before the daemon starts."""
     problems = shards_problems(source.root, source.shards, storage)
     file = None if problems else file_to_look_at(source.root, source.shards)
     if file is not None:

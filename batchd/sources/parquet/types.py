@@ -1,16 +1,16 @@
-"""Which types of a Parquet file's columns may be which columns of a sample. Daemon and workers.
+"""The types of a Parquet file's columns that fit each column of a sample. Daemon and workers.
 
     "image"     binary, or a struct of ``bytes`` and ``path``, as Hugging Face stores images
     "text"      string
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
 
-Invariant: what is accepted here can be read; single values may still be null, too long or too
-large.
+Invariant: a type that is accepted here can be read; single values may still be null, too long or
+too large.
 """
 
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,17 @@ import pyarrow as pa
 from batchd.samples.columns import Column
 from batchd.samples.values import kind_problem
 
+ArrowType: TypeAlias = Any
+"""A ``pyarrow.DataType``; pyarrow has no annotations."""
+ArrowSchema: TypeAlias = Any
+"""A ``pyarrow.Schema``."""
 BYTES, PATH = "bytes", "path"
 """The fields of an image as Hugging Face stores it."""
 HUGGING_FACE = b"huggingface"
-"""The key in a file's metadata of what its `datasets` says of the columns, in JSON."""
+"""The key, in a file's metadata, of what Hugging Face's `datasets` says about columns, in JSON."""
 
 
-def problem_of(column: Column, kind: Any) -> str:
+def problem_of(column: Column, kind: ArrowType) -> str:
     """Why a column of the file cannot be a column of a sample; "" where it can."""
     kind = _plain(kind)
     if column.kind == "encoded":
@@ -43,28 +47,28 @@ def problem_of(column: Column, kind: Any) -> str:
     return kind_problem(column, np.dtype(number.to_pandas_dtype()))
 
 
-def is_bytes(kind: Any) -> bool:
-    """Is each value a run of bytes?"""
+def is_bytes(kind: ArrowType) -> bool:
+    """True if each value is a run of bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-def is_image(kind: Any) -> bool:
-    """Is it an image as Hugging Face stores it?"""
+def is_image(kind: ArrowType) -> bool:
+    """True for an image as Hugging Face stores it."""
     return bool(pa.types.is_struct(kind)) and kind.get_field_index(BYTES) >= 0 and is_bytes(kind.field(BYTES).type)
 
 
-def has_path(kind: Any) -> bool:
-    """May such an image be a file instead?"""
+def has_path(kind: ArrowType) -> bool:
+    """True if such an image may be a file instead."""
     return is_image(kind) and kind.get_field_index(PATH) >= 0 and _is_text(kind.field(PATH).type)
 
 
 def is_single_number(column: Column) -> bool:
-    """Is it a number for each sample, which the index holds?"""
+    """True for one number for each sample, which the index holds."""
     return column.kind == "array" and not column.shape
 
 
-def class_names(schema: Any, title: str) -> tuple[str, ...]:
-    """The names of the labels in a column, where Hugging Face's `datasets` wrote them into the file; none where it did not."""
+def class_names(schema: ArrowSchema, title: str) -> tuple[str, ...]:
+    """The names of a column's labels, if Hugging Face's `datasets` wrote them into the file."""
     try:
         feature = json.loads(schema.metadata[HUGGING_FACE])["info"]["features"][title]
         names = feature["names"] if feature["_type"] == "ClassLabel" else ()
@@ -74,34 +78,34 @@ def class_names(schema: Any, title: str) -> tuple[str, ...]:
     return tuple(names) if good else ()
 
 
-def is_stored_as_bytes(kind: Any) -> bool:
-    """Does each value stand in a page as a run of bytes?"""
+def is_stored_as_bytes(kind: ArrowType) -> bool:
+    """True if a page holds each value as a run of bytes."""
     kind = _plain(kind)
     return is_bytes(kind) or _is_text(kind) or is_image(kind)
 
 
-def _plain(kind: Any) -> Any:
+def _plain(kind: ArrowType) -> ArrowType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _is_text(kind: Any) -> bool:
+def _is_text(kind: ArrowType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: ArrowType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(kind: ArrowType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _short(kind: Any) -> str:
+def _short(kind: ArrowType) -> str:
     text = str(kind)
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004  as much as a line holds
 
 
-def _advice(column: Column, kind: Any) -> str:
+def _advice(column: Column, kind: ArrowType) -> str:
     if is_bytes(kind) or is_image(kind):
         return 'declare it as "image", or as "uint8[?]"' if is_bytes(kind) else 'declare it as "image"'
     if _is_text(kind):

@@ -1,4 +1,4 @@
-"""How a record lies in a TFRecord file, and which features of it are fields. Daemon and workers.
+"""The layout of a record in a TFRecord file, and its features that are fields. Daemon and workers.
 
     +--------------+------------------+---------------+----------------+
     | length       | its masked CRC   | data          | its masked CRC |    and so on to the end of the file
@@ -28,14 +28,14 @@ CHECKSUM = np.dtype("<u4")
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum of ``data`` as it stands in a file."""
+    """The checksum of ``data`` as a file holds it."""
     crc: int = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK) & _CRC_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureField:
-    """A field of a sample: the column, the feature that it is made of, and what stands for a missing one."""
+    """A field of a sample: its column, its feature, and the value if the feature is missing."""
 
     column: Column
     feature: str

@@ -17,7 +17,7 @@ from batchd.sources.options import SourceOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TFRecordSource(SourceOptions):
-    """Files of TFRecords; each record is one sample: a `tf.train.Example` or a `tf.train.SequenceExample`."""
+    """TFRecord files; each record is a `tf.train.Example` or a `tf.train.SequenceExample`."""
 
     requires: ClassVar[tuple[str, ...]] = ("google_crc32c", "google.protobuf")
     extra: ClassVar[str] = "tfrecord"
@@ -29,8 +29,8 @@ class TFRecordSource(SourceOptions):
     """The folder of the files."""
 
     shards: tuple[str, ...]
-    """The paths of the files below the root, or patterns of them, such as ["train-{00000..00015}-of-00016"] or ["train-*"]. Each
-    that is named has to be there. They are not compressed."""
+    """Paths of the files below the root, or patterns such as ["train-{00000..00015}-of-00016"]
+    or ["train-*"]. Each file that is named must exist. The files must not be compressed."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
@@ -50,8 +50,8 @@ class TFRecordSource(SourceOptions):
     caption = "" }. Without a default it is a bad sample."""
 
     sequence: bool = False
-    """Whether records are SequenceExamples, so that a field may be a feature list: "int64[?]" of one number in each step,
-    "float32[?,8]" of eight."""
+    """Whether records are SequenceExamples, so that a field may be a feature list: "int64[?]" of
+    one number in each step, "float32[?,8]" of eight."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -79,5 +79,5 @@ class TFRecordSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The path or URL of the samples, for users."""
         return f"{self.root}: {' '.join(self.shards)}"

@@ -1,9 +1,6 @@
-"""Records of TFRecord files become samples. Workers only.
+"""Reads samples from records of TFRecord files. Workers only.
 
-Invariant: the data of a record is looked at only after its checksum was found to be the one that
-the index has.
-
-TensorFlow's messages for samples, made without TensorFlow. Daemon and workers.
+TensorFlow's messages for samples are declared here, without TensorFlow:
 
     message BytesList       { repeated bytes value = 1; }
     message FloatList       { repeated float value = 1; }
@@ -15,31 +12,28 @@ TensorFlow's messages for samples, made without TensorFlow. Daemon and workers.
     message Example         { Features features = 1; }
     message SequenceExample { Features context = 1; FeatureLists feature_lists = 2; }
 
-They have a pool of their own, so a process that has TensorFlow too has them twice, and neither
-minds.
+They have a pool of their own, so they do not disturb TensorFlow's in the same process. Names and
+numbers are TensorFlow's. An ``Example`` can be read as a ``SequenceExample``: its features are the
+context.
 
-Invariant: names and numbers are TensorFlow's. An ``Example`` can be read as a ``SequenceExample``:
-its features are the context.
-
-A feature of an example becomes the value of a column, or the reason why it cannot. Workers only.
+A feature of an example becomes the value of a column, or ``FeatureMisfits`` says why it cannot:
 
     bytes_list  of one     -> "image", "text", uint8 [n] or [?]: the bytes as numbers
     int64_list             -> any whole number, bool
     float_list             -> float16, float32, float64
     feature list of steps  -> [?] or [?, k]: a row for each step
 
-A length that differs is worked out from how many values there are: 12 of them are a [?, 4] of three
-rows.
+A length that differs is computed from the number of values: 12 of them are a [?, 4] of three rows.
 
-Invariant: a value is what its column says, in dtype and shape; nothing is stretched, cut or wrapped
-round.
+Invariants: the data of a record is parsed only if its checksum is the one of the index. A value has
+the dtype and shape of its column; nothing is stretched, cut or wrapped around.
 """
 
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +90,7 @@ def _add(message: DescriptorProto, name: str, number: int, of: str, *, repeated:
 
 
 def _add_map(message: DescriptorProto, name: str, of: str) -> None:
-    """The field 1, a map from strings to another message, which in a descriptor is a list of entries."""
+    """Add field 1, a map from strings to messages: in a descriptor, a list of entries."""
     entry = message.nested_type.add(name=name.title().replace("_", "") + "Entry")
     entry.options.map_entry = True
     entry.field.add(
@@ -114,14 +108,16 @@ SequenceExample: Any = GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.
 """``tf.train.SequenceExample``."""
 
 
+Feature: TypeAlias = Any
+"""A ``tf.train.Feature``: protobuf makes its classes at run time."""
 _FLOATS = frozenset({"float16", "float32", "float64"})
 
 
 class FeatureMisfits(ValueError):  # noqa: N818  names what is wrong
-    """A feature is not what its field was declared as; the text says what it is."""
+    """A feature is not what its field declares; the text says what it is."""
 
 
-def value_of(column: Column, feature: Any) -> Value:
+def value_of(column: Column, feature: Feature) -> Value:
     """The value of a column that is one ``Feature``. Raises ``FeatureMisfits``."""
     if column.kind == "array":
         return _shaped(_flat(column.dtype, feature), column.shape)
@@ -136,8 +132,11 @@ def value_of(column: Column, feature: Any) -> Value:
         raise FeatureMisfits(f"is not UTF-8 at its byte {error.start}") from None
 
 
-def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
-    """The value of a column that is a ``FeatureList``: a row for each step, all of them alike. Raises ``FeatureMisfits``."""
+def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
+    """The value of a column from a ``FeatureList``: one row for each step, all of one shape.
+
+    Raises ``FeatureMisfits``.
+    """
     if column.kind != "array" or column.shape[:1] not in ((None,), (len(steps),)):
         raise FeatureMisfits(f"is a feature list of {len(steps)}")
     rows = []
@@ -153,7 +152,7 @@ def value_of_steps(column: Column, steps: Sequence[Any]) -> Value:
     return np.stack(rows)
 
 
-def _flat(dtype: str, feature: Any) -> npt.NDArray[Any]:
+def _flat(dtype: str, feature: Feature) -> npt.NDArray[Any]:
     """The values of a feature in one row."""
     kind = feature.WhichOneof("kind")
     if kind == "int64_list" and dtype not in _FLOATS:
@@ -185,7 +184,10 @@ def _floats(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
 
 
 def _shaped(values: npt.NDArray[Any], shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
-    """Values in a shape with at most one length to be found out. Raises ``FeatureMisfits`` where they are too few or too many."""
+    """Values in a shape in which at most one length is unknown.
+
+    Raises ``FeatureMisfits`` for too few or too many values.
+    """
     known = prod(length for length in shape if length is not None)
     rest = values.size % known if None in shape else values.size - known
     if rest:
@@ -193,14 +195,14 @@ def _shaped(values: npt.NDArray[Any], shape: tuple[int | None, ...]) -> npt.NDAr
     return values.reshape([values.size // known if length is None else length for length in shape])
 
 
-def _only_bytes(feature: Any) -> bytes:
+def _only_bytes(feature: Feature) -> bytes:
     if feature.WhichOneof("kind") != "bytes_list" or len(feature.bytes_list.value) != 1:
         raise FeatureMisfits(_described(feature))
     data: bytes = feature.bytes_list.value[0]
     return data
 
 
-def _described(feature: Any) -> str:
+def _described(feature: Feature) -> str:
     kind = feature.WhichOneof("kind")
     return f"is of kind {kind}, {len(getattr(feature, kind).value)} long" if kind else "is of no kind"
 
@@ -215,7 +217,10 @@ class _Record(NamedTuple):
 
 
 class TFRecordReader:
-    """Reads any record with one ``pread``; see ``kinds.Reader``. Examples are read as ``SequenceExample`` without lists."""
+    """Reads any record with one ``pread``; see ``interface.Reader``.
+
+    Examples are read as a ``SequenceExample`` without lists.
+    """
 
     def __init__(self, source: TFRecordSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._index = index
@@ -238,7 +243,7 @@ class TFRecordReader:
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
         record = self._record(sample)
-        try:  # nobody keeps the data: values are made in its memory, which is in the caches
+        try:  # no code keeps the data: values are made in its memory, which is in the CPU caches
             example = SequenceExample.FromString(self._data(record, int(self._checksums[sample])))
         except DecodeError:
             raise SampleUnreadable(f"is no tf.train.{self._message}") from None
@@ -250,7 +255,7 @@ class TFRecordReader:
         self._bytes.prefetch(Extent(self._files[one.shard], one.start + HEADER.size, one.size) for one in records)
 
     def known(self, sample: int) -> Mapping[str, Value]:
-        """Nothing stands in the index but where the record is."""
+        """The index holds no values, only where each record is."""
         self._index.checked(sample)
         return {}
 
@@ -272,7 +277,7 @@ class TFRecordReader:
         return _Record(shard, sample - self._firsts[shard], start, end - start - HEADER.size - FOOTER.size)
 
     def _data(self, record: _Record, checksum: int) -> bytes:
-        """The data of a record, which is what it was when it was found."""
+        """The data of a record, with the checksum that the index has."""
         if record.size > self._max_bytes:
             raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
         first = record.start + HEADER.size
@@ -296,7 +301,10 @@ class TFRecordReader:
             raise SampleUnreadable(f"{part.feature!r} is declared as {part.column.text}, and {misfit}") from None
 
     def _found(self, part: FeatureField, features: Any, lists: Any) -> Value:
-        """The value of a field. Where there are a feature and a feature list of the same name, a length of ? means the list."""
+        """The value of a field.
+
+        A feature and a feature list may have the same name: a length of ? means the list.
+        """
         name, column = part.feature, part.column
         is_feature = name in features and features[name].WhichOneof("kind") is not None  # as TensorFlow sees it
         if self._sequence and name in lists and not (is_feature and column.shape[:1] != (None,)):

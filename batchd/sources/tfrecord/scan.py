@@ -1,17 +1,16 @@
-"""Files of TFRecords become an index: where each record starts, and which checksum its data has. Daemon.
+"""Scans TFRecord files: where each record starts, and the checksum of its data. Daemon.
 
-Lengths are checked here, each with its CRC. Data is only stepped over: the CRC that stands behind
-it goes into the index, so that whoever reads a record finds damage, and the digest names the
-content.
+Lengths are checked here, each with its CRC. Data is skipped: the CRC behind it is kept in the
+index, so a worker that reads a record finds damage, and the digest identifies the content.
 
     firsts     int64 [shards + 1]   the number of the first sample of each file, and of all samples
     sizes      int64 [shards]       bytes of each file
     starts     int64 [n]            first byte of each record in its file
-    checksums  uint32 [n]           the masked CRC of its data, as it stands in the file
+    checksums  uint32 [n]           the masked CRC of its data, as the file has it
     shards     uint8 [bytes]        the paths of the files below the root, a NUL after each
 
 Invariant: the records of a file follow each other without a gap, from its first byte to its last;
-where they do not, the file is refused with the record and the byte.
+otherwise the file is refused with the record and the byte.
 """
 
 import os
@@ -36,7 +35,8 @@ from batchd.storage.survey import ReportProgress, Survey
 RECORD_BYTES_MAX = (1 << 31) - 4096
 """Linux reads no more at once, and no protobuf message has more than 2 GiB."""
 BLOCK_BYTES = 1 << 20
-"""Read at once where records are shorter than this: one call for many, and the system reads on ahead."""
+"""Shorter records are read in blocks of this size: one call for many, and the system reads
+ahead."""
 HEAD_BYTES = 4096
 """Read at once behind a record that is longer than a block."""
 _ZLIB_METHOD, _ZLIB_METHOD_BITS, _ZLIB_DIVISOR = 8, 15, 31
@@ -69,7 +69,10 @@ def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
 
 
 class _Window:
-    """The part of a file of ``size`` bytes that was read last: ``block``, whose first byte is byte ``first`` of the file."""
+    """The part of a file that was read last.
+
+    The file has ``size`` bytes; ``block`` begins at its byte ``first``.
+    """
 
     def __init__(self, stream: BinaryIO, size: int, looked: Callable[[], None]) -> None:
         self.size = size
@@ -101,7 +104,10 @@ class _Records:
         self._progress = progress
 
     def add_file(self, path: Path, window: _Window) -> None:
-        """Step from record to record through a file. Raises ``SourceInvalid`` where the next step leads nowhere."""
+        """Step from record to record through a file.
+
+        Raises ``SourceInvalid`` if the next step leads nowhere.
+        """
         if window.size == 0:
             raise SourceInvalid(f"{path} is empty; leave it out of the shards")
         start = place = number = 0
@@ -115,7 +121,7 @@ class _Records:
             if length > RECORD_BYTES_MAX:
                 raise SourceInvalid(
                     f"{path}: record {number} at byte {start} says that it has {length} bytes, and no record may have more than "
-                    f"{RECORD_BYTES_MAX}; write the file anew"
+                    f"{RECORD_BYTES_MAX}; write the file again"
                 )
             end = start + HEADER.size + length + FOOTER.size
             place += HEADER.size + length
@@ -140,7 +146,7 @@ def _cut(path: Path, number: int, start: int, window: _Window) -> SourceInvalid:
 
 
 def _astray(path: Path, number: int, start: int, data: bytes) -> SourceInvalid:
-    """What to raise where there is no record: compressed files, others, and damaged ones."""
+    """The error for bytes that are no record: in compressed, foreign and damaged files."""
     if number == 0:
         found = compression_of(data) or (ZLIB if _is_zlib(data) else None)
         if found is not None:

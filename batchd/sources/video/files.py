@@ -1,10 +1,10 @@
 """Video files, opened so that FFmpeg reads this one file and nothing else. Daemon and workers.
 
-FFmpeg takes playlists and whatever else it knows for a video, if it is let, and then opens what
-they name. So it gets an open file instead of a path, may use demuxers of plain files alone, no
-protocol at all, and no decoder to look at a file with.
+FFmpeg accepts playlists and other lists as videos, and would open the files that they name. So it
+gets an open file instead of a path, and may use only demuxers of plain files, no protocol, and no
+decoder to probe a file.
 
-Invariant: opening and demuxing a file runs no decoder, and opens nothing.
+Invariant: opening and demuxing a file runs no decoder, and opens no other file.
 """
 
 import os
@@ -39,11 +39,14 @@ av.logging.set_level(None)
 
 
 class VideoUnreadable(ValueError):  # noqa: N818  names what is wrong
-    """A file that is no video which can be read; the text is the reason, without the file's name."""
+    """A file that is no readable video; the text is the reason, without the file's name."""
 
 
 class _PlainFile:
-    """An open file as FFmpeg reads it. A damaged one sends it anywhere: outside of the file there is nothing to read."""
+    """An open file for FFmpeg.
+
+    A damaged one may seek anywhere: outside of the file there are no bytes.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -94,7 +97,7 @@ def open_video(descriptor: int) -> tuple[InputContainer, VideoStream]:
 
 
 def packets_of(container: InputContainer, stream: VideoStream) -> Iterator[VideoPacket]:
-    """The packets of a video from where the container stands, up to the end of the file."""
+    """The packets of a video from the container's present place up to the end of the file."""
     for packet in container.demux(stream):
         if packet.size == 0 and packet.pts is None:
             return
@@ -102,7 +105,7 @@ def packets_of(container: InputContainer, stream: VideoStream) -> Iterator[Video
 
 
 def reason_of(error: av.FFmpegError) -> str:
-    """What FFmpeg says is wrong with a file; no memory, too, where a damaged one wants more than there can be."""
+    """FFmpeg's reason for an error, which may be memory that a damaged file demands."""
     return (error.strerror or str(error)).lower()
 
 
@@ -121,5 +124,5 @@ def _video_of(container: InputContainer) -> VideoStream:
 
 
 def _open_nothing(url: str, *_others: object) -> NoReturn:
-    """Files are never led to other files by what they hold."""
+    """Refuse: no content of a file leads to another file."""
     raise PermissionError(f"a video may not open {url!r}")

@@ -4,14 +4,13 @@ r"""Any frame of one file that stays open. Workers only.
                      \__ frames come out in the order in which they are shown, some packets later
 
 The frames that are shown from a key frame on, up to the next, are its group. A run begins with a
-decoder that knows nothing, and ends with the group. So a frame is always made of the same packets,
-whichever frames were asked for before it, and yet going on in a group costs nothing: frames in
-their order are decoded once each.
+reset decoder, and ends with the group. So a frame is always decoded from the same packets,
+whichever frames were read before it, and yet continuing in a group costs nothing: frames in their
+order are decoded once each.
 
-Every packet is compared with what the scan found. So a file that has changed is found out, and a
-seek that went elsewhere, too.
+Every packet is compared with the scan, which detects a changed file and a seek to a wrong packet.
 
-Invariant: a frame that is given out came from a run in which no packet before it was damaged.
+Invariant: a returned frame is of a run in which no packet before it was damaged.
 """
 
 import os
@@ -46,7 +45,7 @@ class VideoFrames:
         self._next_packet: int | None = None
         """The packet that the container has next, where it is known."""
         self._is_spoilt = False
-        """Whether the decoder has met an error, or there is none."""
+        """True after an error of the decoder, and without a decoder."""
         self._container: InputContainer
         self._descriptor = descriptor
         with ExitStack() as where_it_fails:
@@ -57,7 +56,7 @@ class VideoFrames:
         self._key = NO_KEY
         """The key frame that the group belongs to."""
         self._shown = 0
-        """The time of the frame of the group that was asked for last."""
+        """The time of the last frame that was taken from the group."""
         self._trouble = ""
         """Why the group has no more frames."""
 
@@ -88,7 +87,10 @@ class VideoFrames:
         os.close(self._descriptor)
 
     def _take(self, time: int) -> av.VideoFrame:
-        """The frame of this time, which the group has not come to yet. Raises ``SampleUnreadable`` where it has none."""
+        """The frame of this time, which is further on in the group.
+
+        Raises ``SampleUnreadable`` if the group has none.
+        """
         if self._trouble:
             raise SampleUnreadable(self._trouble)
         try:
@@ -106,7 +108,10 @@ class VideoFrames:
         self._key, self._next_packet, self._group = NO_KEY, None, iter(())
 
     def _prepare(self) -> None:
-        """Make the container and its decoder, anew if they are there. Raises ``SampleUnreadable`` where frames are too large."""
+        """Make the container and its decoder, also a second time.
+
+        Raises ``SampleUnreadable`` for frames that are too large.
+        """
         self._close_container()
         self._is_spoilt = True
         self._container, self._stream = _container_of(self._descriptor)
@@ -125,13 +130,19 @@ class VideoFrames:
             self._container.close()
 
     def _renew_decoder(self) -> None:
-        """Let the decoder know nothing. One that has met an error would still know something, and goes."""
+        """Reset the decoder.
+
+        After an error it would keep some state, so it is replaced.
+        """
         if self._is_spoilt:
             self._prepare()
         self._decoder.flush_buffers()
 
     def _decode_group(self, key: int) -> Iterator[_Timed]:
-        """The frames that belong to a key frame, in order. Ends with ``SampleUnreadable`` where there are no more."""
+        """The frames of a key frame's group, in order.
+
+        Ends with ``SampleUnreadable`` if there are no more.
+        """
         group = self.frames.group(key)
         last = int(self.frames.order[group.start : group.stop].max())
         shown, troubles = int(self.frames.times[key]) - 1, []
@@ -148,24 +159,33 @@ class VideoFrames:
         raise troubles[0]
 
     def _starts(self, key: int, group: range) -> list[int]:
-        """Where to begin: at the key frame, and then at the one before it, as what follows an open one may refer to that."""
+        """The packets to begin at: the key frame, then the one before it.
+
+        Frames behind an open key frame may refer to the one before.
+        """
         before = int(self.frames.keys[group.start - 1]) if group.start else NO_KEY
         return [key] if before in (key, NO_KEY) else [key, before]
 
     def _run(self, start: int, last: int) -> Iterator[_Timed]:
-        """What the packets from a key frame on are decoded to. Raises ``SampleUnreadable`` at the first that is damaged."""
+        """The frames that the packets from a key frame on decode to.
+
+        Raises ``SampleUnreadable`` at the first damaged one.
+        """
         start_time = int(self.frames.times[start])
         self._renew_decoder()
         for number, packet in self._packets(start, last):
             if packet.is_corrupt:
                 raise SampleUnreadable(f"packet {number} is cut")
-            # What is shown before the key frame, but comes after it, refers to what came before.
+            # Frames behind the key frame that are shown before it refer to the group before.
             if self.frames.times[number] >= start_time:
                 yield from self._decoded(packet, f"packet {number}")
         yield from self._decoded(None, f"packet {last}")
 
     def _decoded(self, packet: "VideoPacket | None", name: str) -> Iterator[_Timed]:
-        """What comes out when a packet goes in, or none does any more. Raises ``SampleUnreadable`` where it is damaged."""
+        """The frames that a packet gives, or the last ones for None.
+
+        Raises ``SampleUnreadable`` for a damaged packet.
+        """
         try:
             frames = self._decoder.decode(packet)
         except av.FFmpegError as error:
@@ -179,7 +199,7 @@ class VideoFrames:
                 yield frame.pts, frame
 
     def _packets(self, first: int, last: int) -> Iterator[tuple[int, VideoPacket]]:
-        """Packets by their numbers, each exactly what it was in the scan. Raises ``SampleUnreadable``."""
+        """Packets by their numbers, each exactly as in the scan. Raises ``SampleUnreadable``."""
         number = first
         try:
             for packet in self._from(first):
@@ -215,7 +235,7 @@ class VideoFrames:
                 return
 
     def _seek(self, packet: int, *, from_the_start: bool) -> bool:
-        """Go to a packet, or before it; the container may not be able to, but can be opened anew."""
+        """Seek to a packet, or before it; the container is opened again if it cannot seek."""
         if from_the_start:
             self._prepare()
             return True
@@ -226,7 +246,7 @@ class VideoFrames:
         return True
 
     def _find(self, wanted: int, packets: Iterator[VideoPacket], *, from_the_start: bool) -> "VideoPacket | None":
-        """The packet that is wanted; None where the seek went too far, or the file is not what it was."""
+        """The packet of this number; None if the seek went too far or the file has changed."""
         time, checksum = int(self.frames.times[wanted]), int(self.frames.checksums[wanted])
         for number, packet in enumerate(packets):
             if packet.pts == time and crc32(packet) == checksum:
@@ -239,7 +259,7 @@ class VideoFrames:
 
 
 def open_file(path: bytes, bound: bytes | None) -> int:
-    """A file, open, if it is one and lies within ``bound``. Raises ``SampleUnreadable``."""
+    """Open a regular file within ``bound``. Raises ``SampleUnreadable``."""
     with ExitStack() as where_it_fails:
         with blaming_the_sample():
             descriptor = open_within(path, bound)

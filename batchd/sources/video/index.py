@@ -1,24 +1,25 @@
-"""Frames of videos: which packets of which file make them, and when they are shown. Daemon and workers.
+"""Frames of videos: their packets, and when they are shown. Daemon and workers.
 
-    names       uint8 [bytes]         the paths of the files below the root, one right after the other
-    files       int64 [4, files + 1]  where each file begins: in names, samples, frames, packets; and where the last one ends
+    names       uint8 [bytes]         the paths of the files below the root, joined
+    files       int64 [4, files + 1]  where each file begins in names, samples, frames and packets, and
+                                      where the last one ends
     units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
     labels      int64 [files]
-    digests     uint8 [files, 32]     of the bytes of the file, or of some of them where it is long
+    digests     uint8 [files, 32]     of the bytes of the file, or of some of them if it is long
     classes     uint8 [bytes]         the names of the labels, a NUL after each
-    order       uint32 [frames]       the packet of each frame, in the order in which they are shown
+    order       uint32 [frames]       the packet of each frame, in display order
     keys        uint32 [frames]       the packet at which decoding begins that gives the frame
-    times       int64 [packets]       when the frame of a packet is shown; packets are in the order in which they are decoded
+    times       int64 [packets]       when the frame of a packet is shown; packets are in decoding order
     checksums   uint32 [packets]      CRC-32 of the data
 
     packets     I0  P3  B1  B2  I4  P7  B5  B6
     order        0   2   3   1   4   6   7   5
     keys         0   0   0   0   4   4   4   4
 
-Frames and packets are counted within their file. Samples need nothing of their own: they begin at
-each ``every``-th frame.
+Frames and packets are counted within their file. Samples have no arrays of their own: they begin
+at each ``every``-th frame.
 
-Invariant: within a file, frames are in the order of their times, of which no two are the same.
+Invariant: within a file, frames are in the order of their times, and no two times are the same.
 """
 
 import os
@@ -36,7 +37,7 @@ NAMES, SAMPLES, FRAMES, PACKETS = range(4)
 """Rows of ``files``."""
 PACKET = np.dtype("<u4")
 NO_KEY = (1 << 32) - 1
-"""In ``keys``: there is no key frame at or before this frame."""
+"""In ``keys``: no key frame is at or before this frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class FileFrames:
         return int(self.times[self.order[frame]]) * numerator / denominator
 
     def text(self, frame: int) -> str:
-        """A frame, for people."""
+        """A frame, for messages."""
         return f"frame {frame} at {self.seconds(frame):.3f} s"
 
     def group(self, key: int) -> range:
@@ -82,7 +83,7 @@ class VideoIndex:
             raise IndexMalformed(f"{self._samples[-1]} samples of {len(index)}")
 
     def find(self, sample: int) -> tuple[int, range]:
-        """The file of a sample, and the numbers of its frames in it. Raises ``IndexError`` where there is none."""
+        """The file of a sample, and the numbers of its frames in it. Raises ``IndexError``."""
         file = int(np.searchsorted(self._samples, self._index.checked(sample), "right")) - 1
         first = (sample - int(self._samples[file])) * self._source.every
         return file, range(first, first + self._source.span, self._source.stride)

@@ -23,7 +23,7 @@ SAMPLE_BYTES_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSource(SourceOptions):
-    """The frames of video files, in the order in which they are shown; a sample is one frame, or a clip of several."""
+    """The frames of video files, in display order; a sample is one frame, or a clip of several."""
 
     requires: ClassVar[tuple[str, ...]] = ("av",)
     extra: ClassVar[str] = "video"
@@ -35,46 +35,53 @@ class VideoSource(SourceOptions):
     """The folder of the files."""
 
     files: tuple[str, ...]
-    """The paths of the files below the root, or patterns of them, such as ["train/**/*.{mp4,mkv}"]. Each that is named has to be
-    there."""
+    """Paths of the files below the root, or patterns such as ["train/**/*.{mp4,mkv}"]. Each file
+    that is named must exist."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
 
     every: int = 1
-    """Each so many-th frame of a file begins a sample: 1 is all of them."""
+    """Every n-th frame of a file begins a sample: 1 for every frame."""
 
     frames: int = 1
-    """Frames in a sample. With more than 1 the image has a dimension in front that counts them; all are of the same file."""
+    """Frames in a sample. With more than 1, the first dimension of the image counts them; all
+    are of the same file."""
 
     stride: int = 1
-    """How many frames on the next frame of a clip is: 1 is the very next one."""
+    """Distance between the frames of a clip, in frames: 1 for consecutive frames."""
 
     size: tuple[int, int] | None = None
-    """Height and width that frames are scaled to when their colours are made, in pixels; proportions are not kept. Without
-    it each frame has the size that it has in its file."""
+    """Height and width that frames are scaled to, in pixels; proportions are not kept. Without
+    it each frame keeps the size that it has in its file."""
 
     interpolation: Literal["bilinear", "bicubic", "area"] = "bilinear"
-    """How pixels are made from pixels where there is a size; each of them looks at all pixels that become one when it shrinks."""
+    """How frames are scaled if there is a size. Each method uses all source pixels when a frame
+    shrinks."""
 
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     """Order of the channels: "rgb" and "bgr" give three, "gray" gives one."""
 
     rotation: Literal["apply", "ignore"] = "apply"
-    """Whether the display matrix of a file turns its frames upright ("apply") or is left alone ("ignore")."""
+    """Whether the display matrix of a file turns its frames upright ("apply") or is ignored
+    ("ignore")."""
 
     classes: Literal["none", "folder"] = "none"
-    """Where labels come from: "folder" numbers the names of the folders that files lie in, in their order; "none" makes all 0."""
+    """Source of the labels: "folder" numbers the folders of the files in the order of their
+    names; "none" makes all 0."""
 
     path_bytes: int = 0
-    """Length of the field `path`, in which a batch carries the path of each sample's file, relative to the root, as UTF-8 and
-    zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives strings."""
+    """Length in bytes of the field `path`: the path of each sample's file, relative to the root,
+    as UTF-8 and zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives
+    strings."""
 
     max_pixels: int = 100_000_000
-    """Width times height, in pixels, above which a frame is a bad sample; looked at before anything is decoded."""
+    """Width times height, in pixels, above which a frame is a bad sample; checked before
+    decoding."""
 
     scan_timeout_s: Annotated[float, Range(1, SCAN_TIMEOUT_MAX_S)] = 60.0
-    """How long the first start may get no further in a file before the file is given up and named, in seconds."""
+    """Seconds without progress in a file after which the first start gives up and names the
+    file."""
 
     def __post_init__(self) -> None:
         check_path("root", self.root, NO_URL)
@@ -108,9 +115,9 @@ class VideoSource(SourceOptions):
 
     @property
     def place(self) -> str:
-        """Where the samples come from, for people."""
+        """The path of the samples, for users."""
         return f"{self.root}: {' '.join(self.files)}"
 
     def sample_bytes(self, height: int, width: int) -> int:
-        """The pixels of a sample whose frames have this size, in bytes."""
+        """The size in bytes of a sample whose frames have this height and width."""
         return self.frames * height * width * self.channels

@@ -1,16 +1,12 @@
 """Samples of video files: one frame or several, as pixels. Workers only.
 
-Invariant: at most ``OPEN_MAX`` files are open in one worker for one stream, as each may hold the
-memory of a decoder.
+swscale, which is part of FFmpeg, converts colours and sizes in one pass. Everything that its result
+depends on is fixed here: its bit-exact modes, which are the same on every processor, one thread,
+and 8 bits in full range. The tags of a frame choose its matrix and its range; the defaults are
+BT.601 and limited range. Gray is the luma, in full range.
 
-Frames as decoders make them become pixels. Workers only.
-
-swscale, FFmpeg's own, makes colours and sizes in one go. What its result depends on is fixed here:
-its bit-exact ways, which are the same on every processor, one thread, and 8 bits in full range. The
-tags of a frame choose its matrix and its range; those that are missing are BT.601 and limited
-range. Gray is the luma as it is, in full range.
-
-Invariant: the pixels are a function of the frame, its tags and the options.
+Invariants: at most ``OPEN_MAX`` files are open in one worker for one stream, as each may hold the
+memory of a decoder. The pixels are a function of the frame, its tags and the options.
 """
 
 from collections.abc import Mapping
@@ -39,7 +35,8 @@ _INTERPOLATIONS = {
     "area": Interpolation.AREA,
 }
 _EXACT = Interpolation.ACCURATE_RND | Interpolation.BITEXACT
-"""FULL_CHR_H_INT would be nearer to the exact colours, but wraps around at the most extreme ones, and takes six times as long."""
+"""FULL_CHR_H_INT would be nearer to the exact colours, but overflows at the most extreme ones,
+and takes six times as long."""
 _MATRIX_BYTES = 36
 
 
@@ -91,7 +88,7 @@ class Pixels:
 
 
 class Rotation:
-    """One of the eight ways in which a picture may be turned and mirrored: (x, y) goes to (a x + c y, b x + d y)."""
+    """One of the eight ways to turn and mirror a picture: (x, y) becomes (a x + c y, b x + d y)."""
 
     def __init__(self, a: int, b: int, c: int, d: int) -> None:
         if (bool(a), bool(b)) != (bool(d), bool(c)) or bool(a) == bool(b):
@@ -122,7 +119,7 @@ class VideoReader:
         self._open: dict[int, VideoFrames] = {}
         """By the numbers of their files; those used lately last."""
         self._kept: dict[tuple[int, int], NDArray[np.uint8]] = {}
-        """The frames of the last clip, by file and number: the next clip may have some of them too."""
+        """The frames of the last clip, by file and number: the next clip may share some."""
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``kinds.Reader``."""
@@ -131,7 +128,7 @@ class VideoReader:
         return {"image": image, **self.known(sample)}
 
     def known(self, sample: int) -> Mapping[str, Value]:
-        """All but the pixels stands in the index."""
+        """The index holds all values but the pixels."""
         file, frames = self._index.find(sample)
         seconds = [self._index.frames(file).seconds(frame) for frame in frames]
         known: dict[str, Value] = {
@@ -150,7 +147,7 @@ class VideoReader:
         return f"{readable(self._index.path(file))}: {of_file.text(frames[0])}{last}"
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -173,7 +170,7 @@ class VideoReader:
         return self._pixels.of(self._video(file).frame(frame))
 
     def _video(self, file: int) -> VideoFrames:
-        """A file, open; the one that was used least lately is closed where there are too many."""
+        """An open file; the least recently used one is closed if there are too many."""
         video = self._open.pop(file, None)
         if video is None:
             if len(self._open) >= OPEN_MAX:

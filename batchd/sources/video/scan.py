@@ -1,8 +1,7 @@
-"""Video files become an index: which frames they have, without decoding any. A process of its own: see ``isolated_scan``.
+"""Scans video files for their frames, in a process of its own: see ``isolated_scan``.
 
-A file is read once, from its first packet to its last. Packets come in the order in which they are
-decoded, each with the time at which its frame is shown; what the header says about their number
-does not count.
+No frame is decoded. A file is read once, from its first packet to its last. Packets are in decoding
+order, each with the time at which its frame is shown; the number in the header does not count.
 
 Invariant: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
 reported.
@@ -45,12 +44,16 @@ MODULE = "batchd.sources.video.scan"
 PROGRESS_EVERY_S = 0.5
 """Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
 _VP8_SHOWN = 0x10
-"""The bit of a VP8 frame's first byte that says whether it is shown: some are there for others to refer to alone."""
-_REMUX = 'write it anew without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
+"""The bit of a VP8 frame's first byte that says whether it is shown: some frames are only
+references for others."""
+_REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    """Find, in the other process, the frames of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
+    """Find the frames of all files, in the scanning process, in the order of their paths.
+
+    Raises ``SourceInvalid``.
+    """
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     if not folders:
         raise SourceInvalid(no_match(source.root, source.files))
@@ -70,7 +73,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
 
 
 class _GrowingIndex:
-    """An index of videos while it is built; see ``video_index`` for what is in it."""
+    """An index of videos while it is built; ``VideoIndex`` says what it holds."""
 
     def __init__(self, source: VideoSource) -> None:
         self.samples = 0
@@ -86,7 +89,7 @@ class _GrowingIndex:
         self._checksums = array("I")
 
     def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
-        """Add the frames of one file, all of which have ``label``."""
+        """Add the frames of one file, all with ``label``."""
         try:
             container, stream = open_video(file.fileno())
         except VideoUnreadable as error:
@@ -138,7 +141,7 @@ class _GrowingIndex:
 
 @dataclass(slots=True)
 class _Packets:
-    """What the packets of one file say, in the order in which they are decoded."""
+    """The facts of one file's packets, in the order in which they are decoded."""
 
     times: "array[int]" = field(default_factory=lambda: array("q"))
     checksums: "array[int]" = field(default_factory=lambda: array("I"))
@@ -170,7 +173,7 @@ def _read_packets(path: Path, container: InputContainer, stream: VideoStream, pr
 
 
 def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The packets of the frames in the order in which they are shown, and where the decoding of each begins."""
+    """The packets of the frames in display order, and where the decoding of each begins."""
     times = np.frombuffer(found.times, np.int64)
     flags = np.frombuffer(found.flags, np.uint8)
     shown, keys = np.flatnonzero(flags & 2), np.flatnonzero(flags & 1)
