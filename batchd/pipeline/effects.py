@@ -20,7 +20,7 @@ Columns: TypeAlias = Mapping[str, Column]
 INDEX, VALID = "index", "valid"
 """The fields that every batch has, and every batch of a stream that masks: the sample's number in its source, and whether the
 sample is what it should be."""
-TAKEN = frozenset({INDEX, VALID})
+RESERVED = frozenset({INDEX, VALID})
 IMAGE_DIMENSIONS = 3
 
 
@@ -37,14 +37,14 @@ class StepInvalid(ValueError):  # noqa: N818  names what is wrong
 
 
 class NoSuchField(StepInvalid):
-    """A step names fields that a sample does not have by then. ``said`` is the text without advice."""
+    """A step names fields that a sample does not have by then. ``reason`` is the text without advice."""
 
-    def __init__(self, said: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
+    def __init__(self, reason: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
         meant = [repr(found) for name in names if (found := nearest(name, columns)) is not None]
         advice = f"; did you mean {' and '.join(meant)}?" if meant else ""
-        self.said = f"{said}, and a sample has {', '.join(map(repr, columns))}"
+        self.reason = f"{reason}, and a sample has {', '.join(map(repr, columns))}"
         self.names = tuple(names)
-        super().__init__(self.said + advice, key)
+        super().__init__(self.reason + advice, key)
 
 
 @singledispatch
@@ -75,8 +75,8 @@ def replaced(op: str, columns: Columns, field: str, *made: Column) -> Columns:
     """The columns with others in the place of ``field``. Raises ``StepInvalid`` where one would have a name that is taken."""
     others = {name: column for name, column in columns.items() if name != field}
     for column in made:
-        if column.name in others or column.name in TAKEN:
-            whose = "every batch has of itself" if column.name in TAKEN else "the sample has already"
+        if column.name in others or column.name in RESERVED:
+            whose = "every batch has of itself" if column.name in RESERVED else "the sample has already"
             raise StepInvalid(f'"{op}" would make a field {column.name!r}, which {whose}; give it another name')
     after: dict[str, Column] = {}
     for name, column in columns.items():

@@ -18,7 +18,7 @@ import numpy as np
 
 from batchd.pipeline.effects import Columns, effect
 from batchd.pipeline.image.options import ImageStep
-from batchd.pipeline.image.stages import ImagePlan, ImageStage, goes_on
+from batchd.pipeline.image.stages import ImagePlan, ImageStage, can_join
 from batchd.pipeline.image.vision import Image
 from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
@@ -127,7 +127,7 @@ def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
     runs: list[list[StepOptions]] = []
     for step in steps:
         last = runs[-1][-1] if runs else None
-        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and goes_on(last, step):
+        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and can_join(last, step):
             runs[-1].append(step)
         else:
             runs.append([step])

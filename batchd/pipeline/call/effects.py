@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from batchd.functions.signature import Given
 from batchd.pipeline.call.options import Call
-from batchd.pipeline.effects import TAKEN, Columns, StepInvalid, effect
+from batchd.pipeline.effects import RESERVED, Columns, StepInvalid, effect
 from batchd.samples.columns import Column, parse_column
 
 
 @effect.register
 def _call(step: Call, columns: Columns) -> Columns:
     for name in step.outputs:
-        if name in TAKEN:
+        if name in RESERVED:
             raise StepInvalid(f'"call" cannot make a field {name!r}, which is what every batch calls something else')
     if not step.outputs:
         return {name: replace(column, made_by=step.op) for name, column in columns.items()}

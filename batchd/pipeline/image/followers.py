@@ -96,11 +96,11 @@ class Followers:
                 np.copyto(row[name], mask[:, :, 0])
                 values[name] = row[name]
         if self._boxes is not None or self._points is not None:
-            placements = placements_of(geometry.trail, *size)
+            maps = coordinate_maps(geometry.trail, *size)
             if self._boxes is not None:
-                values[self._boxes] = moved_boxes(_numbers(values, self._boxes), placements, size)
+                values[self._boxes] = moved_boxes(_numbers(values, self._boxes), maps, size)
             if self._points is not None:
-                values[self._points] = moved_points(_numbers(values, self._points), placements)
+                values[self._points] = moved_points(_numbers(values, self._points), maps)
 
     def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
         """The mask as it comes, [height, width, 1]."""
@@ -118,33 +118,33 @@ class Followers:
         return mask[:, :, np.newaxis]
 
 
-def placements_of(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
+def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
     """What each step of a trail does to coordinates, for an image of this size."""
-    placements = []
+    maps = []
     for move in trail:
-        placement = _placement(move, height, width)
-        placements.append(placement)
-        height, width = placement.height, placement.width
-    return placements
+        step = _coordinate_map(move, height, width)
+        maps.append(step)
+        height, width = step.height, step.width
+    return maps
 
 
-def moved_points(points: npt.NDArray[np.float32], placements: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
+def moved_points(points: npt.NDArray[np.float32], maps: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
     """Points [n, 2] after all steps."""
     moved = points.astype(np.float64)
-    for placement in placements:
-        moved = placement.moved(moved)
+    for step in maps:
+        moved = step.moved(moved)
     return moved.astype(np.float32)
 
 
 def moved_boxes(
-    boxes: npt.NDArray[np.float32], placements: Sequence[CoordinateMap], size: tuple[int, int]
+    boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
     """Boxes [n, 4] after all steps, for an image of ``size``; those of which nothing is left are zeros."""
     moved, is_left = _cut_off(boxes.astype(np.float64), *size)
-    for placement in placements:
-        corners = placement.moved(moved[:, _CORNERS])
+    for step in maps:
+        corners = step.moved(moved[:, _CORNERS])
         moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-        moved, is_still_left = _cut_off(moved, placement.height, placement.width)
+        moved, is_still_left = _cut_off(moved, step.height, step.width)
         is_left &= is_still_left
     moved[~is_left] = 0
     return moved.astype(np.float32)
@@ -156,7 +156,7 @@ def _cut_off(boxes: Coordinates, height: int, width: int) -> tuple[Coordinates, 
     return inside, (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
 
 
-def _placement(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
+def _coordinate_map(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
     match move:
         case Cut():
             return CoordinateMap((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)

@@ -179,7 +179,7 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
         scans = sum(marker == _START_OF_SCAN for _, marker in scan_markers(data, scan))
         if scans > JPEG_SCANS_MAX:
             raise SampleUndecodable(f"a JPEG with {scans} scans; {JPEG_SCANS_MAX} are allowed")
-    pixels_max = pixels_for_nothing(len(data))
+    pixels_max = free_pixels(len(data))
     if frame.marker not in _ARITHMETIC and frame.blocks:
         blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
         pixels_max = frame.height * frame.width * blocks // frame.blocks
@@ -210,9 +210,7 @@ def _png_pixels_max(data: memoryview, height: int, width: int, deflated: int) ->
     held = height * width * DEFLATED_MAX * deflated // whole if whole else 0
     if pixel_bits >= _WHOLE_BYTE_BITS or len(data) > SMALL_FILE_BYTES:
         return held
-    return min(
-        held, pixels_for_nothing(len(data)) if is_interlaced else pixels_for_nothing(len(data), ROW_PIXELS_PER_BYTE)
-    )
+    return min(held, free_pixels(len(data)) if is_interlaced else free_pixels(len(data), ROW_PIXELS_PER_BYTE))
 
 
 def _probe_webp(data: memoryview) -> ImageHeader:
@@ -231,7 +229,7 @@ def _probe_webp(data: memoryview) -> ImageHeader:
         width, height = (side & 0x3FFF for side in unpack_from("<HH", data, 26))
     else:
         raise SampleUndecodable(f"a WebP whose first chunk is {kind!r}")
-    return ImageHeader("WebP", height, width, orientation, 0, pixels_for_nothing(len(data)), held * height * width)
+    return ImageHeader("WebP", height, width, orientation, 0, free_pixels(len(data)), held * height * width)
 
 
 def _webp_orientation(data: memoryview, end: int) -> int:
@@ -263,7 +261,7 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
     needed = pixels_at + (width * bits + 31) // 32 * 4 * height if has_all else pixels_at
     if len(data) < needed:
         raise SampleUndecodable(f"truncated: a BMP of {len(data)} bytes that needs {needed}")
-    pixels_max = PIXELS_MAX if has_all else pixels_for_nothing(len(data))
+    pixels_max = PIXELS_MAX if has_all else free_pixels(len(data))
     return ImageHeader("BMP", height, width, 1, 0, pixels_max, _HELD_BYTES * height * width)
 
 
@@ -274,7 +272,7 @@ def _probe_gif(data: memoryview) -> ImageHeader:
     for _ in range(CHUNKS_MAX):
         introducer, frame_pixels = data[position], 0
         if introducer == _GIF_TRAILER:
-            pixels_max = pixels_for_nothing(len(data)) if pixels_max is None else pixels_max
+            pixels_max = free_pixels(len(data)) if pixels_max is None else pixels_max
             return ImageHeader("GIF", height, width, 1, 0, pixels_max, _GIF_HELD_BYTES * height * width)
         if introducer == _GIF_EXTENSION:  # its label, then data
             position += 2
@@ -293,7 +291,7 @@ def _probe_gif(data: memoryview) -> ImageHeader:
         if frame_pixels and pixels_max is None:
             pixels_max = lzw_pixels_max(data[start - 1], position - start)
             if frame_pixels < min(height * width, pixels_max + 1):  # around it there is the screen
-                pixels_max = pixels_for_nothing(len(data))
+                pixels_max = free_pixels(len(data))
     raise SampleUndecodable(f"a GIF with more than {CHUNKS_MAX} blocks")
 
 
@@ -316,7 +314,7 @@ _ADAM7 = ((0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), 
 _ROWS = ((0, 1, 0, 1),)
 
 
-def pixels_for_nothing(file_bytes: int, per_byte: int = PIXELS_PER_BYTE) -> int:
+def free_pixels(file_bytes: int, per_byte: int = PIXELS_PER_BYTE) -> int:
     """How many pixels are allowed that may take no bits."""
     return per_byte * max(SMALL_FILE_BYTES, file_bytes)
 

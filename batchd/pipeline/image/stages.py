@@ -7,7 +7,7 @@ The last thing that happens to the pixels writes into the row that was given; wh
 it writes into memory that is used again for the next sample.
 
 Geometry behind a step on pixels is a stage of its own, so that every step sees what those in front
-of it made; ``goes_on`` says where one ends.
+of it made; ``can_join`` says where one ends.
 
 Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i +
 1/2``, edges repeat, the result is rounded to 8 bits, from a value within 0.03 of the reference; see
@@ -54,7 +54,7 @@ _GRAY_DIMENSIONS = 2
 Levels: TypeAlias = npt.NDArray[np.float64]
 
 
-def goes_on(step: ImageStep, following: ImageStep) -> bool:
+def can_join(step: ImageStep, following: ImageStep) -> bool:
     """Can the stage that does ``step`` do the ``following`` one as well?"""
     return step.field == following.field and _part(step) <= _part(following)
 
