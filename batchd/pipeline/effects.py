@@ -1,4 +1,6 @@
-"""What a step makes of the columns of a sample, on paper. Daemon, workers and ``batchd check``; standard library only.
+"""The effect of a step on the columns of a sample, on paper.
+
+Daemon, workers and ``batchd check``; standard library only.
 
 Each family of steps has a module of effects, which the daemon uses too, and a module of stages,
 which only workers load.
@@ -18,8 +20,8 @@ from batchd_wire.fields import Field, sizes_field
 Columns: TypeAlias = Mapping[str, Column]
 """By name, in the order in which they become fields."""
 INDEX, VALID = "index", "valid"
-"""The fields that every batch has, and every batch of a stream that masks: the sample's number in its source, and whether the
-sample is what it should be."""
+"""The fields that every batch has, and every batch of a stream that masks: the sample's number in
+its source, and whether the sample is what it should be."""
 RESERVED = frozenset({INDEX, VALID})
 IMAGE_DIMENSIONS = 3
 
@@ -37,7 +39,10 @@ class StepInvalid(ValueError):  # noqa: N818  names what is wrong
 
 
 class NoSuchField(StepInvalid):
-    """A step names fields that a sample does not have by then. ``reason`` is the text without advice."""
+    """A step names fields that the sample does not have at this step.
+
+    ``reason`` is the text without advice.
+    """
 
     def __init__(self, reason: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
         meant = [repr(found) for name in names if (found := nearest(name, columns)) is not None]
@@ -64,7 +69,10 @@ def first_step_on(column: Column) -> str:
 
 
 def column_of(step: Any, columns: Columns) -> Column:
-    """The column that a step is done to. Raises ``NoSuchField`` where the sample has none of this name."""
+    """The column that a step is done to.
+
+    Raises ``NoSuchField`` where the sample has none of this name.
+    """
     column = columns.get(step.field)
     if column is None:
         raise NoSuchField(f'"{step.op}" is done to {step.field!r}', ("field",), [step.field], columns)
@@ -72,7 +80,10 @@ def column_of(step: Any, columns: Columns) -> Column:
 
 
 def replaced(op: str, columns: Columns, field: str, *made: Column) -> Columns:
-    """The columns with others in the place of ``field``. Raises ``StepInvalid`` where one would have a name that is taken."""
+    """The columns with others in the place of ``field``.
+
+    Raises ``StepInvalid`` where one would have a name that is taken.
+    """
     others = {name: column for name, column in columns.items() if name != field}
     for column in made:
         if column.name in others or column.name in RESERVED:

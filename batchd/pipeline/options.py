@@ -45,7 +45,10 @@ class StepOptions:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that the step reads: every option that is a path. What is in them decides bytes, where they lie does not."""
+        """The files that the step reads: every option that is a path.
+
+        What is in them decides bytes, where they lie does not.
+        """
         values = [getattr(self, option.name) for option in fields(self)]
         return tuple(value for value in values if isinstance(value, Path))
 

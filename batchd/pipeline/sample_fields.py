@@ -1,4 +1,6 @@
-"""Which fields a batch has, and what is wrong with a list of steps. Daemon, workers and ``batchd check``.
+"""The fields of a batch, and the problems of a list of steps.
+
+Daemon, workers and ``batchd check``.
 
 Decides from the configuration alone, before any sample is seen; imports neither cv2 nor simplejpeg.
 
@@ -41,7 +43,7 @@ import_families("effects")
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
-    """Name the arrays of one sample: what the steps make of the source's columns, ``index``, and ``valid`` for "mask".
+    """Name the arrays of one sample: those of the steps, ``index``, and ``valid`` for "mask".
 
     For steps without problems only.
     """
@@ -62,7 +64,7 @@ def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> Co
 
 
 def reserved_names(columns: Sequence[Column]) -> list[str]:
-    """What is wrong with the names of a source's columns."""
+    """Report the columns of a source that have reserved names."""
     return [
         f"the source has a field {column.name!r}, which is what every batch calls something else; give it another name"
         for column in columns
@@ -72,31 +74,34 @@ def reserved_names(columns: Sequence[Column]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepProblem:
-    """What is wrong with a pipeline, for people. ``key``: of the step, by its number, and of its option; empty for the whole."""
+    """One problem of a pipeline, for users.
+
+    ``key``: of the step, by its number, and of its option; empty for the whole.
+    """
 
     text: str
     key: KeyPath = ()
 
 
 class StepCheck:
-    """Goes through the steps of one pipeline, with the columns as they are by then.
+    """Checks the steps of one pipeline in order, with the columns at each step.
 
-    Where the ``columns`` are not known, it is the files of the steps alone. Nothing is told that
-    only follows from what was told before. Reads files, so it is for the start, once.
+    If the ``columns`` are unknown, only the files of the steps are checked. A problem that only
+    follows from an earlier one is not reported. Reads files, so run it once, at the start.
     """
 
     def __init__(self, columns: Sequence[Column] | None) -> None:
         self._problems: list[StepProblem] = []
         self._columns: Columns = {column.name: column for column in columns or ()}
         self._is_unknown = columns is None
-        """Can nobody say any more what a sample consists of?"""
+        """Whether the columns of a sample are unknown by now."""
         self._wrong: set[str] = set()
-        """Fields about which a mistake was told: it would be told once more for every step behind it."""
+        """Fields with a reported problem: each later step on them would report it again."""
         self._removed_by: dict[str, str] = {}
-        """The step that took away each field that is no more."""
+        """The step that removed each removed field."""
 
     def check_step(self, place: int, step: StepOptions) -> None:
-        """The next step."""
+        """Check the next step, ``pipeline[place]``."""
         files = check_files(step)
         self._problems += [StepProblem(text, (place, *key)) for key, text in files]
         if files or self._is_wrong(step.touches):
@@ -113,7 +118,7 @@ class StepCheck:
         self._removed_by |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
 
     def skip_step(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
-        """The next step, whose options were told of already; what may be left to tell is that there is no such field."""
+        """Check only the field of the next step, whose options have errors already."""
         if field is not None and not self._is_wrong(frozenset({field})) and field not in self._columns:
             self._report(place, NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
         self._mark_wrong(touches)
@@ -122,7 +127,7 @@ class StepCheck:
             self._mark_wrong(frozenset() if meant is None else frozenset({meant}))
 
     def finish(self) -> list[StepProblem]:
-        """All that is wrong, behind the last step: what is left has to be fields of a batch."""
+        """Return all problems, after the last step: the remaining columns must fit a batch."""
         if self._is_unknown:
             return self._problems
         count = len(self._columns)
@@ -152,14 +157,14 @@ class StepCheck:
         self._problems.append(StepProblem(text, (place, *problem.key)))
 
     def _alternatives(self, step: StepOptions, problem: NoSuchField) -> list[str]:
-        """The few fields that a step can be done to, where it names none that is there, or near to one that is."""
+        """Return the few fields that accept a step whose ``field`` is not similar to any."""
         if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
             return []
         others = [name for name in self._columns if self._accepts(step, name)]
         return others if len(others) <= OTHERS_MAX else []
 
     def _likely_fields(self, step: StepOptions, problem: NoSuchField) -> frozenset[str]:
-        """The fields that may have been meant by names that nobody has: a later step on these tells nothing new."""
+        """Return the fields that unknown names may mean: do not report later steps on these."""
         near = {nearest(name, self._columns) for name in problem.names}
         if None not in near:
             return frozenset(filter(None, near))
@@ -185,7 +190,10 @@ class StepCheck:
 
 
 def _after(step: StepOptions, columns: Columns) -> Columns:
-    """The columns after a step. Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches."""
+    """The columns after a step.
+
+    Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches.
+    """
     for column in columns.values():
         if column.varying is None:
             continue

@@ -1,4 +1,7 @@
-"""What a step that calls somebody's function makes of the columns: what it declares. Daemon, workers and ``batchd check``."""
+"""The effect of a step that calls a user's function: what it declares.
+
+Daemon, workers and ``batchd check``.
+"""
 
 from dataclasses import replace
 
@@ -20,7 +23,10 @@ def _call(step: Call, columns: Columns) -> Columns:
 
 
 def _declared(step: Call, declared: Column, there: Column | None) -> Column:
-    """An output; one that is there already stays what its type does not say: its channels in front, its mask that follows it."""
+    """Return the column of an output.
+
+    A column that exists keeps what the declared type does not say: channels first, followers.
+    """
     if there is None:
         return replace(declared, made_by=step.op)
     if there.followers and there.is_fixed and declared.is_fixed and there.shape[:2] != declared.shape[:2]:

@@ -1,4 +1,7 @@
-"""The steps that decide which fields there are and what they are called, as plain data. Daemon, workers and CLI."""
+"""The steps that drop and rename fields, as plain data.
+
+Daemon, workers and CLI.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,6 @@
-"""What follows an image: a mask, boxes and points, done to step by step as the image was on paper. Worker process.
+"""The followers of an image: mask, boxes and points, moved step by step as the image is.
+
+Worker process.
 
     source                            here
     a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``moves.follow_trail``
@@ -9,8 +11,8 @@ Coordinates are those of the upright image in pixels, x to the right and y down;
 reaches from 0 to 1. So its centre is at 1/2, and an image of width w that is flipped moves x to w -
 x. Computed in float64, rounded to float32 behind each stage.
 
-A box is cut off at the image's edge after each step, so that what a crop took away does not come
-back in what is padded. A box that is rotated by an angle becomes the smallest upright one around
+A box is cut off at the image's edge after each step, so that a later padding does not bring
+back what a crop removed. A box that is rotated by an angle becomes the smallest upright one around
 it. A box without area, from the start or because nothing of it is left, becomes four zeros, in its
 place.
 
@@ -48,7 +50,7 @@ _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
 
 
 class CoordinateMap(NamedTuple):
-    """Where one step puts what was at (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
+    """Where one step moves (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
 
     across: tuple[float, float, float]
     down: tuple[float, float, float]
@@ -63,7 +65,10 @@ class CoordinateMap(NamedTuple):
 
 
 class Followers:
-    """All that follows one image, as its column names it. ``writes``: the fields of which what is made here is the batch's."""
+    """The followers of one image, as its column names them.
+
+    ``writes``: the fields that go into the row as they are made here.
+    """
 
     def __init__(
         self,
@@ -83,7 +88,9 @@ class Followers:
     def run(
         self, values: dict[str, Value], row: Mapping[str, Image], size: tuple[int, int], geometry: Geometry
     ) -> None:
-        """Do to the followers what was done to the image, of which ``size`` is the height and width that it had, upright.
+        """Do to the followers what was done to the image.
+
+        ``size``: height and width of the upright image before its steps, in pixels.
 
         Raises ``SampleUndecodable`` where the mask is none, or has another size, and where a
         coordinate is no number.
@@ -103,7 +110,7 @@ class Followers:
                 values[self._points] = moved_points(_numbers(values, self._points), maps)
 
     def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
-        """The mask as it comes, [height, width, 1]."""
+        """Return the mask of the source, uint8 [height, width, 1]."""
         if self._mask_is_encoded:
             assert isinstance(value, memoryview)
             try:
@@ -129,7 +136,7 @@ def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int
 
 
 def moved_points(points: npt.NDArray[np.float32], maps: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
-    """Points [n, 2] after all steps."""
+    """Move points, float32 [n, 2], through all steps."""
     moved = points.astype(np.float64)
     for step in maps:
         moved = step.moved(moved)
@@ -139,7 +146,10 @@ def moved_points(points: npt.NDArray[np.float32], maps: Sequence[CoordinateMap])
 def moved_boxes(
     boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
-    """Boxes [n, 4] after all steps, for an image of ``size``; those of which nothing is left are zeros."""
+    """Move boxes, float32 [n, 4], through all steps, for an image of ``size``.
+
+    A box without any area left becomes zeros.
+    """
     moved, is_left = _cut_off(boxes.astype(np.float64), *size)
     for step in maps:
         corners = step.moved(moved[:, _CORNERS])
@@ -207,7 +217,10 @@ _BITS_MAX = 8
 
 
 def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
-    """Decode the mask of an image of ``size``, height and width. Gives uint8 [height, width, 1]. Raises ``SampleUndecodable``."""
+    """Decode the mask of an image of ``size``, height and width. Gives uint8 [height, width, 1].
+
+    Raises ``SampleUndecodable``.
+    """
     header = probe_image(data)
     if header.format not in ("PNG", "APNG"):
         raise SampleUndecodable(f"a {header.format} file; a mask is a PNG, which keeps its numbers as they are")
@@ -232,7 +245,7 @@ def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
 
 
 def _plain(data: memoryview, colors: int) -> bytes:
-    """The file without all that is not pixels; an index into its palette becomes a level of grey."""
+    """Return the file with its pixels only; a palette index becomes a level of grey."""
     kept = bytearray(data[:SIGNATURE_BYTES])
     for chunk in png_chunks(data):
         if chunk.kind in _KEPT:

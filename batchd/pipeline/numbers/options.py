@@ -44,7 +44,7 @@ class NumberStep(StepOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneHot(NumberStep):
-    """Turn a class number into a row of zeros with a one in its place; whole numbers of shape s become s + [classes].
+    """Turn a class number into zeros with a one in its place: shape s becomes s + [classes].
 
     A number outside 0 to classes - 1 is a bad sample.
     """
@@ -61,7 +61,7 @@ class OneHot(NumberStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast(NumberStep):
-    """Change the type of numbers, and nothing else: a number that the type cannot hold is a bad sample.
+    """Change the type of numbers only: a number that the type cannot hold is a bad sample.
 
     Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad.
     Floating point: a whole number has to be held exactly; other numbers are rounded to the nearest,
@@ -82,7 +82,10 @@ class Cast(NumberStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip(NumberStep):
-    """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``. NaN stays NaN."""
+    """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``.
+
+    NaN stays NaN.
+    """
 
     op: Literal["clip"] = "clip"
     """The step's name."""
