@@ -9,10 +9,10 @@ which only workers load.
 import json
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from batchd.errors import KeyPath
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep, StepOptions
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
 from batchd_wire.fields import Field, sizes_field
@@ -68,7 +68,7 @@ def first_step_on(column: Column) -> str:
     return f'the first step on it must be {{ op = "decode", field = {json.dumps(column.name)} }}'
 
 
-def column_of(step: Any, columns: Columns) -> Column:
+def column_of(step: FieldStep, columns: Columns) -> Column:
     """The column that a step is done to.
 
     Raises ``NoSuchField`` where the sample has none of this name.

@@ -44,8 +44,3 @@ class Call(StepOptions):
     def is_random(self) -> bool:
         """A function may be random, unless the user promises that it is not."""
         return self.random
-
-    @property
-    def touches(self) -> None:
-        """The function sees all fields."""
-        return

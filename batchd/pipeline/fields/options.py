@@ -6,7 +6,7 @@ Daemon, workers and CLI.
 from dataclasses import dataclass
 from typing import Literal
 
-from batchd.pipeline.options import StepOptions, check_names
+from batchd.pipeline.options import FieldStep, StepOptions, check_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Drop(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rename(StepOptions):
+class Rename(FieldStep):
     """Rename a field. It keeps its place among the others."""
 
     op: Literal["rename"] = "rename"

@@ -10,17 +10,14 @@ outside of the image: one number for all channels, or one for each, in their ord
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, Interpolation, Side, Size, StepOptions
+from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, FieldStep, Interpolation, Side, Size
 from batchd.samples.checks import Range
 
 
-class ImageStep(StepOptions):
+class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
     __slots__ = ()
-
-    field: str
-    """Which field of the sample it is done to."""
 
 
 class CropStep(ImageStep):

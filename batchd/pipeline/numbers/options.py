@@ -7,7 +7,7 @@ becomes which. A number that cannot become what it should is a bad sample, never
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
 
 CLASSES_MAX = 1 << 24
@@ -33,13 +33,10 @@ Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
 Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
 
 
-class NumberStep(StepOptions):
+class NumberStep(FieldStep):
     """Base of the steps on labels and numbers."""
 
     __slots__ = ()
-
-    field: str
-    """Which field of the sample it is done to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

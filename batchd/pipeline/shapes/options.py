@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
 from batchd.samples.columns import LENGTH_MAX
 from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_field
@@ -18,7 +18,7 @@ MaxShape: TypeAlias = tuple[Annotated[int, Range(1, SIZE_MAX)], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadBatch(StepOptions):
+class PadBatch(FieldStep):
     """Give samples of different shapes room for the largest; ``fill`` is after a smaller sample.
 
     Trainers get the batch cut to its largest sample, and how large each is in a field FIELD_length,
@@ -50,7 +50,7 @@ class PadBatch(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged(StepOptions):
+class Ragged(FieldStep):
     """Give samples of different shapes room for the largest, with contiguous values.
 
     Trainers get a list of arrays, each in its own shape, or all values with the row offsets, and

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from batchd.pipeline.options import StepOptions, check_names
+from batchd.pipeline.options import FieldStep, check_names
 from batchd.samples.checks import Range
 from batchd.storage.location import check_path
 
@@ -20,13 +20,10 @@ TEXT_BYTES_MAX = 1 << 26
 TOKEN_MAX = (1 << 31) - 1
 
 
-class TextStep(StepOptions):
+class TextStep(FieldStep):
     """Base of the steps on text."""
 
     __slots__ = ()
-
-    field: str
-    """Which field of the sample it is done to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
