@@ -9,7 +9,7 @@ tests hold them to it.
 cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
 
 Before that, a file is held to what its bytes can hold and to what decoding may take of memory
-(``check_limits``, ``capacity``).
+(``check_limits``, ``probe``).
 
 Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills
 with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. cv2 does not

@@ -3,7 +3,7 @@
 Worker process.
 
     source                            here
-    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``moves.follow_trail``
+    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``warps.follow_trail``
     float32 [n, 4]                  -> boxes   left, top, right, bottom
     float32 [n, 2]                  -> points  x, y
 

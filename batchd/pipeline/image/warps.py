@@ -1,9 +1,9 @@
 """The moves and the turn of a plan, done to pixels. Worker process.
 
     cut      a view, nothing is copied
-    scale    see ``image_stage`` for the conventions of each interpolation
+    scale    see ``image.stages`` for the conventions of each interpolation
     pad      copies the image into its frame
-    warp     see ``warp``; within 1 of the same in float64
+    warp     see ``resample.warp``; within 1 of the same in float64
     turn     transposed first, then flipped
 
 Everything but a cut writes into memory that it is given or that is used again for the next sample.
