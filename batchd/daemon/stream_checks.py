@@ -16,7 +16,7 @@ from batchd.config.draft import StreamDraft
 from batchd.config.functions import code_problems
 from batchd.config.schema import meaning_of
 from batchd.errors import KeyPath, Problem, SourceInvalid, path_text
-from batchd.pipeline.sample_fields import StepCheck, taken_names
+from batchd.pipeline.sample_fields import StepCheck, reserved_names
 from batchd.samples.columns import Column
 from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
@@ -51,16 +51,16 @@ def look_at_stream(
         columns = None
     if columns is not None:
         columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
-    wrong_names = taken_names(columns or ())
+    wrong_names = reserved_names(columns or ())
     found += [(("source",), text) for text in wrong_names]
     if python_path is not None:
         found += code_problems(draft.sources, draft.steps, python_path)
     check = StepCheck(columns)
     for place in range(len(draft.steps) + len(draft.gaps)):
         if place in draft.steps:
-            check.look_at(place, draft.steps[place])
+            check.check_step(place, draft.steps[place])
         else:
-            check.look_past(place, *draft.gaps[place])
+            check.skip_step(place, *draft.gaps[place])
     wrong_steps = check.finish()
     found += [(("pipeline", *one.key), one.text) for one in wrong_steps]
     data = {"streams": {name: draft.data}}

@@ -1,13 +1,16 @@
-"""What follows from the steps of a stream: where its cache cuts them, and how long a record may be. Daemon and CLI; no decoder.
+"""What follows from the steps of a stream: where a cache cuts them, the longest record.
 
-    decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  normalize
-    once for each sample: what the cache keeps                 |  in each epoch: from pixels in the cache, or just made
+Daemon and CLI; no decoder.
 
-Kept is what the steps in front of the first random one make, less those that make numbers of pixels
-or call somebody's functions: pixels are bytes, and a function may be as random as it likes.
+    decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  to
+    once for each sample: what the cache keeps                 |  in each epoch
 
-Invariant: the first part gives the same values for a sample in every epoch, so nobody can tell
-where they came from.
+A cache of decoded samples keeps what the steps before the first random one make. Steps that are not
+``is_cacheable`` are after the cut, too: those that make numbers of pixels (pixels are bytes), and
+calls of users' functions, which may be random.
+
+Invariant: the steps before the cut give the same values for a sample in every epoch, so the cache
+cannot change a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +42,10 @@ class PipelinePlan:
 
 
 def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
-    """Plan the steps of a stream with this kind of cache, whose images have a ``short_side`` in pixels, or their own size."""
+    """Plan the steps of a stream with this kind of ``cache``.
+
+    ``short_side``: length in pixels of the shorter side of cached images; None keeps their size.
+    """
     steps = steps_of(pipeline, short_side)
     return PipelinePlan(
         steps,
@@ -51,7 +57,7 @@ def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_s
 
 
 def steps_of(steps: tuple[StepOptions, ...], short_side: int | None) -> tuple[StepOptions, ...]:
-    """The steps that samples go through: a stream's pipeline, and the resize that its ``cache_short_side`` puts into it."""
+    """Return a stream's pipeline, with the resize that its ``cache_short_side`` inserts."""
     decode = next((step for step in steps if isinstance(step, Decode)), None)
     if short_side is None or decode is None:
         return steps
@@ -62,7 +68,7 @@ def steps_of(steps: tuple[StepOptions, ...], short_side: int | None) -> tuple[St
 
 
 def cut_of(steps: Sequence[StepOptions]) -> int:
-    """How many steps stand in front of the cut."""
+    """Count the steps before the cut."""
     return len(list(takewhile(_is_in_front, steps)))
 
 
@@ -82,7 +88,10 @@ def cut_problem(steps: Sequence[StepOptions]) -> str | None:
 
 
 def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
-    """The fields whose files nobody sees but a ``decode`` with a crop behind it, each with the bytes that a file may have."""
+    """Return the fields whose files only a ``decode`` with a crop after it reads.
+
+    Each has the largest size of its files, in bytes.
+    """
     found = {}
     for place, step in enumerate(steps):
         if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place]):

@@ -1,4 +1,6 @@
-"""What a step makes of the columns of a sample, on paper. Daemon, workers and ``batchd check``; standard library only.
+"""The effect of a step on the columns of a sample, on paper.
+
+Daemon, workers and ``batchd check``; standard library only.
 
 Each family of steps has a module of effects, which the daemon uses too, and a module of stages,
 which only workers load.
@@ -7,10 +9,10 @@ which only workers load.
 import json
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from batchd.errors import KeyPath
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep, StepOptions
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
 from batchd_wire.fields import Field, sizes_field
@@ -18,9 +20,9 @@ from batchd_wire.fields import Field, sizes_field
 Columns: TypeAlias = Mapping[str, Column]
 """By name, in the order in which they become fields."""
 INDEX, VALID = "index", "valid"
-"""The fields that every batch has, and every batch of a stream that masks: the sample's number in its source, and whether the
-sample is what it should be."""
-TAKEN = frozenset({INDEX, VALID})
+"""The fields that every batch has, and every batch of a stream that masks: the sample's number in
+its source, and whether the sample is what it should be."""
+RESERVED = frozenset({INDEX, VALID})
 IMAGE_DIMENSIONS = 3
 
 
@@ -37,14 +39,17 @@ class StepInvalid(ValueError):  # noqa: N818  names what is wrong
 
 
 class NoSuchField(StepInvalid):
-    """A step names fields that a sample does not have by then. ``said`` is the text without advice."""
+    """A step names fields that the sample does not have at this step.
 
-    def __init__(self, said: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
+    ``reason`` is the text without advice.
+    """
+
+    def __init__(self, reason: str, key: KeyPath, names: Sequence[str], columns: Columns) -> None:
         meant = [repr(found) for name in names if (found := nearest(name, columns)) is not None]
         advice = f"; did you mean {' and '.join(meant)}?" if meant else ""
-        self.said = f"{said}, and a sample has {', '.join(map(repr, columns))}"
+        self.reason = f"{reason}, and a sample has {', '.join(map(repr, columns))}"
         self.names = tuple(names)
-        super().__init__(self.said + advice, key)
+        super().__init__(self.reason + advice, key)
 
 
 @singledispatch
@@ -63,8 +68,11 @@ def first_step_on(column: Column) -> str:
     return f'the first step on it must be {{ op = "decode", field = {json.dumps(column.name)} }}'
 
 
-def column_of(step: Any, columns: Columns) -> Column:
-    """The column that a step is done to. Raises ``NoSuchField`` where the sample has none of this name."""
+def column_of(step: FieldStep, columns: Columns) -> Column:
+    """The column that a step is done to.
+
+    Raises ``NoSuchField`` where the sample has none of this name.
+    """
     column = columns.get(step.field)
     if column is None:
         raise NoSuchField(f'"{step.op}" is done to {step.field!r}', ("field",), [step.field], columns)
@@ -72,11 +80,14 @@ def column_of(step: Any, columns: Columns) -> Column:
 
 
 def replaced(op: str, columns: Columns, field: str, *made: Column) -> Columns:
-    """The columns with others in the place of ``field``. Raises ``StepInvalid`` where one would have a name that is taken."""
+    """The columns with others in the place of ``field``.
+
+    Raises ``StepInvalid`` where one would have a name that is taken.
+    """
     others = {name: column for name, column in columns.items() if name != field}
     for column in made:
-        if column.name in others or column.name in TAKEN:
-            whose = "every batch has of itself" if column.name in TAKEN else "the sample has already"
+        if column.name in others or column.name in RESERVED:
+            whose = "every batch has of itself" if column.name in RESERVED else "the sample has already"
             raise StepInvalid(f'"{op}" would make a field {column.name!r}, which {whose}; give it another name')
     after: dict[str, Column] = {}
     for name, column in columns.items():

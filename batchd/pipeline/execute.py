@@ -1,11 +1,13 @@
-"""The steps of one stream in a worker: from the values of a source straight into one row of a batch. Worker process.
+"""The steps of one stream: from the values of a source straight into one row of a batch.
+
+Worker process.
 
     values  --stage-->  values  --stage-->  values  --store-->  row
                                     the last stage of an image writes into the row itself
 
 Steps on the same image that follow each other are one stage, which decodes no more than they need
-and writes pixels once, or several where geometry comes behind a step on pixels: each step sees what
-those in front of it made.
+and writes pixels once, or several where geometry is after a step on pixels: each step sees what
+the steps before it made.
 
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's
 values) and the versions of what decodes them.
@@ -18,7 +20,7 @@ import numpy as np
 
 from batchd.pipeline.effects import Columns, effect
 from batchd.pipeline.image.options import ImageStep
-from batchd.pipeline.image.stages import ImagePlan, ImageStage, goes_on
+from batchd.pipeline.image.stages import ImagePlan, ImageStage, can_join
 from batchd.pipeline.image.vision import Image
 from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
@@ -33,7 +35,10 @@ import_families("stages")
 
 
 class Pipeline:
-    """The steps of one stream, ready to run on one sample after the other. Not for several threads at once."""
+    """The steps of one stream, ready to run on one sample after the other.
+
+    Not for several threads at once.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Pipeline:
         has_rows: bool = True,
         laps: Laps | None = None,
     ) -> None:
-        """``laps`` measures each step; whoever runs the pipeline has started it."""
+        """``laps`` measures each step; the caller of ``run`` starts it."""
         self.columns = columns_after(columns, steps)
         """What a sample consists of afterwards, by name."""
         self._scalars = {name: _scalar_of(column) for name, column in self.columns.items()}
@@ -73,7 +78,10 @@ class Pipeline:
     def make(
         self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row = MappingProxyType({})
     ) -> dict[str, Value]:
-        """The values of ``sample`` after all steps, of whatever shape. A pipeline without rows needs no ``row``."""
+        """The values of ``sample`` after all steps, of whatever shape.
+
+        A pipeline without rows needs no ``row``.
+        """
         made = dict(values)
         self._random.start(epoch, sample, attempt)
         for stage, part in self._stages:
@@ -82,19 +90,18 @@ class Pipeline:
         return made
 
     def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
-        """Plan what the first stage on an image would do to ``sample``; None where there is none that decodes.
+        """Plan what the first stage on an image would do to ``sample``; None if none decodes.
 
-        In front of it there is no step that calls people's functions. Raises ``SampleUndecodable``.
+        No step before it calls a user's function. Raises ``SampleUndecodable``.
         """
         self._random.start(epoch, sample, 0)
         stages = (stage for stage, _ in self._stages if isinstance(stage, ImageStage))
         return next((stage.plan(values, self._random) for stage in stages), None)
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
-        """Write what is known of a bad sample into ``row``, where no step changes it, and zeros everywhere else.
+        """Write the fields of a bad sample that no step changes into ``row``, and zeros elsewhere.
 
-        In a padded field, whose size is zero then, that is what stands behind every sample: its
-        filling.
+        A padded field gets its filling, as after every sample; its size is zero then.
         """
         for name, column in self.columns.items():
             row[name][...] = column.fill
@@ -123,11 +130,11 @@ def _stages(
 
 
 def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
-    """The steps that run together: those on the same image that follow each other, as far as one stage keeps their order."""
+    """Group the steps that run together: successive ones on the same image, in one stage each."""
     runs: list[list[StepOptions]] = []
     for step in steps:
         last = runs[-1][-1] if runs else None
-        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and goes_on(last, step):
+        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and can_join(last, step):
             runs[-1].append(step)
         else:
             runs.append([step])
@@ -135,7 +142,10 @@ def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
 
 
 def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
-    """The fields that the stage of an image may write into the row, as no step of the ``rest`` changes them any more."""
+    """Return the fields that an image's stage may write into the row.
+
+    No step of the ``rest`` changes them.
+    """
     names = {image.name, *(name for role, name in image.followers if role == "mask" and name in after)}
     touched_later = [names if image.name in (step.touches or names) else step.touches or names for step in rest]
     return frozenset(
@@ -149,5 +159,8 @@ def _scalar_of(column: Column) -> type | None:
 
 
 def _store(column: Column, value: Value, out: Image) -> None:
-    """Write a value that no stage has written. Raises ``SampleUndecodable`` where it is not what its column says."""
+    """Write a value that no stage has written.
+
+    Raises ``SampleUndecodable`` where it is not what its column says.
+    """
     out[...] = array_of(column, value)

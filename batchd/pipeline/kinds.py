@@ -1,4 +1,6 @@
-"""Every kind of step, and steps as messages carry them. Daemon, workers and CLI; standard library only.
+"""Every kind of step, and steps as messages carry them.
+
+Daemon, workers and CLI; standard library only.
 
 Invariant: ``step_from_plain(step_to_plain(step)) == step``, and the plain form is what msgpack and
 JSON can carry.
@@ -21,7 +23,7 @@ STEP_KINDS = kinds_in("batchd.pipeline", StepOptions, "op", first="image")
 
 
 def import_families(module: str) -> None:
-    """Import the ``module`` of each family ("effects" or "stages"), which registers its steps there."""
+    """Import the ``module`` of each family ("effects" or "stages"), which registers its steps."""
     for family in dict.fromkeys(kind.__module__.rpartition(".")[0] for kind in STEP_KINDS.values()):
         import_module(f"{family}.{module}")
 
@@ -32,7 +34,10 @@ def step_to_plain(step: StepOptions) -> dict[str, object]:
 
 
 def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
-    """Read what ``step_to_plain`` wrote: every option, nothing else. Raises ``ValueError`` naming what is wrong."""
+    """Read what ``step_to_plain`` wrote: every option, nothing else.
+
+    Raises ``ValueError`` naming what is wrong.
+    """
     kind = STEP_KINDS.get(str(plain.get("op")))
     if kind is None:
         raise ValueError(f"the step {plain.get('op')!r} is not one of {', '.join(STEP_KINDS)}")

@@ -39,11 +39,27 @@ class StepOptions:
     @property
     def touches(self) -> frozenset[str] | None:
         """The fields of a sample that the step reads or makes; None for all of them."""
-        field: str = getattr(self, "field")  # noqa: B009  most steps have one
-        return frozenset({field})
+        return None
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that the step reads: every option that is a path. What is in them decides bytes, where they lie does not."""
+        """The files that the step reads: every option that is a path.
+
+        What is in them decides bytes, where they lie does not.
+        """
         values = [getattr(self, option.name) for option in fields(self)]
         return tuple(value for value in values if isinstance(value, Path))
+
+
+class FieldStep(StepOptions):
+    """Base of the steps on one field."""
+
+    __slots__ = ()
+
+    field: str
+    """Which field of the sample it is done to."""
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The field, and those that the step makes."""
+        return frozenset({self.field})

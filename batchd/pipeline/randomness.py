@@ -1,8 +1,10 @@
-"""The random numbers of one sample: a pure function of (seed, epoch, sample, attempt). Worker process; needs numpy.
+"""The random numbers of one sample: a pure function of (seed, epoch, sample, attempt).
 
-One Philox generator is moved, not made anew, for every sample. Philox computes block ``i`` of its
-stream from a key and a counter, so the place of a sample in the stream is written straight into the
-counter:
+Worker process; needs numpy.
+
+One Philox generator is moved for every sample, not created again. Philox computes block ``i`` of
+its stream from a key and a counter, so the place of a sample in the stream is written straight into
+the counter:
 
     key      ( seed,  SALT )
     counter  ( 0,     attempt,  epoch,  sample )
@@ -15,7 +17,8 @@ samples, epochs, attempts or seeds never share a block.
 import numpy as np
 
 SALT = 0x6261746368640001
-"""Sets the stream of augmentations apart from every other use of the same seed: "batchd" and a version."""
+"""Sets the stream of augmentations apart from every other use of the same seed: "batchd" and a
+version."""
 NUMBER_MAX = (1 << 63) - 1
 
 
@@ -34,12 +37,16 @@ class SampleRandom:
         self.generator = np.random.Generator(self._bits)
         """For steps that need more than uniform numbers."""
         self.random = self.generator.random
-        """Draw one number from [0, 1); bound once, as steps call it several times for each sample."""
+        """Draw one number from [0, 1); bound once, as steps call it several times for each
+        sample."""
         self.sample = 0
         """The sample whose numbers are drawn."""
 
     def start(self, epoch: int, sample: int, attempt: int) -> None:
-        """Go to the numbers of ``sample`` in ``epoch``; ``attempt`` counts substitutions, 0 for the sample itself. About 1 µs."""
+        """Go to the numbers of ``sample`` in ``epoch``. About 1 µs.
+
+        ``attempt`` counts substitutions; 0 is the sample itself.
+        """
         self.sample = sample
         counter = self._counter
         counter[1] = attempt

@@ -1,4 +1,6 @@
-"""Which fields a batch has, and what is wrong with a list of steps. Daemon, workers and ``batchd check``.
+"""The fields of a batch, and the problems of a list of steps.
+
+Daemon, workers and ``batchd check``.
 
 Decides from the configuration alone, before any sample is seen; imports neither cv2 nor simplejpeg.
 
@@ -15,7 +17,7 @@ from batchd.errors import KeyPath
 from batchd.pipeline.effects import (
     IMAGE_DIMENSIONS,
     INDEX,
-    TAKEN,
+    RESERVED,
     VALID,
     Columns,
     NoSuchField,
@@ -41,7 +43,7 @@ import_families("effects")
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
-    """Name the arrays of one sample: what the steps make of the source's columns, ``index``, and ``valid`` for "mask".
+    """Name the arrays of one sample: those of the steps, ``index``, and ``valid`` for "mask".
 
     For steps without problems only.
     """
@@ -61,72 +63,75 @@ def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> Co
     return made
 
 
-def taken_names(columns: Sequence[Column]) -> list[str]:
-    """What is wrong with the names of a source's columns."""
+def reserved_names(columns: Sequence[Column]) -> list[str]:
+    """Report the columns of a source that have reserved names."""
     return [
         f"the source has a field {column.name!r}, which is what every batch calls something else; give it another name"
         for column in columns
-        if column.name in TAKEN
+        if column.name in RESERVED
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class StepProblem:
-    """What is wrong with a pipeline, for people. ``key``: of the step, by its number, and of its option; empty for the whole."""
+    """One problem of a pipeline, for users.
+
+    ``key``: of the step, by its number, and of its option; empty for the whole.
+    """
 
     text: str
     key: KeyPath = ()
 
 
 class StepCheck:
-    """Goes through the steps of one pipeline, with the columns as they are by then.
+    """Checks the steps of one pipeline in order, with the columns at each step.
 
-    Where the ``columns`` are not known, it is the files of the steps alone. Nothing is told that
-    only follows from what was told before. Reads files, so it is for the start, once.
+    If the ``columns`` are unknown, only the files of the steps are checked. A problem that only
+    follows from an earlier one is not reported. Reads files, so run it once, at the start.
     """
 
     def __init__(self, columns: Sequence[Column] | None) -> None:
         self._problems: list[StepProblem] = []
         self._columns: Columns = {column.name: column for column in columns or ()}
-        self._is_lost = columns is None
-        """Can nobody say any more what a sample consists of?"""
-        self._spoilt: set[str] = set()
-        """Fields about which a mistake was told: it would be told once more for every step behind it."""
-        self._gone: dict[str, str] = {}
-        """The step that took away each field that is no more."""
+        self._is_unknown = columns is None
+        """Whether the columns of a sample are unknown by now."""
+        self._wrong: set[str] = set()
+        """Fields with a reported problem: each later step on them would report it again."""
+        self._removed_by: dict[str, str] = {}
+        """The step that removed each removed field."""
 
-    def look_at(self, place: int, step: StepOptions) -> None:
-        """The next step."""
+    def check_step(self, place: int, step: StepOptions) -> None:
+        """Check the next step, ``pipeline[place]``."""
         files = check_files(step)
         self._problems += [StepProblem(text, (place, *key)) for key, text in files]
-        if files or self._is_spoilt(step.touches):
-            self._spoil(step.touches)
+        if files or self._is_wrong(step.touches):
+            self._mark_wrong(step.touches)
             return
         before = self._columns
         try:
             self._columns = _after(step, before)
         except StepInvalid as problem:
-            self._tell(place, problem, step)
-            self._spoil(step.touches)
+            self._report(place, problem, step)
+            self._mark_wrong(step.touches)
             if isinstance(problem, NoSuchField):
-                self._spoil(self._meant(step, problem))
-        self._gone |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
+                self._mark_wrong(self._likely_fields(step, problem))
+        self._removed_by |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
 
-    def look_past(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
-        """The next step, whose options were told of already; what may be left to tell is that there is no such field."""
-        if field is not None and not self._is_spoilt(frozenset({field})) and field not in self._columns:
-            self._tell(place, NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
-        self._spoil(touches)
+    def skip_step(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
+        """Check only the field of the next step, whose options have errors already."""
+        if field is not None and not self._is_wrong(frozenset({field})) and field not in self._columns:
+            self._report(place, NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
+        self._mark_wrong(touches)
         for name in (touches or frozenset()) - self._columns.keys():
             meant = nearest(name, self._columns)
-            self._spoil(frozenset() if meant is None else frozenset({meant}))
+            self._mark_wrong(frozenset() if meant is None else frozenset({meant}))
 
     def finish(self) -> list[StepProblem]:
-        """All that is wrong, behind the last step: what is left has to be fields of a batch."""
-        if self._is_lost:
+        """Return all problems, after the last step: the remaining columns must fit a batch."""
+        if self._is_unknown:
             return self._problems
         count = len(self._columns)
-        if count > SAMPLE_FIELDS_MAX and not self._spoilt:
+        if count > SAMPLE_FIELDS_MAX and not self._wrong:
             self._problems.append(
                 StepProblem(
                     f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
@@ -135,55 +140,60 @@ class StepCheck:
         return self._problems + [
             StepProblem(_not_fixed(column))
             for column in self._columns.values()
-            if not column.is_fixed and column.name not in self._spoilt
+            if not column.is_fixed and column.name not in self._wrong
         ]
 
-    def _tell(self, place: int, problem: StepInvalid, step: StepOptions | None = None) -> None:
+    def _report(self, place: int, problem: StepInvalid, step: StepOptions | None = None) -> None:
         text = str(problem)
         if isinstance(problem, NoSuchField):
-            taken = [f"{self._gone[name]} took {name!r} away" for name in problem.names if name in self._gone]
-            others = self._others_for(step, problem) if step is not None else []
+            taken = [
+                f"{self._removed_by[name]} took {name!r} away" for name in problem.names if name in self._removed_by
+            ]
+            others = self._alternatives(step, problem) if step is not None else []
             if taken:
-                text = f"{problem.said}; {' and '.join(taken)}"
+                text = f"{problem.reason}; {' and '.join(taken)}"
             elif others:
-                text = f"{problem.said}; write field = {' or field = '.join(map(json.dumps, others))}"
+                text = f"{problem.reason}; write field = {' or field = '.join(map(json.dumps, others))}"
         self._problems.append(StepProblem(text, (place, *problem.key)))
 
-    def _others_for(self, step: StepOptions, problem: NoSuchField) -> list[str]:
-        """The few fields that a step can be done to, where it names none that is there, or near to one that is."""
+    def _alternatives(self, step: StepOptions, problem: NoSuchField) -> list[str]:
+        """Return the few fields that accept a step whose ``field`` is not similar to any."""
         if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
             return []
-        others = [name for name in self._columns if self._can_be_done_to(step, name)]
+        others = [name for name in self._columns if self._accepts(step, name)]
         return others if len(others) <= OTHERS_MAX else []
 
-    def _meant(self, step: StepOptions, problem: NoSuchField) -> frozenset[str]:
-        """The fields that may have been meant by names that nobody has: a later step on these tells nothing new."""
+    def _likely_fields(self, step: StepOptions, problem: NoSuchField) -> frozenset[str]:
+        """Return the fields that unknown names may mean: do not report later steps on these."""
         near = {nearest(name, self._columns) for name in problem.names}
         if None not in near:
             return frozenset(filter(None, near))
         if problem.key != ("field",):
             return frozenset(self._columns)
-        return frozenset(name for name in self._columns if self._can_be_done_to(step, name))
+        return frozenset(name for name in self._columns if self._accepts(step, name))
 
-    def _can_be_done_to(self, step: Any, name: str) -> bool:
+    def _accepts(self, step: Any, name: str) -> bool:
         try:
             _after(replace(step, field=name), self._columns)
         except ValueError:  # StepInvalid is one, and so is what a step says of its own options
             return False
         return True
 
-    def _is_spoilt(self, touches: frozenset[str] | None) -> bool:
-        return self._is_lost or bool(self._spoilt if touches is None else self._spoilt & touches)
+    def _is_wrong(self, touches: frozenset[str] | None) -> bool:
+        return self._is_unknown or bool(self._wrong if touches is None else self._wrong & touches)
 
-    def _spoil(self, touches: frozenset[str] | None) -> None:
+    def _mark_wrong(self, touches: frozenset[str] | None) -> None:
         if touches is None:
-            self._is_lost = True
+            self._is_unknown = True
         else:
-            self._spoilt |= touches
+            self._wrong |= touches
 
 
 def _after(step: StepOptions, columns: Columns) -> Columns:
-    """The columns after a step. Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches."""
+    """The columns after a step.
+
+    Raises ``StepInvalid`` also where an earlier step was to be the last on what this one touches.
+    """
     for column in columns.values():
         if column.varying is None:
             continue

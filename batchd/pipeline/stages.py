@@ -1,4 +1,7 @@
-"""What a pipeline consists of in a worker: stages, each of which runs one or several steps. Worker process."""
+"""The stages of a pipeline: each runs one or several steps.
+
+Worker process.
+"""
 
 from collections.abc import Mapping
 from functools import singledispatch
@@ -15,10 +18,15 @@ Row: TypeAlias = Mapping[str, Image]
 
 
 class Stage(Protocol):
-    """Steps that run together. Belongs to one worker and one stream; not for several threads at once."""
+    """Steps that run together.
+
+    Belongs to one worker and one stream; not for several threads at once.
+    """
 
     def run(self, values: dict[str, Value], random: SampleRandom, row: Row) -> None:
-        """Replace the values that the steps are done to. One that is the field of ``row`` itself is in its place already.
+        """Replace the values that the steps are done to.
+
+        One that is the field of ``row`` itself is in its place already.
 
         Values are valid until the next sample. Raises ``SampleUndecodable`` with the reason.
         """

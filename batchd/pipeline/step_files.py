@@ -1,14 +1,13 @@
-"""The files that steps read: are they there, are they still what they were, and how they are read. Daemon, workers and CLI.
+"""The files that steps read: checks, digests and reading. Daemon, workers and CLI.
 
-    check    file_problem    is it there, and may we read it?
-    daemon   digest_of       once, when the stream is opened; goes into its fingerprint, and to every worker
+    check    check_files     are they there, readable, and what the step needs?
+    daemon   digest_of       once, when the stream is opened; for its fingerprint and all workers
     worker   read_file       all of a small one
              MappedFile      a large one, as pages that all workers share
-             changed_file    after they were read: are they what the daemon saw?
+             changed_file    after they were read: compares them with what the daemon read
 
-Invariant: a worker that makes rows has read what the daemon saw. A worker compares after it has
-read, so a file that changes before or meanwhile is found; of a mapped one, whether it changes later
-is looked at for every sample.
+Invariant: a worker that makes rows has read what the daemon read. A worker compares after it has
+read, so it finds a file that changes before or meanwhile; a mapped one is checked for each sample.
 """
 
 import hashlib
@@ -35,11 +34,11 @@ Digests: TypeAlias = Mapping[Path, str]
 
 
 class StepFileInvalid(StepInvalid):
-    """A file that a step reads is missing, not what it should be, or has changed; the text names it."""
+    """A file that a step reads is missing, invalid, or has changed; the text names it."""
 
 
 def file_problem(path: Path) -> str | None:
-    """What is wrong with a file before it is read; None where nothing is."""
+    """Return what is wrong with a file before it is read, or None."""
     try:
         with open_file(path):
             return None
@@ -48,7 +47,7 @@ def file_problem(path: Path) -> str | None:
 
 
 def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
-    """What is wrong with the files of a step, each with the option that names it; empty if nothing is.
+    """Return the problems of the files of a step, each with the option that names the file.
 
     Everything that would end a stream at its first batch is found here, when the daemon starts.
     """
@@ -120,7 +119,10 @@ def read_file(path: Path, bytes_max: int) -> bytes:
 
 
 def changed_file(digests: Iterable[tuple[str, str]]) -> str | None:
-    """What to say of the first file that is not what the daemon saw; None where all are. Takes paths with their digests."""
+    """Describe the first file that is not what the daemon read; None if all are.
+
+    Takes paths with their digests.
+    """
     for path, digest in digests:
         try:
             now = digest_of(Path(path))
@@ -143,7 +145,10 @@ class MappedFile:
         self.memory = memoryview(mmap.mmap(self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b"")
 
     def check(self) -> None:
-        """Raise ``StepFileInvalid`` where somebody has written to the file since. About 1 µs; before its memory is read."""
+        """Raise ``StepFileInvalid`` if the file was written to since.
+
+        About 1 µs; before its memory is read.
+        """
         if _status(self._descriptor) != self._status:
             raise StepFileInvalid(f"{self._path} was written to while it was in use; {ADVICE}")
 
@@ -153,7 +158,7 @@ class MappedFile:
 
 
 def _status(descriptor: int) -> tuple[int, int]:
-    """What changes with the content, and not where the file is only renamed, or another takes its name."""
+    """Return what changes with the content, but not if the file is only renamed or replaced."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 

@@ -1,15 +1,19 @@
-"""Where the time of a sample goes, part by part: reading, decoding, each of the steps. Worker process.
+"""The time of a sample, part by part: reading, decoding, each of the steps. Worker process.
 
-    start --read--> lap --decode--> lap --resize--> lap ...      each moment belongs to the part whose lap ends it
+    start --read--> lap --decode--> lap --resize--> lap ...
 
-A lap is one look at the clock, some 0.1 us, so all samples are measured and none is a special one.
+Each moment belongs to the part whose lap ends it. A lap is one look at the clock, some 0.1 us, so
+all samples are measured.
 """
 
 from time import perf_counter_ns
 
 
 class Laps:
-    """A stopwatch for one sample after the other. Parts have names, and numbers in the order in which they were named."""
+    """A stopwatch for one sample after the other.
+
+    Parts have names, and numbers in the order in which they were named.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -18,7 +22,10 @@ class Laps:
         self._begun_ns = self._last_ns = 0
 
     def part(self, name: str) -> int:
-        """Name one more part, and say its number. Two parts may have one name: a step that is there twice."""
+        """Name one more part, and say its number.
+
+        Two parts may have one name: a step that is there twice.
+        """
         self.names.append(name)
         self._spent_ns.append(0)
         return len(self.names) - 1
@@ -44,7 +51,7 @@ class Laps:
         return perf_counter_ns() - self._begun_ns
 
     def take_us(self) -> list[int]:
-        """What was spent on each part, in us, in the order of their names. Counting begins anew."""
+        """What was spent on each part, in us, in the order of their names. Counting restarts."""
         taken = [spent // 1000 for spent in self._spent_ns]
         self._spent_ns = [0] * len(self._spent_ns)
         return taken

@@ -3,14 +3,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from batchd.config.schema import json_schema
 from batchd.pipeline.call.options import Call
+from batchd.pipeline.effects import Columns, effect
+from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields.options import Drop, Rename
 from batchd.pipeline.image.options import (
     CenterCrop,
@@ -35,6 +39,7 @@ from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after, sample_fields
 from batchd.pipeline.shapes.options import PadBatch, Ragged
+from batchd.pipeline.stages import make_stage
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.kinds import OneOf
@@ -394,3 +399,39 @@ def test_the_last_size_counts():
 def test_steps_without_chance_are_recognised(steps, random):
     """So that a sample's bytes may be kept from one epoch to the next."""
     assert any(step.is_random for step in steps) is random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Negate(StepOptions):
+    """A step of these tests: its options, which is the first of three places."""
+
+    op: str = "negate"
+    field: str = "score"
+
+
+@effect.register
+def _negated_column(step: Negate, columns: Columns) -> Columns:
+    return {**columns, step.field: replace(columns[step.field], made_by=step.op)}
+
+
+@make_stage.register(Negate)
+class NegateStage:
+    """Changes the sign of a number."""
+
+    def __init__(self, step: Negate, _before: Columns, _after: Columns) -> None:
+        self._field = step.field
+
+    def run(self, values, _random, _row):
+        """See ``stages.Stage``."""
+        values[self._field] = -values[self._field]
+
+
+def test_a_step_has_three_places_its_options_its_effect_and_its_stage():
+    """No list or table names it: what is in front of this test runs in a pipeline."""
+    row = {"score": np.zeros((), np.float32)}
+
+    pipeline = Pipeline([Column("score", dtype="float32")], [Negate()], seed=0)
+    pipeline.run({"score": np.float32(3)}, 0, 0, 0, row)
+
+    assert row["score"] == -3
+    assert pipeline.columns["score"].made_by == "negate"

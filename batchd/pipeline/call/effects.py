@@ -1,17 +1,20 @@
-"""What a step that calls somebody's function makes of the columns: what it declares. Daemon, workers and ``batchd check``."""
+"""The effect of a step that calls a user's function: what it declares.
+
+Daemon, workers and ``batchd check``.
+"""
 
 from dataclasses import replace
 
 from batchd.functions.signature import Given
 from batchd.pipeline.call.options import Call
-from batchd.pipeline.effects import TAKEN, Columns, StepInvalid, effect
+from batchd.pipeline.effects import RESERVED, Columns, StepInvalid, effect
 from batchd.samples.columns import Column, parse_column
 
 
 @effect.register
 def _call(step: Call, columns: Columns) -> Columns:
     for name in step.outputs:
-        if name in TAKEN:
+        if name in RESERVED:
             raise StepInvalid(f'"call" cannot make a field {name!r}, which is what every batch calls something else')
     if not step.outputs:
         return {name: replace(column, made_by=step.op) for name, column in columns.items()}
@@ -20,7 +23,10 @@ def _call(step: Call, columns: Columns) -> Columns:
 
 
 def _declared(step: Call, declared: Column, there: Column | None) -> Column:
-    """An output; one that is there already stays what its type does not say: its channels in front, its mask that follows it."""
+    """Return the column of an output.
+
+    A column that exists keeps what the declared type does not say: channels first, followers.
+    """
     if there is None:
         return replace(declared, made_by=step.op)
     if there.followers and there.is_fixed and declared.is_fixed and there.shape[:2] != declared.shape[:2]:

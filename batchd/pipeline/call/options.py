@@ -1,4 +1,4 @@
-"""The step that calls somebody's own function. Daemon, workers and CLI; standard library only."""
+"""The step that calls a user's function. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -22,15 +22,16 @@ class Call(StepOptions):
     is_cacheable: ClassVar[bool] = False
 
     function: str
-    """The function, as "package.module:name". It is imported in workers alone, from the folders of `python_path` in [daemon]."""
+    """The function, as "package.module:name". It is imported in workers alone, from the folders of
+    `python_path` in [daemon]."""
 
     outputs: dict[str, str] = field(default_factory=dict)
-    """The fields that it makes or changes, with their types: { image = "uint8[224,224,3]", score = "float32" }. When not set, it
-    may change every field, and none changes its type."""
+    """The fields that it makes or changes, with their types: { image = "uint8[224,224,3]", score =
+    "float32" }. When not set, it may change every field, and none changes its type."""
 
     random: bool = True
-    """Whether it may give something else in another epoch. false promises that it does not, so that batches may be used again;
-    `rng` is None then."""
+    """Whether it may give something else in another epoch. false promises that it does not, so that
+    batches may be used again; `rng` is None then."""
 
     def __post_init__(self) -> None:
         checks = Checks()
@@ -43,8 +44,3 @@ class Call(StepOptions):
     def is_random(self) -> bool:
         """A function may be random, unless the user promises that it is not."""
         return self.random
-
-    @property
-    def touches(self) -> None:
-        """The function sees all fields."""
-        return

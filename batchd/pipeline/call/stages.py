@@ -1,4 +1,4 @@
-"""Calls somebody's function with each sample. Worker process.
+"""Call a user's function with each sample. Worker process.
 
     fields of the sample --copied--> function(sample, rng) --checked--> fields
 
@@ -60,7 +60,7 @@ class CallStage:
                 )
 
     def _given(self, name: str, value: Value) -> Any:
-        """What the function gets of a field: nothing that is written over when the next sample comes."""
+        """Return what the function gets of a field, which the next sample does not overwrite."""
         if isinstance(value, memoryview):
             return bytes(value)
         if not isinstance(value, np.ndarray):
@@ -88,18 +88,21 @@ class CallStage:
         }
 
     def _is_as_given(self, name: str, value: Any, given: dict[str, Any]) -> bool:
-        """Is it what the function got, and of a kind that nobody can change?"""
+        """True if the value is what the function got, and immutable."""
         return name in self._of_same_type and value is given[name] and not isinstance(value, np.ndarray)
 
 
 class _Copies:
-    """Copies of arrays in memory that is used again for the next sample, where nobody has kept it: fresh memory costs more."""
+    """Copies of arrays, in memory that is reused for the next sample unless the function keeps it.
+
+    Fresh memory costs more.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[str, npt.NDArray[Any]] = {}
 
     def copy(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A copy; whoever keeps it, or any view of it, keeps its memory, too."""
+        """Copy an array; a function that keeps the copy, or any view of it, keeps its memory."""
         owner = self._owners.get(name)
         if (
             owner is None
@@ -113,7 +116,8 @@ class _Copies:
 
 
 _KNOWN_REFERENCES = 3
-"""The table's, the variable's and the argument's; each view of an array refers to the owner of the memory."""
+"""The table's, the variable's and the argument's; each view of an array refers to the owner of the
+memory."""
 
 
 def _listed(names: Any) -> str:

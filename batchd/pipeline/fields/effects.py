@@ -1,4 +1,7 @@
-"""What dropping and renaming make of the columns. Daemon, workers and ``batchd check``; standard library only."""
+"""The effects of dropping and renaming.
+
+Daemon, workers and ``batchd check``; standard library only.
+"""
 
 from dataclasses import replace
 

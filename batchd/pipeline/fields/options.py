@@ -1,9 +1,12 @@
-"""The steps that decide which fields there are and what they are called, as plain data. Daemon, workers and CLI."""
+"""The steps that drop and rename fields, as plain data.
+
+Daemon, workers and CLI.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep, StepOptions
 from batchd.samples.columns import check_field_names
 
 
@@ -28,7 +31,7 @@ class Drop(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rename(StepOptions):
+class Rename(FieldStep):
     """Rename a field. It keeps its place among the others."""
 
     op: Literal["rename"] = "rename"

@@ -27,7 +27,7 @@ _ANIMATION = frozenset({b"acTL", b"fcTL", b"fdAT"})
 
 
 class PngChunk(NamedTuple):
-    """One chunk: its kind, and where it lies in the file, from its length to its checksum."""
+    """One chunk: its kind, and its extent in the file, from its length to its checksum."""
 
     kind: bytes
     start: int
@@ -70,19 +70,21 @@ def without_animation(data: memoryview) -> memoryview:
 
 
 JPEG_SEGMENTS_MAX = 2_000
-"""Segments in front of the image data, and in these. An EXIF block with a preview, cut into 64 KiB segments, has a few dozen."""
+"""Segments in front of the image data, and in these. An EXIF block with a preview, cut into 64 KiB
+segments, has a few dozen."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _WITH_LENGTH = 0xC0
 ZEROS_MAX = 9
-"""Zeros in front of those that libjpeg counts: it reads 7 bytes ahead and forgets them, and an intact scan may end in 2."""
+"""Zeros in front of those that libjpeg counts: it reads 7 bytes ahead and forgets them, and an
+intact scan may end in 2."""
 _BEFORE_MAX = 64
 """Bytes of the image data themselves that look like padding, and those that libjpeg forgets."""
 
 
 def scan_markers(data: memoryview, scan: int) -> Iterator[tuple[int, int]]:
-    """Give the markers from the first start of scan up to and with the end mark, as libjpeg finds them: where, and which.
+    """Yield (offset, marker) from the first start of scan to the end mark, as libjpeg finds them.
 
     Raises ``SampleUndecodable`` where there are too many.
     """
@@ -103,11 +105,11 @@ def scan_markers(data: memoryview, scan: int) -> Iterator[tuple[int, int]]:
 
 
 def without_padding(data: memoryview, scan: int, discarded: int) -> bytes | None:
-    """Take out the zeros and fill bytes in front of the end mark of which libjpeg says that it ``discarded`` so many.
+    """Remove the ``discarded`` zeros and fill bytes that libjpeg counted before the end mark.
 
-    None: other bytes are among them, or blocks were decoded from zeros, which stand for what is
-    lost. ``is_padding`` in ``_jpeg.c`` has the same rule: libjpeg counts fill bytes only in front
-    of a zero, and then one of them.
+    None if other bytes are among them, or blocks were decoded from zeros, so pixels are lost.
+    ``is_padding`` in ``_jpeg.c`` has the same rule: libjpeg counts fill bytes only in front of a
+    zero, and then one of them.
     """
     end = next((place for place, marker in scan_markers(data, scan) if marker == _END_OF_IMAGE), scan)
     file = bytes(data[:end])

@@ -9,7 +9,7 @@ tests hold them to it.
 cv2 is never asked to apply EXIF: the turn is ``geometry``'s, the same for every format and decoder.
 
 Before that, a file is held to what its bytes can hold and to what decoding may take of memory
-(``check_limits``, ``capacity``).
+(``check_limits``, ``probe``).
 
 Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills
 with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. cv2 does not
@@ -43,13 +43,13 @@ except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
 __all__ = ["Decoder", "SampleUndecodable", "decoder_versions"]
 
 BYTES_PER_PIXEL_MAX = 8
-"""Memory for each pixel of ``max_pixels`` that decoding one image may take. Most kinds take 3 to 6, and GIF, WebP and progressive
-JPEGs without subsampling up to 10."""
+"""Memory for each pixel of ``max_pixels`` that decoding one image may take. Most kinds take 3 to 6,
+and GIF, WebP and progressive JPEGs without subsampling up to 10."""
 _CMYK_CHANNELS = 4
 _HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
-"""What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts bytes between the segments of the
-header, which simplejpeg refuses in any case.) Bytes that are left of a scan say that its blocks were decoded from wrong ones,
-unless they pad the file."""
+"""What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts
+bytes between the segments of the header, which simplejpeg refuses in any case.) Bytes that are left
+of a scan say that its blocks were decoded from wrong ones, unless they pad the file."""
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
 _SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
@@ -73,7 +73,7 @@ for _factor in (2, 4, 8):
 
 
 def decoder_versions() -> str:
-    """Name the decoders and their versions, for people, in the order in which they are tried.
+    """Name the decoders and their versions, for users, in the order in which they are tried.
 
     "libjpeg-turbo 2.1.5 (decodes crops alone), simplejpeg 1.9.0 (libjpeg-turbo), OpenCV 5.0.0",
     less what is not there.
@@ -115,15 +115,21 @@ class Decoder:
             raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
 
     def decodes_boxes(self, header: ImageHeader) -> bool:
-        """Is a box of such a file decoded alone? Unless its subsampling or its coding turn out to be unusual."""
+        """True if a box of such a file can be decoded alone.
+
+        Files of unusual subsampling or coding are found only while they are decoded.
+        """
         return jpeg_box.IS_BUILT and header.format == "JPEG" and header.channels != _CMYK_CHANNELS
 
     def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
-        """How many of the parts between restart markers are read for a box, and how many there are; None: the file is not cut."""
+        """Return how many parts between restart markers a box needs, and of how many.
+
+        None if the file has no such parts.
+        """
         return self._boxes.tiles(data, header, factor, box) if self.decodes_boxes(header) else None
 
     def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels:
-        """Decode a box of a file that ``probe_image`` read ``header`` from, as stored, at 1/``factor``.
+        """Decode a box of a file with this ``header``, as stored, at 1/``factor``.
 
         ``factor`` is 1, for JPEG also 2, 4 or 8. ``box`` is in pixels of the image at 1/``factor``,
         whose sides are rounded up; it has pixels, and all are the image's. Returns [box.height,
@@ -137,7 +143,10 @@ class Decoder:
         return cut_out(self._decode_whole(data, header, factor), box)
 
     def _check_memory(self, header: ImageHeader, pixels: int) -> None:
-        """Raise ``SampleUndecodable`` where making so many pixels takes too much memory. The same, whatever decodes a JPEG."""
+        """Raise ``SampleUndecodable`` where making so many pixels takes too much memory.
+
+        The same, whatever decodes a JPEG.
+        """
         needed = header.held_bytes + self._channels * pixels
         if needed > BYTES_PER_PIXEL_MAX * self._step.max_pixels:
             raise SampleUndecodable(
@@ -186,7 +195,10 @@ class Decoder:
 
 
 def _decode_strictly(data: memoryview, scan: int, color: str, options: dict[str, Any]) -> Pixels:
-    """Decode with simplejpeg. Raises ``ValueError`` for whatever libjpeg had to repair, unless no pixel was lost by it."""
+    """Decode with simplejpeg.
+
+    Raises ``ValueError`` for whatever libjpeg had to repair, unless no pixel was lost by it.
+    """
     pixels: Pixels
     try:
         pixels = simplejpeg.decode_jpeg(data, color, **options)

@@ -1,8 +1,11 @@
-"""What the steps on images make of their column. Daemon, workers and ``batchd check``; standard library only.
+"""The effects of the steps on images.
 
-    encoded  --decode-->  uint8 [?, ?, 3]  --geometry-->  uint8 [224, 224, 3]  --normalize-->  float32  --layout-->  [3, 224, 224]
+Daemon, workers and ``batchd check``; standard library only.
 
-Invariant: for steps without problems, the column at the end is exactly what ``image_stage`` makes.
+    encoded  --decode-->  uint8 [?, ?, 3]  --geometry-->  uint8 [224, 224, 3]
+             --normalize-->  float32  --layout-->  [3, 224, 224]
+
+Invariant: for steps without problems, the column at the end is exactly what ``image.stages`` makes.
 """
 
 from dataclasses import replace
@@ -40,7 +43,7 @@ from batchd.samples.columns import Column
 from batchd_wire.wording import counted
 
 GRAY_DIMENSIONS = 2
-"""Of an image whose source gives it no axis for its one channel; the first step on it adds that."""
+"""Dimensions of an image without an axis for its one channel; the first step on it adds that."""
 COLOR_CHANNELS = 3
 CHANNELS_MAX = 4
 """More than that cv2 cannot do in every step."""
@@ -224,7 +227,10 @@ def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | Non
 
 
 def _pixels(step: ImageStep, columns: Columns) -> Column:
-    """The column of a step that needs pixels of 8 bits, channels last; an image without an axis for them has one channel."""
+    """Return the column of a step that needs pixels of 8 bits, channels last.
+
+    An image without an axis for channels has one.
+    """
     column = _with_channels(column_of(step, columns))
     is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
     if not is_image or column.channels_first:

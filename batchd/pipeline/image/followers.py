@@ -1,7 +1,9 @@
-"""What follows an image: a mask, boxes and points, done to step by step as the image was on paper. Worker process.
+"""The followers of an image: mask, boxes and points, moved step by step as the image is.
+
+Worker process.
 
     source                            here
-    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``moves.follow_trail``
+    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``warps.follow_trail``
     float32 [n, 4]                  -> boxes   left, top, right, bottom
     float32 [n, 2]                  -> points  x, y
 
@@ -9,8 +11,8 @@ Coordinates are those of the upright image in pixels, x to the right and y down;
 reaches from 0 to 1. So its centre is at 1/2, and an image of width w that is flipped moves x to w -
 x. Computed in float64, rounded to float32 behind each stage.
 
-A box is cut off at the image's edge after each step, so that what a crop took away does not come
-back in what is padded. A box that is rotated by an angle becomes the smallest upright one around
+A box is cut off at the image's edge after each step, so that a later padding does not bring
+back what a crop removed. A box that is rotated by an angle becomes the smallest upright one around
 it. A box without area, from the start or because nothing of it is left, becomes four zeros, in its
 place.
 
@@ -48,7 +50,7 @@ _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
 
 
 class CoordinateMap(NamedTuple):
-    """Where one step puts what was at (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
+    """Where one step moves (x, y): ``across`` and ``down`` have the factors of x, y and 1."""
 
     across: tuple[float, float, float]
     down: tuple[float, float, float]
@@ -63,7 +65,10 @@ class CoordinateMap(NamedTuple):
 
 
 class Followers:
-    """All that follows one image, as its column names it. ``writes``: the fields of which what is made here is the batch's."""
+    """The followers of one image, as its column names them.
+
+    ``writes``: the fields that go into the row as they are made here.
+    """
 
     def __init__(
         self,
@@ -83,7 +88,9 @@ class Followers:
     def run(
         self, values: dict[str, Value], row: Mapping[str, Image], size: tuple[int, int], geometry: Geometry
     ) -> None:
-        """Do to the followers what was done to the image, of which ``size`` is the height and width that it had, upright.
+        """Do to the followers what was done to the image.
+
+        ``size``: height and width of the upright image before its steps, in pixels.
 
         Raises ``SampleUndecodable`` where the mask is none, or has another size, and where a
         coordinate is no number.
@@ -96,14 +103,14 @@ class Followers:
                 np.copyto(row[name], mask[:, :, 0])
                 values[name] = row[name]
         if self._boxes is not None or self._points is not None:
-            placements = placements_of(geometry.trail, *size)
+            maps = coordinate_maps(geometry.trail, *size)
             if self._boxes is not None:
-                values[self._boxes] = moved_boxes(_numbers(values, self._boxes), placements, size)
+                values[self._boxes] = moved_boxes(_numbers(values, self._boxes), maps, size)
             if self._points is not None:
-                values[self._points] = moved_points(_numbers(values, self._points), placements)
+                values[self._points] = moved_points(_numbers(values, self._points), maps)
 
     def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
-        """The mask as it comes, [height, width, 1]."""
+        """Return the mask of the source, uint8 [height, width, 1]."""
         if self._mask_is_encoded:
             assert isinstance(value, memoryview)
             try:
@@ -118,33 +125,36 @@ class Followers:
         return mask[:, :, np.newaxis]
 
 
-def placements_of(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
+def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
     """What each step of a trail does to coordinates, for an image of this size."""
-    placements = []
+    maps = []
     for move in trail:
-        placement = _placement(move, height, width)
-        placements.append(placement)
-        height, width = placement.height, placement.width
-    return placements
+        step = _coordinate_map(move, height, width)
+        maps.append(step)
+        height, width = step.height, step.width
+    return maps
 
 
-def moved_points(points: npt.NDArray[np.float32], placements: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
-    """Points [n, 2] after all steps."""
+def moved_points(points: npt.NDArray[np.float32], maps: Sequence[CoordinateMap]) -> npt.NDArray[np.float32]:
+    """Move points, float32 [n, 2], through all steps."""
     moved = points.astype(np.float64)
-    for placement in placements:
-        moved = placement.moved(moved)
+    for step in maps:
+        moved = step.moved(moved)
     return moved.astype(np.float32)
 
 
 def moved_boxes(
-    boxes: npt.NDArray[np.float32], placements: Sequence[CoordinateMap], size: tuple[int, int]
+    boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
-    """Boxes [n, 4] after all steps, for an image of ``size``; those of which nothing is left are zeros."""
+    """Move boxes, float32 [n, 4], through all steps, for an image of ``size``.
+
+    A box without any area left becomes zeros.
+    """
     moved, is_left = _cut_off(boxes.astype(np.float64), *size)
-    for placement in placements:
-        corners = placement.moved(moved[:, _CORNERS])
+    for step in maps:
+        corners = step.moved(moved[:, _CORNERS])
         moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-        moved, is_still_left = _cut_off(moved, placement.height, placement.width)
+        moved, is_still_left = _cut_off(moved, step.height, step.width)
         is_left &= is_still_left
     moved[~is_left] = 0
     return moved.astype(np.float32)
@@ -156,7 +166,7 @@ def _cut_off(boxes: Coordinates, height: int, width: int) -> tuple[Coordinates, 
     return inside, (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
 
 
-def _placement(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
+def _coordinate_map(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
     match move:
         case Cut():
             return CoordinateMap((1, 0, -move.left), (0, 1, -move.top), move.height, move.width)
@@ -207,7 +217,10 @@ _BITS_MAX = 8
 
 
 def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
-    """Decode the mask of an image of ``size``, height and width. Gives uint8 [height, width, 1]. Raises ``SampleUndecodable``."""
+    """Decode the mask of an image of ``size``, height and width. Gives uint8 [height, width, 1].
+
+    Raises ``SampleUndecodable``.
+    """
     header = probe_image(data)
     if header.format not in ("PNG", "APNG"):
         raise SampleUndecodable(f"a {header.format} file; a mask is a PNG, which keeps its numbers as they are")
@@ -232,7 +245,7 @@ def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
 
 
 def _plain(data: memoryview, colors: int) -> bytes:
-    """The file without all that is not pixels; an index into its palette becomes a level of grey."""
+    """Return the file with its pixels only; a palette index becomes a level of grey."""
     kept = bytearray(data[:SIGNATURE_BYTES])
     for chunk in png_chunks(data):
         if chunk.kind in _KEPT:

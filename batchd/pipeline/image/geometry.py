@@ -1,4 +1,6 @@
-"""The steps on paper: which box, which size, which way up, decided from a header before any pixel is touched. Worker process.
+"""The steps on paper: box, size and orientation, decided from a header before any pixel.
+
+Worker process.
 
 A step speaks of the image as it is looked at; the pixels lie in memory as they were stored. The two
 differ by a turn (transpose first, then flips), which EXIF and random flips only note down. So an
@@ -36,7 +38,8 @@ from batchd.pipeline.options import Interpolation, Size, StepOptions
 from batchd.samples.errors import SampleUndecodable
 
 DECODE_FACTORS = (8, 4, 2)
-"""A JPEG decodes at 1/2, 1/4 and 1/8 in less time than whole; 3/8, 5/8, 6/8 and 7/8 take longer, having no vector code."""
+"""A JPEG decodes at 1/2, 1/4 and 1/8 in less time than whole; 3/8, 5/8, 6/8 and 7/8 take longer,
+having no vector code."""
 
 DECODE_SIDE_PIXELS_MIN = 64
 """Below this nothing is gained, and the sizes of different scales round to the same number."""
@@ -86,8 +89,9 @@ class Cut(NamedTuple):
 
 
 Mirrored: TypeAlias = tuple[bool, bool]
-"""Whether rows, and columns, are looked at the other way round than they are stored; "nearest" wants to know it, as a centre that
-lies between two pixels is the further one's, as the image is looked at."""
+"""Whether rows, and columns, are looked at the other way round than they are stored; "nearest"
+wants to know it, as a centre that lies between two pixels is the further one's, as the image is
+looked at."""
 
 
 class Resampling(NamedTuple):
@@ -124,7 +128,9 @@ Move: TypeAlias = Cut | Resampling | Padding | Warp
 
 
 class Geometry:
-    """One image on its way through the steps. ``height`` and ``width`` are as looked at; ``moves`` are as stored.
+    """One image on its way through the steps.
+
+    ``height`` and ``width`` are as looked at; ``moves`` are as stored.
 
     ``is_followed``: whether ``trail`` is wanted.
     """
@@ -158,7 +164,10 @@ class Geometry:
             self.trail.append(Padding(top, left, height, width, fill))
 
     def window(self, top: int, left: int, height: int, width: int, fill: Fill) -> None:
-        """Look at a box that may reach out of the image, or lie beside it; ``fill`` is there. Nothing is enlarged to be cut."""
+        """Keep a box that may reach beyond the image, or be outside of it, where ``fill`` is.
+
+        Nothing is enlarged to be cut.
+        """
         first_row, first_column = min(max(top, 0), self.height), min(max(left, 0), self.width)
         rows = max(0, min(top + height, self.height) - first_row)
         columns = max(0, min(left + width, self.width) - first_column)
@@ -169,7 +178,10 @@ class Geometry:
             self.pad(above, before, height, width, fill)
 
     def scale(self, height: int, width: int, interpolation: Interpolation) -> None:
-        """Resample the image. Raises ``SampleUndecodable`` where the result would be larger than an image may be."""
+        """Resample the image.
+
+        Raises ``SampleUndecodable`` where the result would be larger than an image may be.
+        """
         if height * width > self.pixels_max:
             raise SampleUndecodable(
                 f"{self.width} x {self.height} pixels would be resized to {width} x {height}, "
@@ -205,7 +217,10 @@ class Geometry:
             self.trail.append(further)
 
     def rotate(self, degrees: float, interpolation: Literal["nearest", "linear"], fill: Fill) -> None:
-        """Rotate the image about its middle. Raises ``SampleUndecodable`` where it is too large for that."""
+        """Rotate the image about its middle.
+
+        Raises ``SampleUndecodable`` where it is too large for that.
+        """
         if max(self.height, self.width) > WARPED_SIDE_PIXELS_MAX:
             raise SampleUndecodable(
                 f"{self.width} x {self.height} pixels cannot be rotated: sides of {WARPED_SIDE_PIXELS_MAX} pixels at most; "
@@ -238,7 +253,7 @@ class Geometry:
 
 
 class DecodePlan(NamedTuple):
-    """What is decoded of a stored image: a box of it, at 1/``factor``, and the moves that are left then."""
+    """What is decoded of a stored image: a box of it, at 1/``factor``, and the remaining moves."""
 
     factor: int
     box: Cut
@@ -247,7 +262,10 @@ class DecodePlan(NamedTuple):
 
 
 def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool) -> DecodePlan:
-    """Plan to decode no more of a stored ``height`` by ``width`` image than the moves need; ``is_scaled``: nor any larger."""
+    """Plan to decode no more of a stored ``height`` by ``width`` image than the moves need.
+
+    ``is_scaled``: nor at a larger scale.
+    """
     factor = decode_factor(moves, height, width) if is_scaled else 1
     decoded = -(-height // factor), -(-width // factor)
     cut = moves[0] if moves else None
@@ -257,7 +275,7 @@ def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool
 
 
 def decode_factor(moves: list[Move], height: int, width: int) -> int:
-    """Choose 1, 2, 4 or 8: the most that a stored ``height`` by ``width`` image may shrink while it is decoded.
+    """Choose 1, 2, 4 or 8: how far a stored ``height`` by ``width`` image may shrink in decoding.
 
     What the first scaling starts from then still has at least the size that it results in, so
     nothing is ever enlarged that needed not to be.
@@ -275,7 +293,7 @@ def decode_factor(moves: list[Move], height: int, width: int) -> int:
 
 
 def scaled_cut(cut: Cut, whole: Size, decoded: Size) -> Cut:
-    """Translate a box in an image of size ``whole`` to the same image decoded smaller, to the nearest pixel."""
+    """Translate a box of a ``whole`` image to the smaller decoded one, to the nearest pixel."""
     down, across = decoded[0] / whole[0], decoded[1] / whole[1]
     height, width = max(1, round(cut.height * down)), max(1, round(cut.width * across))
     top, left = min(round(cut.top * down), decoded[0] - height), min(round(cut.left * across), decoded[1] - width)
@@ -323,7 +341,10 @@ def _plan_center_crop(step: CenterCrop) -> Planner:
 
 @planner_for.register
 def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
-    """Draw as torchvision documents it: uniform in area, log-uniform in proportions, ten attempts, then the middle."""
+    """Draw as torchvision documents it: uniform in area, log-uniform in proportions.
+
+    Ten attempts, then the middle.
+    """
     smallest, area_range = step.scale[0], step.scale[1] - step.scale[0]
     log_narrowest, log_range = math.log(step.ratio[0]), math.log(step.ratio[1]) - math.log(step.ratio[0])
     target_height, target_width = step.size
@@ -348,7 +369,7 @@ def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
 
 
 def _largest_box(height: int, width: int, ratio: tuple[float, float]) -> Size:
-    """Find the largest box in ``height`` by ``width`` whose proportions are in range."""
+    """Find the largest box in ``height`` by ``width`` with proportions in range."""
     if width < height * ratio[0]:
         return max(1, min(height, round(width / ratio[0]))), width
     if width > height * ratio[1]:
@@ -372,7 +393,7 @@ def _plan_random_flip(step: RandomFlip) -> Planner:
 @planner_for.register
 def _plan_random_crop(step: RandomCrop) -> Planner:
     def first(inner: int, outer: int, draw: float) -> int:
-        """Where the box begins, of all places at which it lies within the padded side; else the side is in its middle."""
+        """Draw where the box begins inside the padded side; a shorter side is centred in it."""
         free = inner + 2 * step.padding - outer
         return (int((free + 1) * draw) if free > 0 else -(-free // 2)) - step.padding
 

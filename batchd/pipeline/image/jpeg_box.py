@@ -1,18 +1,18 @@
-"""What the extension ``_jpeg`` does, where it was built: decode a box of a JPEG, make files for that.
+"""The extension ``_jpeg``, where it was built: decode a box of a JPEG, make files for that.
 
 Workers, and writers of ``batchd prepare``.
 
-A box: rows below it are not read, and the surrounding pixels are entropy-decoded only. A photograph
-of which half is cut away takes some two thirds of the time.
+A box: rows below it are not read, and the surrounding pixels are entropy-decoded only. Half of a
+photograph takes some two thirds of the time.
 
 A seekable file: a baseline JPEG can only be read from its start, but at a restart marker, where
 nothing depends on what was before. So the same coefficients are written again with a marker every
 few blocks: a plain JPEG for any reader, some 1 % larger, and what is above and beside a box is not
-even entropy-decoded. The decoder finds the markers by searching, which takes 1 to 2 % of the time of
-decoding the crop, so nothing is written beside the file.
+even entropy-decoded. The decoder finds the markers by searching, which takes 1 to 2 % of the time
+of decoding the crop, so nothing is written beside the file.
 
-Invariant: at each of the scales the pixels are those of decoding the whole image and cutting it, bit
-for bit.
+Invariant: at each of the scales the pixels are those of decoding the whole image and cutting it,
+bit for bit.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ from batchd.samples.errors import SampleUndecodable
 
 try:
     from batchd.pipeline import _jpeg
-except ImportError:  # not built, or without its libjpeg; `decoder_versions` tells people
+except ImportError:  # not built, or without its libjpeg; `decoder_versions` tells users
     IS_BUILT, VERSION = False, ""
 else:
     IS_BUILT, VERSION = True, _jpeg.LIBJPEG_TURBO_VERSION
@@ -41,7 +41,7 @@ class BoxDecoder:
         self._scratch = scratch
 
     def decode(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> Pixels | None:
-        """Decode ``box`` of the image at 1/``factor``, in whose pixels it is given; it has some, and all are the image's.
+        """Decode ``box``, in pixels of the image at 1/``factor``; not empty, and inside of it.
 
         Returns [box.height, box.width, channels], valid until the next call, or None: this file is
         for another decoder. Raises ``SampleUndecodable`` where the file is broken above the box's
@@ -61,7 +61,10 @@ class BoxDecoder:
         return np.ndarray(shape, np.uint8, memory, offset=before * self._channels, strides=strides)
 
     def tiles(self, data: memoryview, header: ImageHeader, factor: int, box: Cut) -> tuple[int, int] | None:
-        """How many of the parts between restart markers ``decode`` reads, and how many there are; None where it cuts none out."""
+        """Return how many parts between restart markers ``decode`` reads, and of how many.
+
+        None if it reads all of the file.
+        """
         try:
             return _jpeg.tiles(data, _EIGHTHS // factor, (header.height, header.width), box)
         except _jpeg.JpegError:
@@ -69,7 +72,8 @@ class BoxDecoder:
 
 
 TILE_WIDTH_PIXELS = 64
-"""About how wide a part between two markers is. Half of it saves 2 % of the time of decoding, and costs 1.4 % more bytes."""
+"""About how wide a part between two markers is. Half of it saves 2 % of the time of decoding, and
+costs 1.4 % more bytes."""
 
 
 _WHOLE_SIZE = 8
@@ -95,7 +99,7 @@ def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
 
 
 def seekable(data: memoryview, header: ImageHeader) -> bytes | None:
-    """The file with restart markers: the same coefficients, so the same pixels, and the same EXIF and colours.
+    """Add restart markers to a file: same coefficients, so same pixels, same EXIF and colours.
 
     None: it is not a JPEG of a usual kind (inks, unusual subsampling, missing scans), and stays as
     it is. Needs the extension. Raises ``SampleUndecodable`` where it is broken anywhere.

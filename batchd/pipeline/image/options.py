@@ -1,35 +1,23 @@
 """The steps on images, as plain data. Daemon, workers and CLI; standard library only.
 
-Each step is one frozen dataclass, and what stands under a field is its documentation wherever the
-field is shown: in ``batchd config``, in the JSON Schema and in an error message.
+Each step is one frozen dataclass. The text under a field is its documentation wherever the field is
+shown: in ``batchd config``, in the JSON Schema and in an error message.
 
-The steps that move the pixels of an image, beyond those of ``image_steps``, and what moves along.
-Plain data.
-
-Daemon, workers and CLI; standard library only.
-
-Angles and quarter turns are counter-clockwise, as the image is looked at. ``fill`` is what stands
-where no image is: one number for all channels, or one for each, in their order.
-
-The steps that change what the pixels of an image are, beyond those of ``image_steps``. Plain data.
-
-Daemon, workers and CLI; standard library only.
+Angles and quarter turns are counter-clockwise, as the image is looked at. ``fill`` is the value
+outside of the image: one number for all channels, or one for each, in their order.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, Interpolation, Side, Size, StepOptions
+from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, FieldStep, Interpolation, Side, Size
 from batchd.samples.checks import Range
 
 
-class ImageStep(StepOptions):
+class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
     __slots__ = ()
-
-    field: str
-    """Which field of the sample it is done to."""
 
 
 class CropStep(ImageStep):
@@ -56,24 +44,30 @@ class Decode(ImageStep):
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     """Order of the channels: "rgb" and "bgr" give three, "gray" gives one."""
     exif: Literal["apply", "ignore"] = "apply"
-    """Whether the camera's orientation tag turns the image upright ("apply") or is left alone ("ignore")."""
+    """Whether the camera's orientation tag turns the image upright ("apply") or is left alone
+    ("ignore")."""
     scale: Literal["auto", "off"] = "auto"
-    """"auto" decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the part that is used is still no smaller than what it
-    is resized to; "off" always decodes at full size."""
+    """"auto" decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the part that is used is still no
+    smaller than what it is resized to; "off" always decodes at full size."""
     max_pixels: Annotated[int, Range(1, PIXELS_MAX)] = 100_000_000
-    """Width times height, in pixels, above which an image is a bad sample; read from its header before decoding. So is an image
-    that needs more memory to decode than 8 bytes for each of these pixels, or that announces more pixels than its bytes are
-    believed to hold. For JPEG, PNG and GIF that is what the format allows. WebP, run-length coded BMP, arithmetic coded JPEG, and
-    GIF whose first frame is smaller than its screen may have 1040 pixels for each byte, and 4.2 million in a file of up to 4 KiB.
-    A PNG of up to 4 KiB with less than 8 bits per pixel may have 9 million, and 4.2 million if it is interlaced. A larger image
-    that is nearly empty passes as a PNG of 8 bits per pixel."""
+    """Width times height, in pixels, above which an image is a bad sample; read from its header
+    before decoding. So is an image that needs more memory to decode than 8 bytes for each of these
+    pixels, or that announces more pixels than its bytes are believed to hold. For JPEG, PNG and GIF
+    that is what the format allows. WebP, run-length coded BMP, arithmetic coded JPEG, and GIF whose
+    first frame is smaller than its screen may have 1040 pixels for each byte, and 4.2 million in a
+    file of up to 4 KiB. A PNG of up to 4 KiB with less than 8 bits per pixel may have 9 million,
+    and 4.2 million if it is interlaced. A larger image that is nearly empty passes as a PNG of 8
+    bits per pixel."""
     max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 64 * 1024 * 1024
     """Length of a file, in bytes, above which it is a bad sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize(ImageStep):
-    """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept. Needs one of the two."""
+    """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept.
+
+    Needs one of the two.
+    """
 
     op: Literal["resize"] = "resize"
     """The step's name."""
@@ -82,9 +76,11 @@ class Resize(ImageStep):
     size: Size | None = None
     """Height and width afterwards, in pixels; proportions are not kept."""
     shorter_side: Side | None = None
-    """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then fix the size."""
+    """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then
+    fix the size."""
     interpolation: Interpolation = "auto"
-    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from there on."""
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
+    there on."""
 
     def __post_init__(self) -> None:
         """One way to say the size, not two and not none."""
@@ -106,7 +102,7 @@ class CenterCrop(CropStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomResizedCrop(CropStep):
-    """Crop a part of random area and proportions and scale it to ``size``, as torchvision's RandomResizedCrop does.
+    """Crop a random area and proportions, scaled to ``size``: torchvision's RandomResizedCrop.
 
     Ten attempts to fit a random box into the image; then the largest box in the middle with
     proportions in range.
@@ -123,10 +119,11 @@ class RandomResizedCrop(CropStep):
     ratio: tuple[Annotated[float, Range(1e-3, 1e3)], Annotated[float, Range(1e-3, 1e3)]] = (3 / 4, 4 / 3)
     """Smallest and largest width of the part divided by its height."""
     interpolation: Interpolation = "auto"
-    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from there on."""
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
+    there on."""
 
     def __post_init__(self) -> None:
-        """A range goes upwards."""
+        """Raise ``ValueError`` for a range in the wrong order."""
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
                 raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
@@ -139,7 +136,10 @@ class RandomResizedCrop(CropStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFlip(ImageStep):
-    """Mirror the image, or not, at random. Drawn: once; for "both" once for left and right, then once for top and bottom."""
+    """Mirror the image, or not, at random.
+
+    Drawn: once; for "both" once for left and right, then once for top and bottom.
+    """
 
     op: Literal["random_flip"] = "random_flip"
     """The step's name."""
@@ -148,7 +148,8 @@ class RandomFlip(ImageStep):
     probability: Annotated[float, Range(0.0, 1.0)] = 0.5
     """How often, from 0 (never) to 1 (always)."""
     direction: Literal["horizontal", "vertical", "both"] = "horizontal"
-    """"horizontal" swaps left and right, "vertical" swaps top and bottom, "both" either of them, each by itself."""
+    """"horizontal" swaps left and right, "vertical" swaps top and bottom, "both" either of them,
+    each by itself."""
 
     @property
     def is_random(self) -> bool:
@@ -162,7 +163,10 @@ Divisors: TypeAlias = tuple[Annotated[float, Range(1e-6, 1e6)], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalize(ImageStep):
-    """Make floating-point numbers: ``(pixel / 255 - mean) / std``, channel by channel. Only ``layout`` may follow."""
+    """Make floating-point numbers: ``(pixel / 255 - mean) / std``, channel by channel.
+
+    Only ``layout`` may follow.
+    """
 
     op: Literal["normalize"] = "normalize"
     """The step's name."""
@@ -191,7 +195,8 @@ class Layout(ImageStep):
     field: str = "image"
     """Which field of the sample it is done to."""
     order: Literal["nhwc", "nchw"] = "nchw"
-    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions name them)."""
+    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions
+    name them)."""
 
 
 Level: TypeAlias = Annotated[int, Range(0, 255)]
@@ -203,7 +208,9 @@ QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomCrop(CropStep):
-    """Cut ``size`` out of a random place, each as likely; with ``padding``, out of the image with this much ``fill`` around it.
+    """Cut ``size`` out at a random place, all equally likely.
+
+    ``padding`` puts this much ``fill`` around the image first.
 
     If that is still smaller than ``size``, it is centred on ``fill``. Drawn: the row, then the
     column.
@@ -229,16 +236,20 @@ class RandomCrop(CropStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pad(ImageStep):
-    """Put ``fill`` around the image: as much as makes it ``size``, or a ``border``. Needs one of the two."""
+    """Put ``fill`` around the image: as much as makes it ``size``, or a ``border``.
+
+    Needs one of the two.
+    """
 
     op: Literal["pad"] = "pad"
     """The step's name."""
     field: str = "image"
     """Which field of the sample it is done to."""
     size: Size | None = None
-    """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize" in front makes it fit."""
+    """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize"
+    in front makes it fit."""
     place: Literal["center", "top_left"] = "center"
-    """Where in ``size`` the image stands; an odd pixel goes below and to the right."""
+    """The place of the image in ``size``; an odd pixel is added below and to the right."""
     border: tuple[Margin, Margin, Margin, Margin] | None = None
     """Pixels above, below, left and right of the image. A later step must then fix the size."""
     fill: Fill = (0,)
@@ -253,10 +264,12 @@ class Pad(ImageStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotate(ImageStep):
-    """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``. Needs one of the two.
+    """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``.
+
+    Needs one of the two.
 
     An odd number of quarter turns swaps height and width. An angle turns the image about its middle
-    on a canvas that stays: what leaves it is gone, and ``fill`` stands where nothing comes from;
+    on a canvas that stays: what leaves it is lost, and ``fill`` is used for pixels from outside;
     "linear" mixes with ``fill`` at the image's edge.
     """
 
@@ -268,7 +281,8 @@ class Rotate(ImageStep):
     """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
     once, [0, 1, 2, 3] any way up."""
     degrees: tuple[Degrees, Degrees] | None = None
-    """The smallest and the largest angle; each in between is as likely. [-10, 10] is up to 10 degrees either way."""
+    """The smallest and the largest angle; each in between is as likely. [-10, 10] is up to 10
+    degrees either way."""
     interpolation: Literal["nearest", "linear"] = "linear"
     """How pixels are made from pixels, for an angle; a quarter turn only moves them."""
     fill: Fill = (0,)
@@ -293,11 +307,11 @@ class Rotate(ImageStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(ImageStep):
-    """From here on, the ``mask``, ``boxes`` and ``points`` of an image follow what is done to its geometry.
+    """Make the ``mask``, ``boxes`` and ``points`` of an image follow its geometry in later steps.
 
-    Needs one of them. Stands right behind ``decode``, or before all steps on the image. Coordinates
-    are x to the right and y down, in pixels of the upright image, where the first pixel reaches
-    from 0 to 1.
+    Needs one of them. Put it directly after ``decode``, or before all steps on the image.
+    Coordinates are x to the right and y down, in pixels of the upright image, where the first pixel
+    reaches from 0 to 1.
     """
 
     op: Literal["follow"] = "follow"
@@ -305,18 +319,20 @@ class Follow(ImageStep):
     field: str = "image"
     """The image that is followed."""
     mask: str | None = None
-    """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with a palette (whose indices
-    count), or uint8[?,?]. Made uint8 [height, width]; never interpolated."""
+    """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with
+    a palette (whose indices count), or uint8[?,?]. Made uint8 [height, width]; never
+    interpolated."""
     mask_fill: Level = 0
     """The value of the mask outside of the image; 255 is a common "ignore"."""
     boxes: str | None = None
     """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge; an empty box
     becomes four zeros, in its place."""
     points: str | None = None
-    """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say so."""
+    """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say
+    so."""
 
     def __post_init__(self) -> None:
-        """Somebody follows, and each is somebody else."""
+        """At least one field follows, and each only once."""
         if not self.followers:
             raise ValueError('follow needs somebody who follows: mask = "…", boxes = "…" or points = "…"')
         if len(self.touches) != len(self.followers) + 1:
@@ -341,7 +357,7 @@ HOLES_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColorJitter(ImageStep):
-    """Change brightness, contrast, saturation and hue at random, in a random order, as torchvision's ColorJitter does.
+    """Change brightness, contrast, saturation and hue at random, as torchvision's ColorJitter.
 
     With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``,
     contrast ``f * pixel + (1 - f) * mean`` with the mean grey level of the image, saturation ``f *
@@ -360,7 +376,8 @@ class ColorJitter(ImageStep):
     saturation: Strength = 0.0
     """How far from 1 the factor of saturation may be. An image of one channel has none."""
     hue: Annotated[float, Range(0.0, 0.5)] = 0.0
-    """How far the hue may go round the circle of colours, either way; 0.5 is to the opposite. Saturation and value (HSV) stay."""
+    """How far the hue may go round the circle of colours, either way; 0.5 is to the opposite.
+    Saturation and value (HSV) stay."""
 
     @property
     def is_random(self) -> bool:
@@ -382,7 +399,9 @@ class Gray(ImageStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutout(ImageStep):
-    """Cover random rectangles of the image. Their middles are anywhere in it, so a part may lie outside.
+    """Cover random rectangles of the image.
+
+    Their middles are anywhere in it, so a part may lie outside.
 
     Drawn for each: the row, then the column of its middle. A mask that follows the image stays as
     it is.
@@ -407,7 +426,10 @@ class Cutout(ImageStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtractMean(ImageStep):
-    """Make float32: ``(pixel - mean) * scale``, channel by channel, each rounded once. Only ``layout`` may follow."""
+    """Make float32: ``(pixel - mean) * scale``, channel by channel, each rounded once.
+
+    Only ``layout`` may follow.
+    """
 
     op: Literal["subtract_mean"] = "subtract_mean"
     """The step's name."""
@@ -433,6 +455,8 @@ class To(ImageStep):
     dtype: Literal["uint8", "float32", "float16"] = "float32"
     """Type of the numbers; each is rounded once."""
     scale: bool = True
-    """Whether floating-point numbers are divided by 255, so that white is 1. uint8 stays what it is."""
+    """Whether floating-point numbers are divided by 255, so that white is 1. uint8 stays what it
+    is."""
     layout: Literal["nhwc", "nchw"] = "nchw"
-    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions name them)."""
+    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions
+    name them)."""

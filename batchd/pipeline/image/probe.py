@@ -8,8 +8,8 @@ grey, or with the pixels of the image before. So this module reads the container
 mark. It decodes nothing and allocates nothing, reads every byte at most once, and every loop has a
 limit.
 
-A decoder takes time and memory for every pixel that a header announces. So a header is believed only
-as far as the bytes behind it can hold pixels by the rules of their format:
+A decoder takes time and memory for every pixel that a header announces. So a header is believed
+only as far as the bytes behind it can hold pixels by the rules of their format:
 
     JPEG   a Huffman code has at least one bit; each block of 64 samples has two codes, and one in
            the scans of a progressive file
@@ -18,8 +18,8 @@ as far as the bytes behind it can hold pixels by the rules of their format:
     BMP    as many bits for each pixel as the header says
 
 Some pixels take no bits, or nearly none: WebP without loss gives a code of one symbol no bits,
-arithmetic coding continues behind its end, run-length coded bitmaps and frames of a GIF leave pixels
-out. These have a budget: what decodes in about 50 ms and 64 MB, for a file of up to
+arithmetic coding continues behind its end, run-length coded bitmaps and frames of a GIF leave
+pixels out. These have a budget: what decodes in about 50 ms and 64 MB, for a file of up to
 ``SMALL_FILE_BYTES``; in proportion for a longer one. A byte of a PNG may be eight pixels, so up to
 ``SMALL_FILE_BYTES`` the budget holds for a PNG of less than 8 bits per pixel, too.
 
@@ -40,7 +40,8 @@ from batchd.samples.errors import SampleUndecodable
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
 JPEG_SCANS_MAX = 200
-"""Scans of one image. An ordinary progressive file has 10; thousands of empty ones are a bomb for the processor."""
+"""Scans of one image. An ordinary progressive file has 10; thousands of empty ones are a bomb for
+the processor."""
 CHUNKS_MAX = 1_000_000
 """Chunks of a WebP file, blocks of a GIF file."""
 
@@ -58,13 +59,17 @@ _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_BITS_AT, _PNG_INTERLACED_AT = 24, 28
 _WEBP_FLAGS_AT, _WEBP_IS_ANIMATED = 20, 2
 _HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 6, 7, 9
-"""For each pixel, measured: what OpenCV holds beside the image that it hands out. Of PNG and BMP that is a second one."""
+"""For each pixel, measured: what OpenCV holds beside the image that it hands out. Of PNG and BMP
+that is a second one."""
 _WHOLE_BYTE_BITS = 8
 _GIF_EXTENSION, _GIF_FRAME, _GIF_TRAILER = 0x21, 0x2C, 0x3B
 
 
 class ImageHeader(NamedTuple):
-    """What the header of an image says. ``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8)."""
+    """What the header of an image says.
+
+    ``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8).
+    """
 
     format: str
     """JPEG, PNG, APNG (an animated PNG), WebP, BMP or GIF."""
@@ -72,7 +77,8 @@ class ImageHeader(NamedTuple):
     width: int
     orientation: int
     channels: int
-    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK. 0 for the other formats, whose decoder converts."""
+    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK. 0 for the other formats, whose
+    decoder converts."""
     pixels_max: int = PIXELS_MAX
     """How many pixels are believed of a file of so many bytes."""
     held_bytes: int = 0
@@ -82,7 +88,9 @@ class ImageHeader(NamedTuple):
 
 
 def probe_image(data: memoryview) -> ImageHeader:
-    """Read the header of an image and find its end. ``data`` is the whole file, as bytes (format "B").
+    """Read the header of an image and find its end.
+
+    ``data`` is the whole file, as bytes (format "B").
 
     Raises ``SampleUndecodable``: not a known image, truncated, or malformed.
     """
@@ -115,7 +123,10 @@ def _probe_for(magic: bytes) -> Callable[[memoryview], ImageHeader] | None:
 
 
 def _probe_jpeg(data: memoryview) -> ImageHeader:
-    """Walk the segments up to the image data; one round is a fraction of a microsecond, and a photograph has about ten."""
+    """Read the segments up to the image data.
+
+    One takes a fraction of a microsecond, and a photograph has about ten.
+    """
     position, orientation, frame = 2, 0, Frame(0, 0, 0, 0, 0)
     for _ in range(JPEG_SEGMENTS_MAX):
         if data[position] != _MARKER or data[position + 1] == _MARKER:
@@ -150,7 +161,10 @@ def _next_marker(data: memoryview, position: int) -> int:
 
 
 class Frame(NamedTuple):
-    """What the start of a JPEG's frame says; ``marker`` is 0 before there is one, and ``blocks`` are those of all components."""
+    """The start of a JPEG's frame.
+
+    ``marker`` is 0 before a frame was read; ``blocks`` counts those of all components.
+    """
 
     marker: int
     height: int
@@ -169,7 +183,7 @@ def _read_frame(data: memoryview, position: int) -> Frame:
 
 
 def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) -> ImageHeader:
-    """Check what follows the first start of scan: the end mark is there, and the number of scans is sane."""
+    """Check the data after the first start of scan: an end mark, and a sane number of scans."""
     if not frame.marker:
         raise SampleUndecodable("a JPEG whose image data comes before its dimensions")
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[scan:]).rfind(b"\xff\xd9") < 0:
@@ -179,7 +193,7 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
         scans = sum(marker == _START_OF_SCAN for _, marker in scan_markers(data, scan))
         if scans > JPEG_SCANS_MAX:
             raise SampleUndecodable(f"a JPEG with {scans} scans; {JPEG_SCANS_MAX} are allowed")
-    pixels_max = pixels_for_nothing(len(data))
+    pixels_max = free_pixels(len(data))
     if frame.marker not in _ARITHMETIC and frame.blocks:
         blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
         pixels_max = frame.height * frame.width * blocks // frame.blocks
@@ -210,9 +224,7 @@ def _png_pixels_max(data: memoryview, height: int, width: int, deflated: int) ->
     held = height * width * DEFLATED_MAX * deflated // whole if whole else 0
     if pixel_bits >= _WHOLE_BYTE_BITS or len(data) > SMALL_FILE_BYTES:
         return held
-    return min(
-        held, pixels_for_nothing(len(data)) if is_interlaced else pixels_for_nothing(len(data), ROW_PIXELS_PER_BYTE)
-    )
+    return min(held, free_pixels(len(data)) if is_interlaced else free_pixels(len(data), ROW_PIXELS_PER_BYTE))
 
 
 def _probe_webp(data: memoryview) -> ImageHeader:
@@ -231,7 +243,7 @@ def _probe_webp(data: memoryview) -> ImageHeader:
         width, height = (side & 0x3FFF for side in unpack_from("<HH", data, 26))
     else:
         raise SampleUndecodable(f"a WebP whose first chunk is {kind!r}")
-    return ImageHeader("WebP", height, width, orientation, 0, pixels_for_nothing(len(data)), held * height * width)
+    return ImageHeader("WebP", height, width, orientation, 0, free_pixels(len(data)), held * height * width)
 
 
 def _webp_orientation(data: memoryview, end: int) -> int:
@@ -263,18 +275,21 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
     needed = pixels_at + (width * bits + 31) // 32 * 4 * height if has_all else pixels_at
     if len(data) < needed:
         raise SampleUndecodable(f"truncated: a BMP of {len(data)} bytes that needs {needed}")
-    pixels_max = PIXELS_MAX if has_all else pixels_for_nothing(len(data))
+    pixels_max = PIXELS_MAX if has_all else free_pixels(len(data))
     return ImageHeader("BMP", height, width, 1, 0, pixels_max, _HELD_BYTES * height * width)
 
 
 def _probe_gif(data: memoryview) -> ImageHeader:
-    """Walk the blocks to the trailer. The first frame's own size may not exceed the screen's, or decoders disagree."""
+    """Walk the blocks to the trailer.
+
+    The first frame's own size may not exceed the screen's, or decoders disagree.
+    """
     width, height, flags = unpack_from("<HHB", data, 6)
     position, pixels_max = 13 + _color_table_bytes(flags), None
     for _ in range(CHUNKS_MAX):
         introducer, frame_pixels = data[position], 0
         if introducer == _GIF_TRAILER:
-            pixels_max = pixels_for_nothing(len(data)) if pixels_max is None else pixels_max
+            pixels_max = free_pixels(len(data)) if pixels_max is None else pixels_max
             return ImageHeader("GIF", height, width, 1, 0, pixels_max, _GIF_HELD_BYTES * height * width)
         if introducer == _GIF_EXTENSION:  # its label, then data
             position += 2
@@ -293,7 +308,7 @@ def _probe_gif(data: memoryview) -> ImageHeader:
         if frame_pixels and pixels_max is None:
             pixels_max = lzw_pixels_max(data[start - 1], position - start)
             if frame_pixels < min(height * width, pixels_max + 1):  # around it there is the screen
-                pixels_max = pixels_for_nothing(len(data))
+                pixels_max = free_pixels(len(data))
     raise SampleUndecodable(f"a GIF with more than {CHUNKS_MAX} blocks")
 
 
@@ -305,24 +320,26 @@ SMALL_FILE_BYTES = 4096
 PIXELS_PER_BYTE = 1_040
 """Of pixels that take no bits: 4.3 million in a small file."""
 ROW_PIXELS_PER_BYTE = 2_200
-"""Of pixels of less than 8 bits in the rows of a PNG, which cost least: 9 million in a small file, an empty page at 300 dpi."""
+"""Of pixels of less than 8 bits in the rows of a PNG, which cost least: 9 million in a small file,
+an empty page at 300 dpi."""
 DEFLATED_MAX = 1_032
 JPEG_BLOCK_SIDE = 8
 COEFFICIENT_BLOCK_BYTES = 128
 
 _LZW_CODE_BITS_MAX = 12
 _ADAM7 = ((0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1))
-"""Of each pass of an interlaced PNG: the first row and the step to the next, the first column and the step."""
+"""Of each pass of an interlaced PNG: the first row and the step to the next, the first column and
+the step."""
 _ROWS = ((0, 1, 0, 1),)
 
 
-def pixels_for_nothing(file_bytes: int, per_byte: int = PIXELS_PER_BYTE) -> int:
-    """How many pixels are allowed that may take no bits."""
+def free_pixels(file_bytes: int, per_byte: int = PIXELS_PER_BYTE) -> int:
+    """Return how many pixels may take no bits in a file of ``file_bytes``."""
     return per_byte * max(SMALL_FILE_BYTES, file_bytes)
 
 
 def lzw_pixels_max(pixel_bits: int, data_bytes: int) -> int:
-    """How many pixels a GIF's codes can stand for, of which the shortest has a bit more than ``pixel_bits``.
+    """Return how many pixels a GIF's codes can have; the shortest code has ``pixel_bits`` + 1.
 
     ``data_bytes`` counts what blocks say of their lengths, too. Each code enters a run into the
     table that is one pixel longer than a run that is there. A table that is full stays as it is; to
@@ -349,7 +366,10 @@ def png_bytes(height: int, width: int, pixel_bits: int, *, is_interlaced: bool) 
 
 
 def jpeg_blocks(height: int, width: int, samplings: Iterable[tuple[int, int]]) -> int:
-    """How many blocks a JPEG has, in all components; ``samplings``: of each of these, horizontally and vertically."""
+    """Count the blocks of a JPEG in all components.
+
+    ``samplings``: (horizontal, vertical) of each component.
+    """
     factors = list(samplings)
     across, down = (max((factor[axis] for factor in factors), default=0) or 1 for axis in (0, 1))
     return sum(
@@ -367,7 +387,7 @@ _ORIENTATIONS = range(1, 9)
 
 
 def exif_payload_orientation(payload: memoryview) -> int:
-    """Read the orientation (1 to 8) of an APP1 segment's payload, or 0 where it is no EXIF block."""
+    """Read the orientation (1 to 8) of an APP1 segment's payload; 0 if it is no EXIF block."""
     return exif_orientation(payload[len(EXIF_PREFIX) :]) if payload[: len(EXIF_PREFIX)] == EXIF_PREFIX else 0
 
 

@@ -1,13 +1,13 @@
-"""The steps that change what pixels are, done to an upright image of 8 bits. Worker process.
+"""The steps that change the values of pixels, on an upright image of 8 bits. Worker process.
 
-Each works in place, but for "gray" where it changes the number of channels. All rounding is to the
-nearest of 0 to 255:
+Each works in place, except "gray" where it changes the number of channels. All rounding is to the
+nearest of 0 to 255; the errors given are those before rounding:
 
     brightness  f * pixel                     exact, halves to even
-    contrast    f * pixel + (1 - f) * mean    exact, halves to even; the mean is the float64 mean of the grey levels
-    saturation  f * pixel + (1 - f) * grey    by cv2 in float32: within 0.001 of the exact value before it is rounded
-    hue         in HSV, in whole numbers: within 0.002 of the exact value before it is rounded
-    grey        0.299 red + 0.587 green + 0.114 blue, by cv2 in fixed point: within 0.005 of it before it is rounded
+    contrast    f * pixel + (1 - f) * mean    exact, halves to even; float64 mean of the grey levels
+    saturation  f * pixel + (1 - f) * grey    by cv2 in float32: within 0.001
+    hue         in HSV, in whole numbers      within 0.002
+    grey        0.299 red + 0.587 green + 0.114 blue, by cv2 in fixed point: within 0.005
 
 Invariant: each draws the same number of random numbers for every image, whatever it draws.
 """
@@ -36,8 +36,8 @@ _LEVELS = np.arange(256, dtype=np.float64)
 
 
 Recolor: TypeAlias = Callable[[Pixels, SampleRandom, Pixels | None], Pixels]
-"""Changes pixels in place and returns them; or, where their shape changes, writes into the third argument, which is the row where
-there is one, or into memory of its own."""
+"""Changes pixels in place and returns them; or, where their shape changes, writes into the third
+argument, which is the row where there is one, or into memory of its own."""
 
 
 @singledispatch
@@ -77,7 +77,7 @@ class _Gray:
         self._grey = _Grey(scratch, is_bgr=is_bgr)
 
     def __call__(self, pixels: Pixels, _random: SampleRandom, out: Pixels | None) -> Pixels:
-        """Into ``out`` where the number of channels changes to what ``out`` has, else into memory of its own."""
+        """Write into ``out`` if the channels change to those of ``out``, else into own memory."""
         if pixels.shape[2] == self._channels == 1:
             return pixels
         shape = (*pixels.shape[:2], self._channels)
@@ -107,7 +107,10 @@ class _Cutout:
 
 @recolor_for.register(ColorJitter)
 class _Jitter:
-    """The four changes in the order that is drawn for each image; those without strength take no number and do nothing."""
+    """Make the four changes in a random order.
+
+    A change without strength draws no number and does nothing.
+    """
 
     def __init__(self, step: ColorJitter, scratch: Scratch, *, is_bgr: bool) -> None:
         self._grey = _Grey(scratch, is_bgr=is_bgr)
@@ -146,7 +149,7 @@ class _Jitter:
 
 
 class _Hue:
-    """Shifts hues: of HSV, where that of a pixel, in sixths of the circle and times its chroma, is a whole number."""
+    """Shifts hues (HSV) in whole numbers: sixths of the circle, times the chroma of a pixel."""
 
     def __init__(self, *, is_bgr: bool) -> None:
         self._is_bgr = is_bgr

@@ -9,8 +9,8 @@ Another size: each new pixel is a weighted sum of source pixels, first of each c
 row. The weights are whole numbers that add up to a power of two, made of the sizes alone.
 
 An angle: for each new pixel, the place that its centre is from, in 1/2**32 of a pixel: the pixel at
-that place ("nearest"), or between the four around it ("linear", at 1/2048 of a pixel), with ``fill``
-as the pixels outside.
+that place ("nearest"), or between the four around it ("linear", at 1/2048 of a pixel), with
+``fill`` as the pixels outside.
 
 Invariant: no sum leaves 32 bits. Weights of one pixel: 15 bits each, whose magnitudes add up to 1.4
 * 2**22 at most (``cubic``, else 2**22), times 8 bits; between the sides 7 bits behind the point are
@@ -37,12 +37,14 @@ else:
 
 _WEIGHT_BITS = 14
 _SHIFT_MAX = 22
-"""8 bits of a pixel and so many of the weights' sum are what 31 bits hold, with some room for what "cubic" overshoots."""
+"""8 bits of a pixel and so many of the weights' sum are what 31 bits hold, with some room for what
+"cubic" overshoots."""
 _KEPT_BITS = 7
 _BITS_BEHIND_THE_PIXEL = 23
 _PORTION_NUMBERS = 40_000
 _CACHED_SIDES = 512
-"""A random crop has as many sizes as an image has pixels along a side; weights take as long to make as to use."""
+"""A random crop has as many sizes as an image has pixels along a side; weights take as long to make
+as to use."""
 _CUBIC = -0.75
 
 Places = npt.NDArray[np.int32]
@@ -50,7 +52,10 @@ Weights = npt.NDArray[np.int16]
 
 
 class Taps(NamedTuple):
-    """What the new pixels along one side are made of: pixels from ``first`` on, [targets], with ``weights``, [targets, count]."""
+    """The source pixels of the new pixels along one side.
+
+    ``first``: the first one of each, int32 [targets]; ``weights``: int16 [targets, count].
+    """
 
     first: Places
     weights: Weights
@@ -87,13 +92,16 @@ def taps(source: int, target: int, method: str, *, is_mirrored: bool = False) ->
 
 
 def _nearest(source: int, target: int, *, is_mirrored: bool) -> npt.NDArray[np.intp]:
-    """The source's pixels in which the centres of the target's lie, along one side; see ``Mirrored`` for those on an edge."""
+    """Return the source pixel that has the centre of each target pixel, along one side.
+
+    See ``Mirrored`` for centres on an edge.
+    """
     places = (2 * np.arange(target) + 1) * source // (2 * target)
     return source - 1 - places[::-1] if is_mirrored else places
 
 
 def _area_taps(source: int, target: int) -> Taps:
-    """Each new pixel is the mean of what it covers, edges counting by their share; 1/``target`` of a pixel is the unit."""
+    """Make each new pixel the mean of the area it covers, in units of 1/``target`` of a pixel."""
     count = min(source, -(-source // target) + (source % target > 0))
     begin = np.arange(target)[:, np.newaxis] * source
     first = np.minimum(begin // target, source - count)
@@ -105,12 +113,12 @@ def _area_taps(source: int, target: int) -> Taps:
 
 
 def _centres(source: int, target: int) -> npt.NDArray[np.intp]:
-    """Where each new pixel's centre is, from the centre of the first pixel, in 1 / (2 * ``target``) of a pixel."""
+    """Return the centres of new pixels from that of the first, in 1 / (2 * ``target``) pixels."""
     return (2 * np.arange(target) + 1) * source - target
 
 
 def _linear_taps(source: int, target: int) -> Taps:
-    """Between the two pixels around each new pixel's centre; beyond the centres of the outermost ones, those."""
+    """Mix the two pixels around each new centre; outside of the outermost centres, use those."""
     centre = np.clip(_centres(source, target), 0, (source - 1) * 2 * target)
     first = np.clip(centre // (2 * target), 0, max(0, source - 2))
     second = ((centre - first * 2 * target << _WEIGHT_BITS) + target) // (2 * target)
@@ -119,7 +127,7 @@ def _linear_taps(source: int, target: int) -> Taps:
 
 
 def _cubic_taps(source: int, target: int) -> Taps:
-    """Of four pixels around each new pixel's centre; for what would lie outside stands the pixel at the edge."""
+    """Mix four pixels around each new centre; outside of the image, use the pixel at the edge."""
     centre = _centres(source, target)
     kernel = _cubic(centre % (2 * target) / (2 * target))
     places = (centre // (2 * target))[:, np.newaxis] + np.arange(-1, 3)
@@ -133,7 +141,10 @@ def _cubic_taps(source: int, target: int) -> Taps:
 
 
 def _cubic(near: npt.NDArray[np.float64]) -> Weights:
-    """Cubic convolution. There are sums, products and one quotient of float64 here alone, which are the same everywhere."""
+    """Cubic convolution.
+
+    There are sums, products and one quotient of float64 here alone, which are the same everywhere.
+    """
     far = 1 - near
 
     def within(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -153,7 +164,7 @@ _MAKERS = {"linear": _linear_taps, "area": _area_taps, "cubic": _cubic_taps}
 
 
 def side_by_side(pixels: Pixels) -> Pixels:
-    """The image, whose rows may lie anywhere, but not the pixels of a row."""
+    """Return the image with contiguous pixels in each row; rows may have any distance."""
     _, column, channel = pixels.strides
     return pixels if (column, channel) == (pixels.shape[2], 1) else np.ascontiguousarray(pixels)
 
@@ -188,7 +199,7 @@ _FRAME = 2
 """Pixels of fill on each side that are all that outside is."""
 
 Origin = tuple[int, int, int]
-"""Where new pixels come from, along one side: factors of x, y and 1, in 1/2**32 of a pixel."""
+"""Origins of new pixels along one side: factors of x, y and 1, in 1/2**32 of a pixel."""
 
 
 def warp(pixels: Pixels, move: Warp, into: Pixels) -> None:
@@ -203,7 +214,7 @@ def warp(pixels: Pixels, move: Warp, into: Pixels) -> None:
 
 
 def origins(move: Warp) -> tuple[Origin, Origin]:
-    """Where the columns and the rows of the new pixels come from, in coordinates in which a pixel's centre is a whole number.
+    """Return the origins of the new columns and rows; centres of pixels are whole numbers.
 
     For "nearest" half a pixel further on, so that the whole part is the pixel, see ``Mirrored`` for
     the places between two; for "linear" half of the last bit of the fraction.

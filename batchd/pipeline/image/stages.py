@@ -1,27 +1,30 @@
-"""The steps on pixels: from the bytes of a file, or from pixels, straight into one row of a batch. Worker process.
+"""The steps on pixels: from the bytes of a file, or pixels, straight into a row of a batch.
 
-    probe header -> steps on paper (geometry) -> decode, no more than needed -> moves -> turn -> recolor -> convert
-                                                 scratch                        scratch  ...               the row
+Worker process.
 
-The last thing that happens to the pixels writes into the row that was given; whatever comes before
-it writes into memory that is used again for the next sample.
+    probe header -> steps on paper (geometry) -> decode, no more than needed
+        -> moves -> turn -> recolor -> convert
+           scratch  scratch  ...      the row
 
-Geometry behind a step on pixels is a stage of its own, so that every step sees what those in front
-of it made; ``goes_on`` says where one ends.
+The last change of the pixels writes into the row; earlier ones write into memory that is reused for
+the next sample.
+
+Geometry after a step on pixels is a stage of its own, so each step sees what the steps before it
+made; ``can_join`` says where a stage ends.
 
 Interpolation, which tests compare with a float64 reference. The centre of pixel ``i`` is at ``i +
 1/2``, edges repeat, the result is rounded to 8 bits, from a value within 0.03 of the reference; see
 ``resample``:
 
-    nearest  the pixel in which the centre of the new one lies
+    nearest  the pixel that has the centre of the new one
     linear   between the two nearest pixels, in each direction; no smoothing before it
     area     the mean over the area that the target's pixel covers
     cubic    over four pixels in each direction, with the coefficient -0.75; no smoothing before it
     auto     linear where both sides shrink by less than 2 (or grow), else area
 
 Without smoothing, shrinking folds detail finer than the target's pixels back into the image. "auto"
-bounds that: scaled decoding has taken away all reductions of 2 and more that it can, by averaging,
-and "area" takes the rest.
+bounds that: scaled decoding averages away all reductions of 2 and more that it can, and "area" the
+rest.
 
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the file) and
 the decoders' versions.
@@ -54,8 +57,8 @@ _GRAY_DIMENSIONS = 2
 Levels: TypeAlias = npt.NDArray[np.float64]
 
 
-def goes_on(step: ImageStep, following: ImageStep) -> bool:
-    """Can the stage that does ``step`` do the ``following`` one as well?"""
+def can_join(step: ImageStep, following: ImageStep) -> bool:
+    """True if the stage of ``step`` can do the ``following`` one, too."""
     return step.field == following.field and _part(step) <= _part(following)
 
 
@@ -70,7 +73,7 @@ def _part(step: ImageStep) -> int:
 
 
 def _laps_of(steps: Sequence[ImageStep], laps: Laps) -> tuple[tuple[int, int, int], list[int]]:
-    """Which laps there are: that of decoding, of moving, of converting; and that of each step that recolors.
+    """Name the laps of decoding, moving and converting; and that of each step that recolors.
 
     What no step asks for (a turn by EXIF, a copy into the row) counts for the part before it, or
     where there is none, behind it.
@@ -99,17 +102,18 @@ class ImagePlan(NamedTuple):
     geometry: Geometry
     decoding: DecodePlan
     is_cut_by_decoder: bool
-    """Is the box of ``decoding`` all that is decoded, as far as the header tells? Else it is cut out of the whole image."""
+    """Is the box of ``decoding`` all that is decoded, as far as the header tells? Else it is cut
+    out of the whole image."""
     tiles: tuple[int, int] | None = None
-    """How many parts of the file between restart markers are read, of how many; None: it is not cut, or nobody asked."""
+    """How many parts of the file between restart markers are read, of how many; None: it is not
+    cut, or nobody asked."""
 
 
 class ImageStage:
-    """The steps on one image field that follow each other, ready to run on one sample after the other.
+    """Successive steps on one image field, ready to run on one sample after the other.
 
-    ``before`` and ``after``: the columns of the sample. ``writes``: the fields of which what is
-    made here is what the batch has, so that it goes straight into the row. ``laps``: what measures
-    them.
+    ``before`` and ``after``: the columns of the sample. ``writes``: the fields that no later step
+    changes, so they are written straight into the row. ``laps`` measures the steps.
     """
 
     def __init__(
@@ -171,7 +175,10 @@ class ImageStage:
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
 
     def plan(self, values: Mapping[str, Value], random: SampleRandom) -> ImagePlan | None:
-        """Plan what ``run`` would do, with its ``tiles``. None where no file is decoded. Raises ``SampleUndecodable``."""
+        """Plan what ``run`` would do, with its ``tiles``. None where no file is decoded.
+
+        Raises ``SampleUndecodable``.
+        """
         if self._decoder is None:
             return None
         value = values[self._field]
@@ -193,7 +200,7 @@ class ImageStage:
         return ImagePlan(header, height, width, geometry, decoding, is_cut_by_decoder)
 
     def _look(self, value: Value) -> ImageHeader:
-        """Size and orientation of the image, before any pixel is touched."""
+        """Read size and orientation of the image, before any pixel is touched."""
         if self._decoder is None:
             assert isinstance(value, np.ndarray), "pixels, as there is no decode step"
             if not value.size:
@@ -214,12 +221,12 @@ class ImageStage:
         return self._decoder.decode(value, plan.header, plan.decoding.factor, plan.decoding.box)
 
     def _upright(self, pixels: Pixels, moves: list[Move], turn: Orientation, into: Pixels | None) -> Pixels:
-        """Make the moves and the turn, into ``into`` where that is given and anything is written at all."""
+        """Make the moves and the turn; anything written is written into ``into``, if given."""
         pixels = make_moves(pixels, moves, self._scratch, None if turn.transpose else into)
         return turned(pixels, turn, self._scratch, into)
 
     def _own(self, pixels: Pixels, value: Value, into: Pixels | None) -> Pixels:
-        """The pixels in memory that may be written to: ``into`` where that is given, and never the source's."""
+        """Return the pixels in writable memory: ``into`` if given, and never the source's."""
         if into is None and not (isinstance(value, np.ndarray) and np.may_share_memory(pixels, value)):
             return pixels
         own = self._scratch.image("own", pixels.shape) if into is None else into
@@ -234,7 +241,7 @@ class ImageStage:
         return pixels
 
     def _converted(self, pixels: Pixels, out: Image | None) -> Image:
-        """The upright image in the type and the order that it is to have, in ``out`` where that is given."""
+        """Convert the upright image to its final dtype and order, in ``out`` if given."""
         if out is None:
             if self._writes_pixels:
                 return pixels
@@ -270,7 +277,10 @@ def _channel_count(column: Column) -> int:
 
 
 def _look_up(pixels: Pixels, tables: Image, out: Image) -> None:
-    """Replace each pixel by its number. cv2 knows no tables of float16, but it only moves 16 bits, whatever they mean."""
+    """Replace each pixel by its number.
+
+    cv2 has no tables of float16, but it copies 16 bits of any meaning.
+    """
     if out.dtype == np.float16:
         out, tables = out.view(np.int16), tables.view(np.int16)
     written(cv2.LUT(pixels, tables, dst=out), out)

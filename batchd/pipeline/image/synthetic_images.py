@@ -1,6 +1,8 @@
-"""Photo-like images for the demo and the benchmarks, where nobody has photographs at hand. Not run by daemon or workers.
+"""Photo-like images for the demo and the benchmarks, which need no photographs then.
 
-What a decoder takes time for is detail, so each image is a picture that people can tell apart (a
+Not run by daemon or workers.
+
+Detail is what takes a decoder time, so each image is a picture that a viewer can recognise (a
 pattern for its class, two colours, a number) under a texture whose detail falls off with its
 frequency, as that of photographs does. At quality 90 that gives files of 70 to 110 KB, which decode
 in about the time of a photograph of their size.
@@ -19,7 +21,7 @@ import numpy.typing as npt
 from batchd.pipeline.image.vision import Pixels, cv2
 
 SIZES = ((375, 500), (375, 500), (500, 375), (333, 500))
-"""Height and width, in pixels; each as often as it stands here."""
+"""Height and width, in pixels; each as often as it is listed."""
 QUALITY = 90
 PROGRESS_IMAGES = 16
 """Images from one report to the next."""
@@ -31,10 +33,12 @@ _Pattern: TypeAlias = Callable[[np.random.Generator, _Floats, _Floats], _Floats]
 
 
 def make_photos(folder: Path, count: int, seed: int, progress: Callable[[int], None]) -> None:
-    """Write ``count`` JPEG files of about 500 x 375 pixels into ``folder``/class/number.jpg, the classes in turn.
+    """Write ``count`` JPEG files of about 500 x 375 pixels to ``folder``/class/number.jpg.
 
-    ``progress`` is told now and then how many are written. About 8 ms each on one core. Raises
-    ``OSError``.
+    The classes take turns.
+
+    Calls ``progress`` now and then with the number written so far. About 8 ms each on one core.
+    Raises ``OSError``.
     """
     texture = _texture(np.random.default_rng((1, seed)))
     for name in PATTERNS:
@@ -66,7 +70,10 @@ def _paint(random: np.random.Generator, pattern: _Pattern, texture: _Floats, cap
 
 
 def _texture(random: np.random.Generator) -> _Floats:
-    """Make noise of three channels whose amplitude falls with frequency, mean 0 and deviation 1, channels mostly alike."""
+    """Make noise whose amplitude falls with frequency: float32 [side, side, 3].
+
+    Mean 0, deviation 1; the channels are mostly alike.
+    """
     side = _TEXTURE_SIDE_PIXELS
     frequency = np.hypot(np.fft.fftfreq(side)[:, np.newaxis], np.fft.rfftfreq(side)[np.newaxis, :])
     frequency[0, 0] = 1

@@ -7,8 +7,8 @@ are the parallelism: a pool in each of them would only compete for the same proc
 
 A fresh megabyte costs about 0.2 ms in page faults, a fifth of decoding a photograph. So each
 intermediate image has its ``Scratch`` place, which grows to the largest image seen there, up to a
-limit: one huge photograph must not make a worker large for ever, and for such an image the faults do
-not matter.
+limit: one huge photograph must not make a worker large for ever, and for such an image the faults
+do not matter.
 
 Invariant: an array of ``Scratch`` is valid until the same place is requested again; it has the
 content of an earlier image, so the caller overwrites all of it.

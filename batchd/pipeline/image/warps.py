@@ -1,13 +1,13 @@
 """The moves and the turn of a plan, done to pixels. Worker process.
 
     cut      a view, nothing is copied
-    scale    see ``image_stage`` for the conventions of each interpolation
+    scale    see ``image.stages`` for the conventions of each interpolation
     pad      copies the image into its frame
-    warp     see ``warp``; within 1 of the same in float64
+    warp     see ``resample.warp``; within 1 of the same in float64
     turn     transposed first, then flipped
 
 Everything but a cut writes into memory that it is given or that is used again for the next sample.
-Every cv2 call that is told where to write is checked to have written there.
+Every cv2 call with a destination is checked to have written there.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,19 +19,20 @@ from batchd.pipeline.image.resample import resample, warp
 from batchd.pipeline.image.vision import Pixels, Scratch, cv2, written
 
 AREA_FROM_REDUCTION: Final = 2
-"""Where "auto" changes from linear to area: source divided by target, in pixels, of the side that shrinks more."""
+"""Where "auto" changes from linear to area: source divided by target, in pixels, of the side that
+shrinks more."""
 
 _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 _CV2_CHANNELS_MAX = 4
 
 
 def cut_out(pixels: Pixels, box: Cut) -> Pixels:
-    """The box, as a view."""
+    """The box of ``pixels`` as a view: uint8 ``[box.height, box.width, channels]``."""
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
 def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pixels | None) -> Pixels:
-    """Make the moves; the last one writes into ``out``, where that is given and the move writes at all."""
+    """Make the moves; the last one, unless it is a cut, writes into ``out``, if given."""
     last = len(moves) - 1
     for place, move in enumerate(moves):
         if isinstance(move, Cut):
@@ -50,9 +51,9 @@ def make_moves(pixels: Pixels, moves: Sequence[Move], scratch: Scratch, out: Pix
 
 
 def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scratch, fill: int) -> Pixels:
-    """Do to a mask [height, width, 1] what was done to its image, step by step; no number is made that was not there.
+    """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers.
 
-    A new pixel has the number of the pixel in which its centre lies.
+    A new pixel gets the number of the pixel that has its centre.
     """
     for place, move in enumerate(trail):
         if isinstance(move, Cut):
@@ -75,7 +76,10 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scr
 def turned(
     pixels: Pixels, turn: Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
 ) -> Pixels:
-    """Turn an image, into ``into`` where that is given; it may hold the pixels, as long as nothing is transposed."""
+    """Turn an image, into ``into`` if given.
+
+    ``into`` may be ``pixels`` itself, as long as nothing is transposed.
+    """
     if turn == UPRIGHT:
         return pixels
     height, width, channels = pixels.shape
@@ -109,7 +113,10 @@ def _scalar(fill: Fill) -> tuple[int, ...]:
 
 
 def _turn(pixels: Pixels, turn: Orientation, into: Pixels) -> None:
-    """Transpose first, then flip, in place where ``into`` holds the pixels: still in the cache, they are flipped in no time."""
+    """Transpose first, then flip, in place if ``into`` is ``pixels``.
+
+    Pixels that are still in the processor's cache are flipped in no time.
+    """
     if turn.transpose:
         written(cv2.transpose(pixels, dst=into), into)
         pixels = into

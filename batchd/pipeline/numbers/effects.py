@@ -1,4 +1,7 @@
-"""What the steps on labels and numbers make of their column. Daemon, workers and ``batchd check``; standard library only."""
+"""The effects of the steps on labels and numbers.
+
+Daemon, workers and ``batchd check``; standard library only.
+"""
 
 from dataclasses import replace
 from math import inf, prod

@@ -7,7 +7,7 @@ becomes which. A number that cannot become what it should is a bad sample, never
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
 
 CLASSES_MAX = 1 << 24
@@ -33,18 +33,15 @@ Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
 Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
 
 
-class NumberStep(StepOptions):
+class NumberStep(FieldStep):
     """Base of the steps on labels and numbers."""
 
     __slots__ = ()
 
-    field: str
-    """Which field of the sample it is done to."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneHot(NumberStep):
-    """Turn a class number into a row of zeros with a one in its place; whole numbers of shape s become s + [classes].
+    """Turn a class number into zeros with a one in its place: shape s becomes s + [classes].
 
     A number outside 0 to classes - 1 is a bad sample.
     """
@@ -61,7 +58,7 @@ class OneHot(NumberStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast(NumberStep):
-    """Change the type of numbers, and nothing else: a number that the type cannot hold is a bad sample.
+    """Change the type of numbers only: a number that the type cannot hold is a bad sample.
 
     Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad.
     Floating point: a whole number has to be held exactly; other numbers are rounded to the nearest,
@@ -82,7 +79,10 @@ class Cast(NumberStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip(NumberStep):
-    """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``. NaN stays NaN."""
+    """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``.
+
+    NaN stays NaN.
+    """
 
     op: Literal["clip"] = "clip"
     """The step's name."""

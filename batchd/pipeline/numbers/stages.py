@@ -1,4 +1,6 @@
-"""The steps on labels and numbers, run. Worker process. What each does exactly stands at its options, in ``number_steps``.
+"""The stages of the steps on labels and numbers. Worker process.
+
+``numbers.options`` says what each does exactly.
 
 Invariant: a number of the result is the number that the step's rules give, or the sample is bad;
 none wraps around, and no rule is left to what the machine does with numbers that a type cannot
@@ -84,7 +86,10 @@ def clip(step: Clip, numbers: Numbers) -> Numbers:
 
 @changed.register
 def scale(step: Scale, numbers: Numbers) -> Numbers:
-    """``number * factor + offset`` in float64, rounded to the step's type. Raises ``SampleUndecodable`` where it overflows."""
+    """``number * factor + offset`` in float64, rounded to the step's type.
+
+    Raises ``SampleUndecodable`` where it overflows.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
     _refuse(numbers, ~np.isfinite(made) & np.isfinite(numbers), f'becomes too large for {step.dtype} by "scale"')
@@ -92,7 +97,10 @@ def scale(step: Scale, numbers: Numbers) -> Numbers:
 
 
 def _whole(numbers: Numbers, step: Cast) -> Numbers:
-    """Floating point without fractional parts, as float64, which holds each number of the narrower types exactly."""
+    """Return floating-point numbers without fractional parts, as float64.
+
+    float64 holds each number of the narrower types exactly.
+    """
     wide = numbers.astype(np.float64)
     _refuse(wide, ~np.isfinite(wide), f"is no number of {step.dtype}")
     cut: Numbers = np.trunc(wide)
@@ -102,7 +110,10 @@ def _whole(numbers: Numbers, step: Cast) -> Numbers:
 
 
 def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
-    """Which numbers are below ``low`` or above ``high``. In float64 the first number above is a power of two, which it has."""
+    """Which numbers are below ``low`` or above ``high``.
+
+    In float64 the first number above is a power of two, which it has.
+    """
     if numbers.dtype.kind == "f":
         return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
     if numbers.dtype.kind == "b":
@@ -130,7 +141,7 @@ def _bound(bound: float, dtype: str) -> Any:
 
 
 def _refuse(numbers: Numbers, bad: NDArray[np.bool_], why: str) -> None:
-    """Raise ``SampleUndecodable`` with the first bad number, and where it stands."""
+    """Raise ``SampleUndecodable`` with the first bad number and its place."""
     if not bad.any():
         return
     place = tuple(map(int, np.argwhere(bad)[0]))

@@ -1,11 +1,11 @@
-"""What the steps for samples of different shapes make of their column.
+"""The effects of the steps for samples of different shapes.
 
-Daemon, workers and ``batchd check``; standard library only.
+Daemon, workers and ``batchd check``; standard library only. With ``pad_batch`` and ``ragged``:
 
-    image: uint8 [?, ?, 3]  --pad_batch, ragged-->  image: uint8 [<=512, <=512, 3]   image_shape: int32 [2]
-    tokens: int32 [?]       --pad_batch, ragged-->  tokens: int32 [<=128]            tokens_length: int32
+    image: uint8 [?, ?, 3]  --> image: uint8 [<=512, <=512, 3]   image_shape: int32 [2]
+    tokens: int32 [?]       --> tokens: int32 [<=128]            tokens_length: int32
 
-Invariant: for each column that varies, the one with its sizes stands right behind it.
+Invariant: the column with the sizes directly follows each column that varies.
 """
 
 from dataclasses import replace
@@ -58,7 +58,7 @@ def _with_room(step: PadBatch | Ragged, columns: Columns, kind: str) -> Columns:
 
 
 def _holds(dtype: str, value: float) -> bool:
-    """Can a number be stored as it is?"""
+    """True if ``dtype`` can hold the number exactly."""
     if dtype.startswith("float"):
         return dtype != "float16" or abs(value) <= FLOAT16_MAX
     if value != int(value):

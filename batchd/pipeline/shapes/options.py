@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
 from batchd.samples.columns import LENGTH_MAX
 from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_field
@@ -18,8 +18,8 @@ MaxShape: TypeAlias = tuple[Annotated[int, Range(1, SIZE_MAX)], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadBatch(StepOptions):
-    """Give samples of different shapes room for the largest, and fill what a sample does not need of it.
+class PadBatch(FieldStep):
+    """Give samples of different shapes room for the largest; ``fill`` is after a smaller sample.
 
     Trainers get the batch cut to its largest sample, and how large each is in a field FIELD_length,
     or FIELD_shape where several dimensions vary. The last step on its field.
@@ -31,8 +31,8 @@ class PadBatch(StepOptions):
     field: str = "image"
     """Which field of the sample it is done to."""
     max_shape: MaxShape
-    """The largest shape of a sample, one length for each dimension; those that do not vary stay as they are. A batch takes
-    memory for batch_size of these."""
+    """The largest shape of a sample, one length for each dimension; those that do not vary stay as
+    they are. A batch takes memory for batch_size of these."""
     fill: Annotated[float, Range(-FILL_MAX, FILL_MAX)] = 0.0
     """The value in the room after a sample."""
     too_large: Literal["bad", "crop"] = "bad"
@@ -50,8 +50,8 @@ class PadBatch(StepOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged(StepOptions):
-    """Give samples of different shapes room for the largest, with nothing between the values of a sample.
+class Ragged(FieldStep):
+    """Give samples of different shapes room for the largest, with contiguous values.
 
     Trainers get a list of arrays, each in its own shape, or all values with the row offsets, and
     how large each sample is in a field FIELD_length, or FIELD_shape where several dimensions vary.
@@ -64,8 +64,8 @@ class Ragged(StepOptions):
     field: str = "image"
     """Which field of the sample it is done to."""
     max_shape: MaxShape
-    """The largest shape of a sample, one length for each dimension; those that do not vary stay as they are. A batch takes
-    memory for batch_size of these."""
+    """The largest shape of a sample, one length for each dimension; those that do not vary stay as
+    they are. A batch takes memory for batch_size of these."""
     too_large: Literal["bad", "crop"] = "bad"
     """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
     too long."""

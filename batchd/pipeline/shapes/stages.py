@@ -1,19 +1,21 @@
-"""The last step on a field whose samples differ in shape: into a row with room for the largest. Worker process.
+"""The last step on a field whose samples differ in shape: a row has room for the largest.
 
-    padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...    and the sizes, here (2, 3), into their own field
+Worker process. The sizes, here (2, 3), have their own field:
+
+    padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...
               v v v f f
               f f f f f
 
-Conventions: values keep their order (C order) and stand at the row's beginning; of a sample that is
-cut, the beginning is kept.
+Conventions: values keep their order (C order) and begin at the start of the row; of a sample that
+is cut, the beginning is kept.
 
-What stands behind a sample does not depend on what was in the row before. A slot is used again and
-again, and zeros need not be written where they are: of a ragged row, the sizes in the slot say how
-far the former sample reached. They say so whoever wrote it, as the next one may be another process.
+The bytes after a sample do not depend on the former content of the row. A slot is used again and
+again, and zeros need not be written where they are: for a ragged row, the sizes in the slot say how
+far the former sample reached. Any process can read them there.
 
-Invariant: behind as many elements of a ragged row as its sizes say there are zeros alone. So it is
-in fresh memory, which is zeros; and while a row is written its sizes say that all of the room is
-used, so it stays true wherever a worker dies.
+Invariant: after as many elements of a ragged row as its sizes say, there are only zeros. This is
+true of fresh memory, which is zeros; and while a row is written its sizes say that all of the room
+is used, so it stays true wherever a worker dies.
 """
 
 from math import prod
@@ -43,7 +45,10 @@ class RoomStage:
         self._sizes = sizes_column(self._column).name
 
     def run(self, values: dict[str, Value], _random: SampleRandom, row: Row) -> None:
-        """See ``stages.Stage``. Raises ``SampleUndecodable`` where the sample is larger than its room, or is something else."""
+        """See ``stages.Stage``.
+
+        Raises ``SampleUndecodable`` where the sample is larger than its room, or is something else.
+        """
         array = np.asarray(values[self._step.field])
         self._check(array)
         array = array[tuple(map(slice, self._step.max_shape))]
@@ -77,7 +82,7 @@ def _shown(column: Column, array: Image) -> str:
 
 
 def _pad(array: Image, out: Image, fill: float) -> None:
-    """Write ``array`` into the beginning corner of ``out``, and ``fill`` behind it in one dimension after the other."""
+    """Write ``array`` into the first corner of ``out``, and ``fill`` after it in each dimension."""
     corner = tuple(map(slice, array.shape))
     out[corner] = array
     for axis, length in enumerate(array.shape):
@@ -85,7 +90,7 @@ def _pad(array: Image, out: Image, fill: float) -> None:
 
 
 def _begin(array: Image, out: Image, former: int) -> None:
-    """Write ``array`` at the beginning of the memory of ``out``, and zeros over what is left of ``former`` elements."""
+    """Write ``array`` at the start of ``out``, then zeros up to ``former`` elements."""
     assert out.flags.c_contiguous, "a row is one run of bytes"
     flat, used = out.reshape(-1), prod(array.shape)
     flat[:used].reshape(array.shape)[...] = array
@@ -93,7 +98,7 @@ def _begin(array: Image, out: Image, former: int) -> None:
 
 
 def _elements(room: tuple[int, ...], sizes: Image, varying: Varying) -> int:
-    """How many elements of a row its sizes say are used; all of its room where they are sizes that no sample has."""
+    """Count the used elements of a row by its sizes; all of its room if these are invalid."""
     shape = list(room)
     for axis, size in zip(varying.axes, sizes.reshape(-1).tolist(), strict=True):
         if not 0 <= size <= room[axis]:

@@ -1,8 +1,11 @@
-"""What the steps on text make of the columns. Daemon, workers and ``batchd check``; standard library only.
+"""The effects of the steps on text, and checks of their files. Daemon, workers, ``batchd check``.
 
-text  --lowercase, remove_stopwords-->  text  --tokenize-->    tokens: int32[n], tokens_mask: uint8[n], tokens_length: int32
-                                              --lookup-->      vectors: float32[n, columns], vectors_length: int32
-                                              --text_bytes-->  text: uint8[n]
+    text  --lowercase, remove_stopwords-->  text
+          --tokenize-->    tokens: int32[n], tokens_mask: uint8[n], tokens_length: int32
+          --lookup-->      vectors: float32[n, columns], vectors_length: int32
+          --text_bytes-->  text: uint8[n]
+
+Standard library only: what reads a file is imported by its check.
 """
 
 from dataclasses import replace
@@ -36,7 +39,7 @@ def _tokenize(step: Tokenize, columns: Columns) -> Columns:
 
 @effect.register
 def _lookup(step: Lookup, columns: Columns) -> Columns:
-    """How many columns the table has stands in its header."""
+    """Read the number of columns from the header of the table."""
     from batchd.pipeline.text.words import table_shape  # noqa: PLC0415  needs numpy
 
     _text(step, columns)

@@ -1,16 +1,16 @@
 """The steps on text, as plain data. Daemon, workers and CLI; standard library only.
 
-A *word* is what stands between white space, without what is neither letter, digit nor mark at its
-two ends: ``"(Don't stop!)"`` has the words ``Don't`` and ``stop``. White space is what Python's
-``str.split()`` splits at, letters and digits are what ``str.isalnum()`` says, marks are Unicode's
-category M. Nothing is normalised.
+A *word* is the text between white space, without the characters at its two ends that are neither
+letter, digit nor mark: ``"(Don't stop!)"`` has the words ``Don't`` and ``stop``. White space is
+what Python's ``str.split()`` splits at, letters and digits are what ``str.isalnum()`` says, marks
+are Unicode's category M. Nothing is normalised.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from batchd.pipeline.options import StepOptions
+from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
 from batchd.samples.columns import check_field_names
 from batchd.storage.location import check_path
@@ -21,22 +21,21 @@ TEXT_BYTES_MAX = 1 << 26
 TOKEN_MAX = (1 << 31) - 1
 
 
-class TextStep(StepOptions):
+class TextStep(FieldStep):
     """Base of the steps on text."""
 
     __slots__ = ()
 
-    field: str
-    """Which field of the sample it is done to."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenize(TextStep):
-    """Turn text into the numbers of tokens, with a Hugging Face tokenizer.json: int32[max_length] in the field ``to``.
+    """Turn text into token numbers with a Hugging Face tokenizer.json.
 
-    Beside it stand ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding, and
-    ``to`` with ``_length``, int32, the number of tokens. They replace the text. Needs the library
-    tokenizers: ``pip install 'batchd[text]'``.
+    The field ``to`` is int32[max_length].
+
+    Further fields are ``to`` with ``_mask``, uint8[max_length], 1 for a token and 0 for padding,
+    and ``to`` with ``_length``, int32, the number of tokens. They replace the text. Needs the
+    library tokenizers: ``pip install 'batchd[text]'``.
     """
 
     op: Literal["tokenize"] = "tokenize"
@@ -50,13 +49,14 @@ class Tokenize(TextStep):
     max_length: Annotated[int, Range(1, TOKENS_MAX)]
     """Most tokens of a text, special ones counted in."""
     padding: Literal["max_length", "none"] = "max_length"
-    """"max_length" puts ``pad_id`` behind the tokens up to max_length. "none" makes int32[?], as many as there are, without mask
-    and length; a later step must then give it a shape."""
+    """"max_length" puts ``pad_id`` behind the tokens up to max_length. "none" makes int32[?], as
+    many as there are, without mask and length; a later step must then give it a shape."""
     truncation: bool = True
-    """Whether a text with more tokens is cut at its end, its special tokens kept; when not, it is a bad sample."""
+    """Whether a text with more tokens is cut at its end, its special tokens kept; when not, it is a
+    bad sample."""
     pad_id: Annotated[int, Range(0, TOKEN_MAX)] | None = None
-    """The number of the padding. When not set, the one that the tokenizer.json has for padding, else that of its special
-    token [PAD] or <pad>, else 0."""
+    """The number of the padding. When not set, the one that the tokenizer.json has for padding,
+    else that of its special token [PAD] or <pad>, else 0."""
     special_tokens: bool = True
     """Whether the tokenizer adds its special tokens, such as [CLS] and [SEP]."""
 
@@ -88,9 +88,11 @@ class Lowercase(TextStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveStopwords(TextStep):
-    """Take the words of a list out of a text. A word is what stands between white space, without punctuation at its ends.
+    """Take the words of a list out of a text.
 
-    Punctuation around a word that goes stays; where nothing stays, its white space goes too, and
+    A word is the text between white space, without punctuation at its ends.
+
+    Punctuation around a removed word stays; if there is none, its white space is removed too, and
     the rest is joined by single spaces: "The cat (the old one), and a dog." without "the", "and"
     and "a" is "cat ( old one), dog.".
     """
@@ -103,7 +105,7 @@ class RemoveStopwords(TextStep):
     """The list: UTF-8, one word on each line; blank lines are ignored, and so are comments after a
     # at the beginning of a line or after white space."""
     case: Literal["ignore", "exact"] = "ignore"
-    """"ignore" compares words after ``str.lower()``, "exact" as they stand."""
+    """"ignore" compares words after ``str.lower()``, "exact" as they are."""
 
     def __post_init__(self) -> None:
         """The file."""
@@ -112,11 +114,13 @@ class RemoveStopwords(TextStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup(TextStep):
-    """Turn the words of a text into the rows of a table: float32[max_words, columns of the table] in the field ``to``.
+    """Turn the words of a text into the rows of a table.
 
-    Beside it stands ``to`` with ``_length``, int32, the number of rows that count; behind them are
-    zeros. Words are what stands between white space, without punctuation at its ends; they are
-    compared as they stand, so "lowercase" may have to come before. They replace the text.
+    The field ``to`` is float32[max_words, columns of the table].
+
+    A further field is ``to`` with ``_length``, int32, the number of rows that count; behind them
+    are zeros. Words are the text between white space, without punctuation at its ends; they are
+    compared as they are, so "lowercase" may be needed before. They replace the text.
     """
 
     op: Literal["lookup"] = "lookup"
@@ -129,7 +133,8 @@ class Lookup(TextStep):
     """The words: UTF-8, one on each line; that of row i of the table on line i, from 0. The first
     of equal words is used."""
     table: Path
-    """The table: an .npy file of float32 with two dimensions, [words, columns]. Workers map it, so that it is in memory once."""
+    """The table: an .npy file of float32 with two dimensions, [words, columns]. Workers map it, so
+    that it is in memory once."""
     max_words: Annotated[int, Range(1, WORDS_MAX)]
     """Most words of a text."""
     unknown: Literal["skip", "zeros"] = "skip"

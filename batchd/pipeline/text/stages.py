@@ -1,4 +1,6 @@
-"""The steps on text, run. Worker process. What each does exactly stands at its options, in ``text_steps``.
+"""The stages of the steps on text. Worker process.
+
+``text.options`` says what each does exactly.
 
 Libraries and files that a step needs are loaded when its stage is made.
 """

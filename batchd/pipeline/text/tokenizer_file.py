@@ -1,4 +1,6 @@
-"""The tokenizer.json of a ``tokenize`` step. Workers; the daemon and ``batchd check`` look whether it is one.
+"""The tokenizer.json of a ``tokenize`` step.
+
+Workers; the daemon and ``batchd check`` look whether it is one.
 
 The library ``tokenizers`` is imported here and nowhere else.
 
@@ -30,7 +32,10 @@ def failures_as(problem: type[StepFileInvalid | SampleUndecodable], what: str) -
 
 
 def load_tokenizer(step: Tokenize) -> tuple[Tokenizer, int]:
-    """The tokenizer as the step wants it, and the number of its padding. Raises ``StepFileInvalid``."""
+    """The tokenizer as the step wants it, and the number of its padding.
+
+    Raises ``StepFileInvalid``.
+    """
     content = read_file(step.file, TOKENIZER_BYTES_MAX)
     with failures_as(StepFileInvalid, f"{step.file} is no tokenizer.json, or it is cut"):
         tokenizer = Tokenizer.from_str(content.decode())

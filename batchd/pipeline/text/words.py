@@ -3,7 +3,7 @@
 Workers; the daemon and ``batchd check`` check the files. Needs numpy.
 
     "(Don't stop!)  2 go"   -split->   "(Don't"   "stop!)"   "2"   "go"     at white space
-                            -core-->    Don't      stop       2     go      without punctuation at the ends
+                            -core-->    Don't      stop       2     go      without punctuation
 
 A table has one vector for each word:
 
@@ -13,8 +13,8 @@ A table has one vector for each word:
     rows     int32 [n]                          the row of each; equal hashes in the order of rows
     table    the .npy file, mapped              float32 [n, columns]
 
-Both files are pages that all workers share. Each worker itself needs 16 bytes for each word, where a
-dictionary would need about 150.
+Both files are pages that all workers share. Each worker itself needs 16 bytes for each word, where
+a dictionary would need about 150.
 
 Invariant: all steps on words mean these.
 """
@@ -36,7 +36,7 @@ STOP_WORDS_BYTES_MAX = 64 << 20
 
 
 def core_of(chunk: str) -> tuple[int, int]:
-    """Where the word in a chunk without white space begins and ends; both the same where there is none."""
+    """Return start and end of the word in a chunk without white space; equal if there is none."""
     start, end = 0, len(chunk)
     while start < end and not _is_of_word(chunk[start]):
         start += 1
@@ -54,7 +54,10 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def without_words(text: str, words: frozenset[str], *, lower: bool) -> str:
-    """A text without some words, the rest joined by single spaces. ``lower``: words are compared after ``str.lower()``."""
+    """A text without some words, the rest joined by single spaces.
+
+    ``lower``: words are compared after ``str.lower()``.
+    """
     kept = []
     for chunk in text.split():
         start, end = core_of(chunk)
@@ -66,7 +69,10 @@ def without_words(text: str, words: frozenset[str], *, lower: bool) -> str:
 
 
 def read_stop_words(path: Path, *, lower: bool) -> frozenset[str]:
-    """The words of a list. Raises ``StepFileInvalid`` naming file and line where a line is no word, or there is none."""
+    """The words of a list.
+
+    Raises ``StepFileInvalid`` naming file and line where a line is no word, or there is none.
+    """
     try:
         text = read_file(path, STOP_WORDS_BYTES_MAX).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -86,7 +92,7 @@ def read_stop_words(path: Path, *, lower: bool) -> frozenset[str]:
 
 
 def _before_comment(line: str) -> str:
-    """The line up to a # that stands at its beginning or behind white space."""
+    """Return the line up to a # at its beginning or after white space."""
     for place, character in enumerate(line):
         if character == "#" and (place == 0 or line[place - 1].isspace()):
             return line[:place]
@@ -102,7 +108,10 @@ _NEWLINE, _RETURN = ord("\n"), ord("\r")
 
 
 class WordTable:
-    """Finds the rows of words. Raises ``StepFileInvalid`` for files that are not what they should be."""
+    """Finds the rows of words.
+
+    Raises ``StepFileInvalid`` for files that are not what they should be.
+    """
 
     def __init__(self, words: Path, table: Path) -> None:
         self._words = MappedFile(words)
@@ -118,7 +127,7 @@ class WordTable:
         self._hashes = hashes[self._rows]
 
     def check(self) -> None:
-        """Raise ``StepFileInvalid`` where somebody has written to a file since it was mapped."""
+        """Raise ``StepFileInvalid`` if a file was written to since it was mapped."""
         self._words.check()
         self._table.check()
 
@@ -146,7 +155,10 @@ class WordTable:
 
 
 def line_starts(memory: memoryview) -> NDArray[np.int64]:
-    """Where each line begins, and one more: where one would begin behind the last. A newline at the end begins no line."""
+    """Where each line begins, and one more: where one would begin behind the last.
+
+    A newline at the end begins no line.
+    """
     content = np.frombuffer(memory, np.uint8)
     ends = np.flatnonzero(content == _NEWLINE)
     if len(content) and content[-1] != _NEWLINE:
@@ -155,7 +167,10 @@ def line_starts(memory: memoryview) -> NDArray[np.int64]:
 
 
 def table_shape(path: Path) -> tuple[int, int, int]:
-    """(rows, columns, offset of the first number) of an .npy file of float32. Raises ``StepFileInvalid``."""
+    """(rows, columns, offset of the first number) of an .npy file of float32.
+
+    Raises ``StepFileInvalid``.
+    """
     with open_file(path) as stream:
         try:
             shape, is_fortran, dtype = _header(stream)
@@ -179,7 +194,7 @@ def table_shape(path: Path) -> tuple[int, int, int]:
 
 
 def check_word_table(words: Path, table: Path) -> None:
-    """Raise ``StepFileInvalid`` where words and table do not fit together, without reading either to its end."""
+    """Raise ``StepFileInvalid`` if words and table do not match; reads neither to its end."""
     rows, _columns, _offset = table_shape(table)
     _check_lengths(words, line_starts(MappedFile(words).memory), table, rows)
 
