@@ -28,10 +28,7 @@ LEAVE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """Limits of one kind of workers.
-
-    A kind is a way to reach them, such as processes of this host.
-    """
+    """Limits of one kind of workers, which is a way to reach them, such as local processes."""
 
     orders_max: int
     """Orders in flight: one in hand, and enough behind it that the worker never waits for the
@@ -122,10 +119,7 @@ class Fleet:
                 actions.append(SpawnWorker(self._last_number))
 
     def resize(self, places: int, now: float, *, renews: bool) -> None:
-        """Set the number of places.
-
-        Surplus workers finish their orders; with ``renews`` that is all of them.
-        """
+        """Set the number of places. Surplus workers (all, with ``renews``) finish their orders."""
         assert places > 0
         for worker in self.workers.values():
             if not worker.is_surplus and (renews or worker.place >= places):

@@ -45,10 +45,7 @@ from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 
 
 def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize]]:
-    """Plan the rings.
-
-    Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems and their lines.
-    """
+    """Plan the rings. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems."""
     kind: type[ConfigInvalid | MemoryTooSmall] = ConfigInvalid
     problems = list(reading.problems)
     rings: dict[str, RingSize] = {}
@@ -67,10 +64,7 @@ def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) ->
 
 
 def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
-    """Find further problems of a file that is wrong by itself.
-
-    Not of the memory, which is divided among all streams.
-    """
+    """Find further problems of a file that is wrong by itself, except of the memory."""
     daemon, wrong = daemon_draft(reading.data)
     problems = _daemon_problems(daemon, wrong)
     python_path = None if "python_path" in wrong else daemon.python_path or ()
@@ -173,10 +167,7 @@ def _tcp_problem(daemon: DaemonConfig) -> Problem | None:
 
 
 def _is_running(configured: Path | None) -> bool:
-    """True if a daemon runs for this configuration.
-
-    Without a directory, in any that it may choose.
-    """
+    """True if a daemon runs for this configuration, in any directory that it may use."""
     if configured is not None:
         return has_daemon(choose_runtime_directory(configured))
     return any(map(has_daemon, map(RuntimeDirectory, candidate_directories())))

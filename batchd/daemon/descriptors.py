@@ -22,10 +22,7 @@ class Selector:
         return self._epoll.fileno()
 
     def add(self, descriptor: int, callback: Callable[[], None]) -> None:
-        """Watch a descriptor. Paired with ``remove``, before it is closed.
-
-        Raises ``OSError`` if the kernel has no room.
-        """
+        """Watch a descriptor. Paired with ``remove``, before it is closed. Raises ``OSError``."""
         assert descriptor not in self._callbacks, f"descriptor {descriptor} is watched already"
         self._epoll.register(descriptor, select.EPOLLIN)
         self._callbacks[descriptor] = callback

@@ -43,10 +43,7 @@ repeatedly."""
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The trainer of a session.
-
-    ``owner``: a user of this host or another host; limits its log lines.
-    """
+    """The trainer of a session. ``owner``: its user or host, which limits its log lines."""
 
     name: str
     pid: int | None

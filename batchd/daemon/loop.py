@@ -67,10 +67,7 @@ BAD_SAMPLE_LINES_PER_MINUTE = 120
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Handles the events of the queue, and has the clock.
-
-    It gets every part open, and closes none.
-    """
+    """Handles the events of the queue, and has the clock. It opens and closes no part."""
 
     queue: Queue
     """Made first, and filled by all that is given here."""
@@ -184,10 +181,7 @@ class Loop:
             self.queue.append(WorkerObserved(worker, self.workers.note(worker)))
 
     def _allow_caches(self) -> None:
-        """Let caches fill with the memory left beside the promised rings.
-
-        Log trouble with their files.
-        """
+        """Let caches fill with memory that no ring was promised. Log trouble with their files."""
         every = different(stream.cache for stream in self.streams.values())
         for cache in every:
             if isinstance(cache, CacheOnDisk):
@@ -370,10 +364,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP through a descriptor.
-
-    The loop reads them, the handlers do nothing.
-    """
+    """SIGTERM, SIGINT and SIGHUP through a descriptor, which the loop reads."""
 
     def __init__(self, selector: Selector, callback: Callable[[int], None]) -> None:
         self.selector = selector

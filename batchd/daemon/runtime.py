@@ -50,10 +50,7 @@ class HeldDirectory:
         os.close(self._lock)
 
     def _is_ours(self) -> bool:
-        """True if it is the directory that was locked.
-
-        After its removal another daemon may have made one of the same name.
-        """
+        """True if it is the locked directory, not another of its name made after its removal."""
         try:
             return os.path.samestat(self.names.lock_path.lstat(), os.fstat(self._lock))
         except OSError:
@@ -118,10 +115,7 @@ def _obstacle(path: Path) -> int | None:
 
 
 def has_daemon(names: RuntimeDirectory) -> bool:
-    """True if a daemon runs in the directory, or may.
-
-    It may if the directory is closed to this user, or the daemon is stopped.
-    """
+    """True if a daemon runs in the directory, or may: it is closed to this user, or stopped."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as asking:
         try:
             answer = asking.connect_ex(os.fspath(names.lifeline_path))

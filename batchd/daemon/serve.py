@@ -79,10 +79,7 @@ OnProgress: TypeAlias = Callable[[str, int], None]
 
 
 class Reservation:
-    """Makes the slots of all rings before the daemon is ready.
-
-    ``is_wanted`` False: slots are made on demand, so nothing is to be done.
-    """
+    """Makes all slots before the daemon is ready. ``is_wanted`` False: on demand instead."""
 
     def __init__(self, state: DaemonState, enqueue: Callable[[Event], None], *, is_wanted: bool) -> None:
         self.is_complete = not is_wanted
@@ -123,10 +120,7 @@ class Assembly:
         return Service(notifier, self._daemon.worker_count())
 
     def workers(self, enqueue: Enqueue, launched: Linked | None) -> WorkerProcesses:
-        """Start the workers, while sources are scanned.
-
-        ``launched``: their fork server, if it was started already.
-        """
+        """Start the workers, while sources are scanned. ``launched``: their fork server, if any."""
         workers = WorkerProcesses(self.selector, enqueue, launched)
         self._stack.callback(lambda: workers.close(WORKERS_END_S))
         with suppress(OSError):  # it is tried again, and said, when the loop wants the first worker
@@ -272,10 +266,7 @@ _LACKING = {
 
 
 def serve(config: Config, options: ServeOptions) -> None:
-    """Serve until SIGTERM, SIGINT or the end of the lifeline.
-
-    Raises ``BatchdError`` if the daemon cannot start or continue.
-    """
+    """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError``."""
     try:
         _serve(config, options)
     except OSError as error:

@@ -92,10 +92,7 @@ class ServedStream:
         return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
 
     def provide_cache(self, others: Iterable["ServedStream"]) -> None:
-        """Join the cache of one of the ``others``, or make one, if the stream wants one.
-
-        Raises ``OSError``.
-        """
+        """Join the cache of one of the ``others``, or make one, if wanted. Raises ``OSError``."""
         spec = self.cache_spec
         if spec is None:
             return
@@ -115,10 +112,7 @@ class ServedStream:
             cache.resize(spec.budget_bytes)
 
     def close(self) -> None:
-        """Close the index, the mailbox and the cache.
-
-        Workers and producers keep their own descriptors.
-        """
+        """Close index, mailbox and cache. Workers and producers keep theirs."""
         os.close(self.index_descriptor)
         if self.cache is not None:
             self.cache.leave()
@@ -136,10 +130,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     *,
     python_path: Sequence[Path] = (),
 ) -> ServedStream:
-    """Scan the source and derive the rest.
-
-    Raises ``SourceInvalid`` with the stream and the reason.
-    """
+    """Scan the source and derive the rest. Raises ``SourceInvalid``, naming the stream."""
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
         index = scan(config.source)

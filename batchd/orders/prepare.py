@@ -31,10 +31,7 @@ class PrepareStream(Message):
 
 @message(45)
 class WriteShard(Message):
-    """Write samples ``first`` to ``first + count`` into the file ``name``.
-
-    Leave out ``skipped``.
-    """
+    """Write samples ``first`` to ``first + count``, except ``skipped``, into the file ``name``."""
 
     name: str
     first: int
@@ -53,10 +50,7 @@ class SampleLeftOut(Message):
 
 @message(47)
 class ShardWritten(Message):
-    """The current shard is written completely, as its name with ``.unfinished`` appended.
-
-    It has ``samples`` in ``shard_bytes`` bytes.
-    """
+    """The current shard is written, as NAME.unfinished: ``samples`` in ``shard_bytes`` bytes."""
 
     samples: int
     shard_bytes: int

@@ -49,10 +49,7 @@ OUT_OF_MEMORY_STATUS = 12
 
 @message(30)
 class Ready(Message):
-    """The worker has finished its imports and takes orders.
-
-    ``decoders``: their names and versions.
-    """
+    """The worker has finished its imports. ``decoders``: their names and versions."""
 
     decoders: str
 
@@ -186,10 +183,7 @@ class StreamMeasured(Message):
 
 @message(36)
 class Quarantine(Message):
-    """These samples killed workers: treat them as bad, without decoding them.
-
-    Adds to earlier ones.
-    """
+    """These samples, too, killed workers: treat them as bad, without decoding them."""
 
     stream: int
     samples: list[int]
@@ -239,10 +233,7 @@ TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunkFilled)
 
 @message(57)
 class Fork(Message):
-    """Start ``worker``.
-
-    Travels with two writable descriptors: its end of its channel, and its note.
-    """
+    """Start ``worker``. Travels with its end of its channel, and its note, both writable."""
 
     worker: int
 

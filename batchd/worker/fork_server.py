@@ -29,10 +29,7 @@ class ForkedWorker(NamedTuple):
 
 
 def serve_forks(channel: socket.socket) -> ForkedWorker | None:
-    """Fork workers until the daemon is gone.
-
-    Returns once in each worker, and None in the fork server itself.
-    """
+    """Fork workers until the daemon is gone. Returns None then, and a value in each worker."""
     _share_what_is_there()
     try:
         while True:
@@ -61,10 +58,7 @@ def _share_what_is_there() -> None:
 
 
 def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> int:
-    """Fork; return 0 in the worker.
-
-    Otherwise report the outcome to the daemon, and close the descriptors here.
-    """
+    """Fork; 0 in the worker. Else report to the daemon, and close the descriptors here."""
     try:
         pid = children.fork()
     except OSError as error:

@@ -254,10 +254,7 @@ class WorkerStream:
         return reason
 
     def _treat(self, epoch: int, row: int, sample: int, fields: Row) -> bool:
-        """Fill a bad sample's row by the stream's policy.
-
-        False if the policy finds no sample for it.
-        """
+        """Fill a bad sample's row by the stream's policy; False if no sample is left."""
         if self._on_error == "substitute":
             for attempt in range(1, SUBSTITUTES_MAX + 1):
                 other = sample if self._maker.is_live else self._plan.substitute(epoch, sample, attempt)

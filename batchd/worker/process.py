@@ -28,10 +28,7 @@ THREAD_VARIABLES = (
 
 
 def limit_threads() -> None:
-    """Limit the thread pools of numerical libraries to one thread, before they are imported.
-
-    There is one process for each core.
-    """
+    """Limit numerical libraries, before their import, to one thread: each core has a process."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

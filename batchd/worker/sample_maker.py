@@ -112,10 +112,7 @@ class SampleMaker:
             self._stopwatch.waited()
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
-        """Return the values of a sample, without a row.
-
-        Raises ``BAD``, and the errors of all samples: see ``fill``.
-        """
+        """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
 
     def fill(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
@@ -138,10 +135,7 @@ class SampleMaker:
         return None
 
     def keep_known(self, sample: int, row: Row) -> None:
-        """Write the known fields of a bad sample into ``row``.
-
-        All others get zeros, or the fill value of a padded field.
-        """
+        """Write a bad sample's known fields; all others get zeros, or their padding."""
         self._pipeline.keep(self._reader.known(sample), row)
 
     def shown_name(self, sample: int) -> str:
@@ -165,8 +159,5 @@ class SampleMaker:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """The beginning of a text, as UTF-8 of at most ``bytes_max`` bytes.
-
-    Odd characters are escaped.
-    """
+    """The first ``bytes_max`` bytes of a text as UTF-8; odd characters are escaped."""
     return text.encode("utf-8", "backslashreplace")[:bytes_max].decode("utf-8", "ignore")

@@ -68,10 +68,7 @@ SECRET_BYTES = 16
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One trainer, from its lifeline's first byte to its end.
-
-    ``connection`` is set once the trainer has opened the ZeroMQ side.
-    """
+    """One trainer, until its lifeline ends. ``connection``: its ZeroMQ side, once it is open."""
 
     number: int
     lifeline: socket.socket
@@ -99,10 +96,7 @@ class Session:
 
 
 class LocalDoor:
-    """Owns both sockets.
-
-    ``writable_slots``: trainers that ask for it get slots they can map writable.
-    """
+    """Owns both sockets. ``writable_slots``: trainers may ask for slots to map writable."""
 
     name = "local"
     sockets = ()
@@ -234,10 +228,7 @@ class LocalDoor:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, number: int, message: Message) -> None:
-        """Send over ZeroMQ; drop the message if the trainer is gone.
-
-        A trainer that never reads is disconnected.
-        """
+        """Send over ZeroMQ, unless the trainer is gone. One that never reads is disconnected."""
         session = self._by_number.get(number)
         if session is not None and session.connection is not None and not session.is_disconnected:
             self._send_to(session.connection, message, session)
@@ -245,10 +236,7 @@ class LocalDoor:
     answer = send
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:  # noqa: ARG002  its trainer knows it
-        """Send the handle of a lease.
-
-        The memory of its slot is sent first if the trainer does not have it yet.
-        """
+        """Send the handle of a lease, and before that the memory of a new slot."""
         session = self._by_number.get(grant.session)
         if session is not None and not session.is_disconnected and grant.slot not in session.slots:
             self._share_slot(session, grant.slot)
@@ -276,10 +264,7 @@ class LocalDoor:
             os.close(writable)
 
     def withdraw_slots(self, slots: Sequence[int]) -> None:
-        """Ask trainers to unmap slots whose memory is freed.
-
-        A trainer that does not read its lifeline is not forced to.
-        """
+        """Ask trainers to unmap freed slots. One that does not read its lifeline may keep them."""
         for session in self._by_number.values():
             known = session.slots.intersection(slots)
             session.slots -= known
@@ -303,10 +288,7 @@ class LocalDoor:
             return None
 
     def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
-        """Hand a producer a stream's mailbox, once.
-
-        It is on this host and may connect, so it may write.
-        """
+        """Hand a producer a stream's mailbox, once. It may connect, so it may write."""
         session = self._by_number.get(number)
         if session is None or session.is_disconnected or stream in session.mailboxes:
             return
@@ -436,10 +418,7 @@ class LocalDoor:
             return  # its end of file is the next thing to hear
 
     def _disconnect(self, session: Session, fault: str) -> None:
-        """Disconnect a trainer.
-
-        It lives and may still read its slots: only the end of its lifeline ends its leases.
-        """
+        """Disconnect a trainer. Its leases last until its lifeline ends: it may still read."""
         if session.is_disconnected:
             return
         if self._once_per_minute.allows(f"disconnected {session.pid}"):

@@ -74,10 +74,7 @@ class ZmtpConnection:
     """
 
     def __init__(self, selector: Selector, wire: socket.socket, heard: Callable[["ZmtpConnection"], None]) -> None:
-        """Take the socket over.
-
-        Raises ``OSError`` if it cannot be watched; then it still belongs to the caller.
-        """
+        """Take the socket over. Raises ``OSError``, and then it still is the caller's."""
         self.is_over = False
         self._selector = selector
         self._wire = wire
@@ -108,10 +105,7 @@ class ZmtpConnection:
             self._forget_unsent()
 
     def send(self, message: bytes) -> bool:
-        """Send a message of one frame.
-
-        Returns False, and sends nothing, if the peer leaves too many messages unread.
-        """
+        """Send a message of one frame; False, unsent, if the peer leaves too many unread."""
         if len(message) <= SHORT_BYTES_MAX:
             return self._write(bytes((0, len(message))) + message)
         return self._write(bytes((LONG,)) + len(message).to_bytes(8) + message)
@@ -130,10 +124,7 @@ class ZmtpConnection:
         self._said += data
 
     def take(self) -> list[bytes] | None:
-        """Return the frames of the next message, or None if none is whole.
-
-        Raises ``NotUnderstood``; then the caller closes the connection.
-        """
+        """Frames of the next message; None if none is whole. Raises ``NotUnderstood``: close it."""
         if not self._is_greeted and not self._take_greeting():
             return None
         while (frame := self._take_frame()) is not None:

@@ -43,10 +43,7 @@ class CacheUnusable(OSError):  # noqa: N818  names what is wrong
 
 
 class CacheOnDisk(SharedCache):
-    """One cache on disk.
-
-    Raises ``CacheUnusable``, and ``OSError`` if the kernel has no memory for its index.
-    """
+    """One cache on disk. Raises ``CacheUnusable``, and ``OSError`` without memory."""
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__(spec)
@@ -90,10 +87,7 @@ class CacheOnDisk(SharedCache):
             self._tell(one)
 
     def close(self) -> None:
-        """Release the file and its lock.
-
-        Other descriptors keep their files until they are closed.
-        """
+        """Release the file and its lock. Other descriptors stay open."""
         super().close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -165,10 +159,7 @@ def tell_unwanted(wanted: set[Path]) -> None:
 
 
 def _locked_file(path: Path, spec: CacheSpec) -> int:
-    """Open and lock the file of a cache, with a valid header.
-
-    Raises ``CacheUnusable`` and ``OSError``.
-    """
+    """Open and lock a cache file, with a valid header. Raises ``CacheUnusable``, ``OSError``."""
     problem = folder_problem(path.parent)
     if problem is not None:
         raise CacheUnusable(problem)
@@ -186,10 +177,7 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
 
 
 def file_problem(spec: CacheSpec) -> str | None:
-    """Say why a cache file cannot be used, without making, locking or changing it.
-
-    None if it can.
-    """
+    """Say why a cache file cannot be used, without changing it; None if it can."""
     path = cache_path(spec)
     try:
         status = path.lstat()

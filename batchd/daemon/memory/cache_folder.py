@@ -28,10 +28,7 @@ BLOCK_BYTES = 512
 
 
 class CacheFile(NamedTuple):
-    """A cache file in a folder.
-
-    ``in_use``: a daemon fills it; None if it cannot be opened to find out.
-    """
+    """A cache file. ``in_use``: a daemon fills it; None if it cannot be opened to find out."""
 
     path: Path
     disk_bytes: int
@@ -63,10 +60,7 @@ def folder_problem(folder: Path) -> str | None:
 
 
 def cache_problems(config: Config) -> list[Problem]:
-    """Problems of the caches of a configuration: pipelines, folders, conflicting sizes.
-
-    No cache is opened.
-    """
+    """Problems of a configuration's caches (pipelines, folders, sizes), without opening any."""
     problems = []
     sizes: dict[tuple[str, Path], tuple[str, int | None]] = {}
     for name, stream in config.streams.items():

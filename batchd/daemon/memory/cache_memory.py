@@ -148,10 +148,7 @@ class CacheMemory(SharedCache):
 
 
 def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
-    """The cache that a stream wants, or None.
-
-    Raises ``SourceInvalid`` if its budget has no room for samples.
-    """
+    """The cache that a stream wants, or None. Raises ``SourceInvalid`` if it is too small."""
     config = plan.config
     if config.cache == "off":
         return None
@@ -176,10 +173,7 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
 
 
 def decoders() -> list[str]:
-    """Versions of the decoding and resizing libraries, which also decide pixels.
-
-    Found without loading them.
-    """
+    """Versions of decoders and resizers, which decide pixels; found without loading them."""
     found = [f"batchd {__version__}", f"content {CONTENT_VERSION}"]
     for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy"):
         with suppress(PackageNotFoundError):

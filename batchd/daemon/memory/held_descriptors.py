@@ -85,10 +85,7 @@ class BlankSlots:
         return len(self._blanks)
 
     def take(self) -> Blank:
-        """Return a blank for a new slot.
-
-        Raises ``OSError`` if there is none and none can be made.
-        """
+        """Return a blank for a new slot. Raises ``OSError`` if none can be made."""
         try:
             blank = self._blanks.pop() if self._blanks else make_blank(self._mapped_bytes)
         except OSError as error:
@@ -100,10 +97,7 @@ class BlankSlots:
         return blank
 
     def give_back(self, blank: Blank) -> None:
-        """Take back a blank that became no slot, and free its memory.
-
-        It is kept if it was held before.
-        """
+        """Take back a blank that became no slot; free its memory, and keep it if it was held."""
         self._count += 1
         if len(self._blanks) < self._count:
             os.ftruncate(blank.writable, 0)
@@ -140,10 +134,7 @@ class BlankSlots:
 
 
 def make_blank(mapped_bytes: int = 0) -> Blank:
-    """Make a blank, mapped if ``mapped_bytes`` is not 0.
-
-    Raises ``OSError``, and then makes nothing.
-    """
+    """Make a blank, mapped if ``mapped_bytes`` is not 0. Raises ``OSError``."""
     writable = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(writable, 0o600)
@@ -198,10 +189,7 @@ class DescriptorPlan:
         return min(self.slots, max(free - self.connections, free // 2)) // self.per_slot
 
     def shortage(self) -> str | None:
-        """Say what is short if all streams and trainers take everything.
-
-        None if there is enough.
-        """
+        """Say what is short if streams and trainers take everything; None if there is enough."""
         need = self.own + self.slots + self.connections
         if need <= self.limit:
             return None
@@ -211,10 +199,7 @@ class DescriptorPlan:
         )
 
     def refusal(self, streams: int) -> Problem | None:
-        """Say why the daemon cannot start.
-
-        None if each stream gets two slots, and trainers as much.
-        """
+        """Say why the daemon cannot start: fewer than two slots per stream, and as many others."""
         need = self.own + 2 * SLOTS_MIN * self.per_slot * streams
         if need <= self.limit:
             return None

@@ -132,10 +132,7 @@ class SlotPool:
         return sum(self._bytes.values())
 
     def close(self) -> None:
-        """Release every slot.
-
-        A process that has one mapped keeps its pages until it unmaps them.
-        """
+        """Release every slot. Pages last until each process has unmapped them."""
         self._blanks.close()
         while self.free_some():
             pass

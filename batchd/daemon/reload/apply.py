@@ -84,10 +84,7 @@ class ReloadApplier:
         return len(known.delivery.ring.slots) if known is not None else 0
 
     def apply(self, document: dict[str, Any], descriptors: Descriptors) -> str:
-        """Put a document into force; return a summary for users.
-
-        Raises ``OSError``, and then changes nothing.
-        """
+        """Put a document into force; a summary for users. Raises ``OSError``, without a change."""
         before = self._numbers
         made = self._streams(document["streams"], descriptors)
         code = code_in(made)
@@ -143,10 +140,7 @@ class ReloadApplier:
         return keys if document["workers"] == self.workers_wanted else [key for key in keys if key != "workers"]
 
     def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
-        """Make all streams, or none.
-
-        Descriptors are taken out of ``descriptors`` by their new owners.
-        """
+        """Make all streams, or none; they take their descriptors out of ``descriptors``."""
         made: list[ServedStream] = []
         try:
             for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
@@ -159,10 +153,7 @@ class ReloadApplier:
         return made
 
     def _limit(self, document: dict[str, Any], slots_kept: int) -> None:
-        """Apply the limits of sessions, slots and storage.
-
-        ``slots_kept`` stay; the others are to be made.
-        """
+        """Limit sessions, slots and storage. ``slots_kept`` stay; the others are to be made."""
         limits = StorageLimits(*document["storage"]).to_wire()
         if any(stream.message.storage != limits for stream in self.streams.values()):
             for stream in self.streams.values():

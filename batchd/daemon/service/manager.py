@@ -57,10 +57,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> Self:
-        """Take the service manager's variables out of the environment.
-
-        Ignore another process's watchdog.
-        """
+        """Take the service manager's variables away; ignore another process's watchdog."""
         address = environment.pop(SOCKET_VARIABLE, None)
         interval_us = environment.pop(WATCHDOG_VARIABLE, "")
         watched = environment.pop(WATCHDOG_PID_VARIABLE, "") in {"", str(os.getpid())}
@@ -156,10 +153,7 @@ class Service:
             self.notifier.progressed()
 
     def rescanned(self, stream: str, found: int) -> None:
-        """Report the same for a reload.
-
-        The loop feeds the watchdog then; it does not wait for the scan.
-        """
+        """The same for a reload, whose scan is in another process: no watchdog."""
         self._scan_goes_on(stream, found)
 
     def _scan_goes_on(self, stream: str, found: int) -> bool:
@@ -248,10 +242,7 @@ class Service:
         _log.info("ready", workers=state.fleet.ready)
 
     def _samples_per_s(self, statistics: DaemonStatistics, now: float) -> float:
-        """Samples per second that trainers got since the last report.
-
-        A stream that is gone takes its count with it.
-        """
+        """Samples per second since the last report, without streams that are gone."""
         delivered = {stream.number: stream.delivered_samples for stream in statistics.streams}
         samples = sum(count - self._delivered.get(number, 0) for number, count in delivered.items())
         passed_s = now - self._counted_s

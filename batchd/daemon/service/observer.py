@@ -148,10 +148,7 @@ class ObserverProcess:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Close the socket and end the observer.
-
-        The end of its lifeline, which ends with the sessions, has told it to end.
-        """
+        """Close the socket and end the observer, which the end of its lifeline has told to end."""
         self._door.close()
         if self._child is not None:
             self._selector.remove(self._child.pidfd)
@@ -211,10 +208,7 @@ class ObserverProcess:
         self._put_off("observer ended", pid=pid, status=status)
 
     def _put_off(self, event: str, **facts: object) -> None:
-        """Retry later, at first soon.
-
-        An observer that lived for a while has not failed at its start.
-        """
+        """Retry later; soon again after an observer that lived for a while."""
         now = monotonic()
         if now - self._started_s > PAUSE_MAX_S:
             self._pause_s = PAUSE_FIRST_S

@@ -60,10 +60,7 @@ _FAILED = b"500"
 
 
 class Authenticator:
-    """Answers ZeroMQ's requests.
-
-    The loop polls ``socket`` and calls ``answer`` when it is readable.
-    """
+    """Answers ZeroMQ's requests: call ``answer`` when ``socket`` is readable."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyDirectory, rate: HandshakeRate | None = None

@@ -57,10 +57,7 @@ _log = structlog.get_logger()
 
 
 class HeldDescriptor:
-    """Keeps the file behind a descriptor open.
-
-    It needs no free number, since it keeps a spare descriptor.
-    """
+    """Keeps the file behind a descriptor open, on a spare descriptor that it owns."""
 
     def __init__(self) -> None:
         self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -73,10 +70,7 @@ class HeldDescriptor:
 
     @contextmanager
     def on(self, descriptor: int) -> Iterator[socket.socket | None]:
-        """Yield the socket that this number names now; None if it is none.
-
-        It stays open until the end of the block.
-        """
+        """Yield the socket that this number names now, kept open; None if it is none."""
         try:
             os.dup2(descriptor, self._spare, inheritable=False)
         except OSError:
@@ -118,10 +112,7 @@ class _Connection:
 
 
 class ConnectionGuard:
-    """All TCP connections, by descriptor.
-
-    Those in ``sessions`` are sessions, the others are pending.
-    """
+    """All TCP connections, by descriptor. Those that are not in ``sessions`` are pending."""
 
     def __init__(self, sessions: Container[int], pending_max: int) -> None:
         self.closed = 0
@@ -185,10 +176,7 @@ class ConnectionGuard:
             connection.number.detach()
 
     def count_message(self, descriptor: int, wire_bytes: int, frames: int) -> bool:
-        """Count a message that was read; True if it is to be handled.
-
-        Messages of a connection that was shut down are dropped.
-        """
+        """Count a message that was read; False if its connection was shut down: drop it."""
         connection = self._connections.get(descriptor)
         if connection is None:
             return True

@@ -222,10 +222,7 @@ class Parcels:
         return whole.data
 
     def close(self) -> None:
-        """Stop watching.
-
-        ZeroMQ must be closed before; mappings end with the last frame that uses them.
-        """
+        """Stop watching, after ZeroMQ is closed. Mappings end with the last frame."""
         self._selector.remove(self._alarm)
         self._under_way.clear()
         self._gone.clear()

@@ -122,10 +122,7 @@ class KeyDirectory:
             return None if folder is None else self._daemon_key(folder)
 
     def make_daemon_key(self) -> tuple[str, str]:
-        """Make the daemon's key if there is none.
-
-        An existing key stays, because its trainers know it.
-        """
+        """Make the daemon's key, unless there is one, which its trainers know."""
         with self._changing() as folders:
             return self._daemon_key(folders.keys) or self._make_daemon_key(folders.keys)
 
@@ -150,10 +147,7 @@ class KeyDirectory:
         return ConnectionKey(name, daemon, public, secret)
 
     def revoke(self, name: str) -> None:
-        """Remove the key of one trainer.
-
-        Raises ``KeysInvalid``, with the known names, if there is none.
-        """
+        """Remove one trainer's key. Raises ``KeysInvalid``, with the known names."""
         file = _file_name(name)
         with _naming(self.path), _opened_directory(self.path) as keys, self._trainers_folder(keys) as folder:
             files = [] if folder is None else self._files(folder)
@@ -167,10 +161,7 @@ class KeyDirectory:
                 os.fsync(folder)
 
     def trainers(self) -> list[TrainerKey]:
-        """The keys of all trainers, by name.
-
-        Raises ``BatchdError`` if the directory cannot be read.
-        """
+        """All trainers' keys, by name. Raises ``BatchdError`` if they cannot be read."""
         return self._survey()[0]
 
     def damaged(self) -> dict[Path, str]:
@@ -178,20 +169,14 @@ class KeyDirectory:
         return self._survey()[1]
 
     def find(self, public: str) -> TrainerKey | None:
-        """Return the key with this public part, or None.
-
-        Raises ``BatchdError`` if the directory cannot be read.
-        """
+        """Return the key with this public part, or None. Raises ``BatchdError``."""
         trainers, damaged = self._survey()
         for path, reason in damaged.items():
             self._complain(path, reason)
         return next((trainer for trainer in trainers if trainer.public == public), None)
 
     def holds(self, name: str, public: str) -> bool:
-        """True if this is still the key of that name; False if that cannot be read.
-
-        Raises nothing.
-        """
+        """True if this is still the key of that name. Raises nothing; False if unreadable."""
         file = _file_name(name)
         if not KEY_NAME.fullmatch(name):
             return False
@@ -223,10 +208,7 @@ class KeyDirectory:
         return found, damaged
 
     def _trainer(self, folder: int, file: str) -> TrainerKey:
-        """Read one trainer's key, unless its file is unchanged.
-
-        Raises ``OSError`` or ``ValueError``.
-        """
+        """Read one trainer's key, if its file changed. Raises ``OSError`` or ``ValueError``."""
         path = self._trainer_path(file)
         before = self._read_before.pop(file, None)
         if before is not None and before[0] == _stamp(os.stat(path.name, dir_fd=folder, follow_symlinks=False)):
@@ -340,10 +322,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | None]:
-    """Open a directory that only its owner may write to; None if there is none.
-
-    In ``parent`` no link is followed.
-    """
+    """Open a directory that only its owner may write to, not by a link in ``parent``; or None."""
     try:
         if parent is None:
             descriptor = os.open(path, _DIRECTORY_FLAGS)
@@ -463,10 +442,7 @@ def open_keys(configured: Path | None) -> KeyDirectory:
 
 
 class CredentialKeys(KeyDirectory):
-    """The copies that systemd made.
-
-    A command that would change them fails with the right directory.
-    """
+    """The copies that systemd made. A change is refused, naming the right directory."""
 
     _daemon_file = f"{PREFIX}{DAEMON_FILE}"
     _refused_mode = ANY_ACCESS & ~GROUP_READS

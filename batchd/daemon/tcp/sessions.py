@@ -451,10 +451,7 @@ class TcpDoor:
         self._send(session, Joined(), self._connect(session, routing, frame))
 
     def _clear_descriptor(self, frame: zmq.Frame) -> None:
-        """End the former session of this descriptor now.
-
-        A later report of its end would end the new one.
-        """
+        """End the former session of this descriptor now, not when its end is reported later."""
         self.note_ends()
         former = self._sessions.on(frame.get(zmq.SRCFD))
         if former is not None:

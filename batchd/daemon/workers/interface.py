@@ -17,10 +17,7 @@ from batchd_wire.codec import Message
 
 
 class Workers(Protocol):
-    """Workers by number; no number is given twice.
-
-    A call about a worker that is gone does nothing.
-    """
+    """Workers by number, never given twice. A call about one that is gone does nothing."""
 
     kind: WorkerKind
     decoders: str

@@ -86,10 +86,7 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Starts workers and exchanges messages with them.
-
-    ``enqueue`` gets the events, as soon as ``selector`` is dispatched.
-    """
+    """Starts workers, sends messages, and enqueues events when ``selector`` is dispatched."""
 
     kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0)
 
@@ -105,10 +102,7 @@ class WorkerProcesses:
         """Dead workers without a replacement: a replacement is logged, the first start is not."""
 
     def spawn(self, number: int) -> None:
-        """Start worker ``number``, unless it was started early.
-
-        Raises ``OSError``, and then there is none.
-        """
+        """Start worker ``number``, unless it was started early. Raises ``OSError``."""
         if number in self._processes:
             return
         with ExitStack() as until_done, ExitStack() as where_it_fails:
@@ -130,10 +124,7 @@ class WorkerProcesses:
         self._processes[number] = process
 
     def send(self, number: int, message: Message, *descriptors: int) -> None:
-        """Send a message without waiting.
-
-        The pidfd reports a worker that is gone; one that does not read is killed.
-        """
+        """Send without waiting. A worker that does not read is killed."""
         process = self._processes.get(number)
         if process is None:
             return
@@ -156,10 +147,7 @@ class WorkerProcesses:
             self._forks.kill("it has not started a worker that it was asked for")
 
     def dismiss(self, number: int) -> None:
-        """Dismiss a worker without orders: it sees the end of its channel.
-
-        ``WorkerGone`` follows.
-        """
+        """Dismiss a worker without orders by closing its channel. ``WorkerGone`` follows."""
         process = self._processes.get(number)
         if process is not None:
             process.is_dismissed = True
@@ -222,10 +210,7 @@ class WorkerProcesses:
         self._receive(process)
 
     def _receive(self, process: _Process) -> bool:
-        """Read the next message of a worker; False if there is none.
-
-        Further messages are read after those of other workers.
-        """
+        """Read one message, so that workers take turns; False if there is none."""
         try:
             message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
         except BlockingIOError:
@@ -273,10 +258,7 @@ class WorkerProcesses:
         self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
 
     def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
-        """Return (killed by another process, killed for lack of memory).
-
-        If neither, it crashed or this daemon killed it.
-        """
+        """(killed by another process, killed for lack of memory); neither: its or our doing."""
         before, self._oom_kills = self._oom_kills, oom_kills()
         if status is None:
             return not process.is_killed, False
@@ -313,10 +295,7 @@ class ForkServer:
         failed: Callable[[int, str], None],
         launched: Linked | None = None,
     ) -> None:
-        """``launched``: the first fork server, if it was started already.
-
-        This object owns it from now on.
-        """
+        """``launched``: the first fork server, if there is one; this object owns it then."""
         self._selector = selector
         self._forked = forked
         self._failed = failed
@@ -348,10 +327,7 @@ class ForkServer:
         self._asked[worker] = spare
 
     def reap(self, pid: int) -> None:
-        """Let a dead worker be reaped, once its status is read.
-
-        One that has outlived its fork server is reaped by init.
-        """
+        """Reap a dead worker, once its status is read. init reaps one without a fork server."""
         if pid in self._children:
             self._children.remove(pid)
             with suppress(ChannelClosed, BlockingIOError):  # it is reaped at the fork server's end
