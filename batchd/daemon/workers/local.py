@@ -117,7 +117,7 @@ class WorkerProcesses:
             os.posix_fallocate(note, 0, NOTE_BYTES)
             memory = mmap.mmap(note, NOTE_BYTES)
             process = _Process(number, ours, memory)
-            self._selector.add(ours.fileno(), lambda: self._hear(process))
+            self._selector.add(ours.fileno(), lambda: self._on_message(process))
             where_it_fails.callback(self._selector.remove, ours.fileno())
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
@@ -206,7 +206,7 @@ class WorkerProcesses:
         self._forget(process)
         self._enqueue(WorkerGone(number, "it could not be started", None))
 
-    def _hear(self, process: _Process) -> None:
+    def _on_message(self, process: _Process) -> None:
         self._receive(process)
 
     def _receive(self, process: _Process) -> bool:
